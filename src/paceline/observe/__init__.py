@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at a run: read its event logs, follow it live, draw its figures, write its report.
+
+::
+
+    log       RunLog and WorkerLog: what the files say
+    read      log files -> RunLog
+    curves    RunLog -> points to draw (loss by samples, loss by time, bytes)
+    summary   RunLog -> the numbers of a run on one line, and what to worry about
+    canvas    the look of every picture
+    figures   points -> pictures (needs the extra `paceline[report]`)
+    page      numbers and pictures -> one HTML page
+    report    directories -> report.html and the pictures beside it
+    live      log files that still grow -> numbers for a progress line
+
+Nothing here is imported by the code that trains.
+"""
+
+from __future__ import annotations
+
+from .log import RunLog, WorkerLog
+from .read import LogError, read_run, read_runs
+from .report import ExtraTable, write_report
+
+__all__ = [
+    "ExtraTable",
+    "LogError",
+    "RunLog",
+    "WorkerLog",
+    "read_run",
+    "read_runs",
+    "write_report",
+]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The look of every figure: colours, fonts, units of an axis, legends that hide nothing.
+
+Colours are Okabe and Ito's, which the colour-blind tell apart. Ink and grid have colours of their
+own that appear nowhere else, so that the page can replace them and be read in the dark as well.
+matplotlib is imported here, when the first figure is drawn, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PacelineError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#a6761d")
+COMPUTE, WAIT, EXCHANGE = "#0072b2", "#e69f00", "#cc79a7"
+INK, GRID = "#24292e", "#d4d8dd"
+WIDTH_IN = 8.0
+LEGEND_LETTERS = 88  # of one legend line at this width and font
+
+STYLE: Any = {
+    "font.size": 11,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.linewidth": 2.2,
+    "legend.frameon": False,
+    "savefig.dpi": 160,
+    "svg.fonttype": "path",
+}
+
+
+class MissingExtraError(PacelineError, ImportError):
+    """A library that only the report needs is not installed."""
+
+
+def style() -> AbstractContextManager[Any]:
+    """The house style, for as long as the `with` lasts; the user's own settings are untouched."""
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise MissingExtraError(
+            "the report's figures need matplotlib, which is not installed: "
+            'pip install "paceline[report]"'
+        ) from error
+    return rc_context(STYLE)
+
+
+def new_figure(height_in: float) -> Figure:
+    """An empty figure. Without pyplot: no global state, no window, no display needed."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+
+
+def colour(turn: int) -> str:
+    """The colour of the `turn`-th line."""
+    return COLOURS[turn % len(COLOURS)]
+
+
+def legend_above(figure: Figure, axes: Axes) -> None:
+    """A legend above everything, in as many columns as its labels leave room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        longest = max(len(label) for label in labels)
+        columns = max(1, min(len(labels), LEGEND_LETTERS // (longest + 6)))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+
+
+def short_counts(axes: Axes) -> None:
+    """Write 250,000 under the axis as 250k."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a span of time reads well, as seconds a unit and its name."""
+    if seconds < 300:
+        return 1.0, "s"
+    return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """The unit in which a number of bytes reads well, as bytes a unit and its name."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if most >= scale:
+            return scale, unit
+    return 1.0, "B"

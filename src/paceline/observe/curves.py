@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points to draw: what a run's logs say, as arrays of x and y.
+
+Samples are counted over all workers. A worker knows only its own count, so the count of the
+others at the moment of a value is interpolated between their own events; all clocks start when
+the workers attach together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .log import Exchange, RunLog, Value, WorkerLog
+
+Points = npt.NDArray[np.float64]
+
+MANY_POINTS = (
+    60  # a curve of more points than this is noise around a mean, not a row of measurements
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure, in the order of x."""
+
+    name: str
+    unit: str  # of x: "samples", "minibatches" or "seconds"
+    x: Points  # (points,)
+    y: Points  # (points,)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the curve wants a running mean rather than markers."""
+        return len(self.x) > MANY_POINTS
+
+
+def losses(run: RunLog) -> list[str]:
+    """Names of the values that are losses; all names where none says so."""
+    names = run.value_names
+    return [name for name in names if "loss" in name.lower()] or names
+
+
+def by_time(run: RunLog, name: str) -> Curve:
+    """A value over seconds since attach."""
+    values = [v for worker in run.workers for v in worker.values if v.name == name]
+    return _curve(name, "seconds", np.array([v.at_s for v in values]), values)
+
+
+def counts_samples(run: RunLog) -> bool:
+    """Whether every worker of the run counted its samples."""
+    return all(worker.samples is not None for worker in run.workers)
+
+
+def by_samples(run: RunLog, name: str, counted: bool = True) -> Curve:
+    """A value over the samples done by all workers, or over minibatches where not `counted`."""
+    values = [v for worker in run.workers for v in worker.values if v.name == name]
+    at_s = np.array([v.at_s for v in values])
+    total = np.zeros(len(values))
+    for worker in run.workers:
+        times, counts = _progress(worker, counted)
+        total += np.interp(at_s, times, counts)
+    return _curve(name, "samples" if counted else "minibatches", total, values)
+
+
+def bytes_by_time(run: RunLog) -> Curve:
+    """Bytes sent by all workers together, over seconds since attach."""
+    lines = sorted((line.at_s, line.bytes) for w in run.workers for line in w.exchanges)
+    x = np.array([0.0, *(at_s for at_s, _ in lines)])
+    y = np.cumsum([0.0, *(float(sent) for _, sent in lines)])
+    return Curve("bytes", "seconds", x, y)
+
+
+def smooth(curve: Curve, share: float = 0.04) -> Curve:
+    """Running mean over a window of `share` of the points.
+
+    At the start the window stays centred, and so narrow, because a steep fall must not be bent; at
+    the end, where a curve is flat and its last value is read off, it keeps its reach backwards.
+    """
+    finite = np.isfinite(curve.y)
+    x, y = curve.x[finite], curve.y[finite]
+    place = np.arange(len(y))
+    half = max(1, int(len(y) * share / 2))
+    back = np.minimum(half, place)
+    ahead = np.minimum(back, len(y) - 1 - place)
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    means = (sums[place + ahead + 1] - sums[place - back]) / (back + ahead + 1)
+    return Curve(curve.name, curve.unit, x, means)
+
+
+def thin(curve: Curve, most: int = 400) -> Curve:
+    """At most `most` points, each the mean of its neighbours; a short curve stays as it is."""
+    if len(curve.x) <= most:
+        return curve
+    starts = np.arange(most) * len(curve.x) // most
+    lengths = np.diff([*starts, len(curve.x)])
+    x = np.add.reduceat(curve.x, starts) / lengths
+    y = np.add.reduceat(curve.y, starts) / lengths
+    return Curve(curve.name, curve.unit, x, y)
+
+
+def _progress(worker: WorkerLog, samples: bool) -> tuple[list[float], list[float]]:
+    """Moments of one worker's events and what it had done by then, samples or minibatches."""
+    seen: dict[float, float] = {0.0: 0.0}
+    lines: list[Exchange | Value] = [*worker.exchanges, *worker.values]
+    for line in lines:
+        done = line.total_samples if samples else line.total_minibatches
+        if done is not None:
+            seen[line.at_s] = max(seen.get(line.at_s, 0.0), float(done))
+    times = sorted(seen)
+    return times, [seen[at_s] for at_s in times]
+
+
+def _curve(name: str, unit: str, x: Points, values: list[Value]) -> Curve:
+    """Merge what all workers reported at the same own minibatch into one point, its mean.
+
+    Workers that go in step report so. Where most reports have no partner the workers do not go in
+    step, and each report stays a point of its own.
+    """
+    y = np.array([value.value for value in values])
+    keys = np.array([value.total_minibatches for value in values])
+    _, group, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    if len(np.unique(sizes)) <= 2:  # the full groups, and perhaps those after one worker died
+        x = np.bincount(group, weights=x) / sizes
+        y = np.bincount(group, weights=y) / sizes
+    order = np.argsort(x, kind="stable")
+    return Curve(name, unit, x[order], y[order])

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of a report (needs the extra `paceline[report]`).
+
+Each function takes one run or several to compare, and returns a matplotlib figure, or None where
+the logs hold nothing to draw. One run is drawn in detail, a colour a value or a bar a worker;
+several are overlaid, a colour or a bar a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .canvas import (
+    COMPUTE,
+    EXCHANGE,
+    WAIT,
+    byte_unit,
+    colour,
+    legend_above,
+    new_figure,
+    short_counts,
+    style,
+    time_unit,
+)
+from .curves import Curve, by_samples, by_time, bytes_by_time, counts_samples, losses, smooth, thin
+from .log import RunLog
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Runs = Sequence[RunLog]
+PARTS = (("computing", COMPUTE), ("waiting for the slowest", WAIT), ("exchanging", EXCHANGE))
+FIRST_FALL = 0.08  # of the run: its losses do not set the range of the y axis
+MOST_PANELS = 3
+
+
+def loss_by_samples(runs: Runs) -> Figure | None:
+    """Losses over the samples of all workers: does the rule learn as much from each sample?"""
+    counted = all(counts_samples(run) for run in runs)
+    label = f"{'samples' if counted else 'minibatches'} of all workers"
+    return _loss_figure(runs, lambda run, name: by_samples(run, name, counted), label)
+
+
+def loss_by_time(runs: Runs) -> Figure | None:
+    """Losses over the wall clock: does the cluster get there sooner?"""
+    scale, unit = time_unit(max(run.wall_s for run in runs))
+
+    def curve_of(run: RunLog, name: str) -> Curve:
+        curve = by_time(run, name)
+        return Curve(name, unit, curve.x / scale, curve.y)
+
+    return _loss_figure(runs, curve_of, f"time since attach [{unit}]")
+
+
+def time_per_worker(runs: Runs) -> Figure | None:
+    """Time computing, waiting and exchanging: a bar a worker, or a bar a run when comparing."""
+    rows = [row for run in runs for row in (_workers(run) if len(runs) == 1 else [_mean(run)])]
+    longest = max((sum(times) for _, times in rows), default=0.0)
+    if not longest:
+        return None
+    scale, unit = time_unit(longest)
+    with style():
+        figure = new_figure(min(14.0, 1.5 + 0.34 * len(rows)))
+        axes = figure.subplots()
+        names = [name for name, _ in rows]
+        left = np.zeros(len(rows))
+        for part, (label, shade) in enumerate(PARTS):
+            width = np.array([times[part] for _, times in rows]) / scale
+            axes.barh(names, width, left=left, color=shade, label=label, height=0.72)
+            left += width
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(f"time [{unit}]" if len(runs) == 1 else f"mean time of a worker [{unit}]")
+        legend_above(figure, axes)
+    return figure
+
+
+def bytes_over_time(runs: Runs) -> Figure | None:
+    """Bytes sent so far by all workers together."""
+    curves = [bytes_by_time(run) for run in runs]
+    most = max(float(curve.y[-1]) for curve in curves)
+    if not most:
+        return None
+    scale, unit = byte_unit(most)
+    second, time = time_unit(max(run.wall_s for run in runs))
+    with style():
+        figure = new_figure(3.2)
+        axes = figure.subplots()
+        for turn, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+            pick = np.unique(np.linspace(0, len(curve.x) - 1, 500).astype(int))
+            x, y = curve.x[pick] / second, curve.y[pick] / scale
+            axes.plot(x, y, color=colour(turn), label=run.label)
+        axes.set_xlabel(f"time since attach [{time}]")
+        axes.set_ylabel(f"sent by all workers [{unit}]")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        if len(runs) > 1:
+            legend_above(figure, axes)
+    return figure
+
+
+def _loss_figure(
+    runs: Runs, curve_of: Callable[[RunLog, str], Curve], x_label: str
+) -> Figure | None:
+    names = list(dict.fromkeys(name for run in runs for name in losses(run)))[:MOST_PANELS]
+    if not names:
+        return None
+    with style():
+        figure = new_figure(4.0)
+        if len(runs) == 1:
+            panels = [figure.subplots()]
+            _draw_all(panels[0], [(curve_of(runs[0], name), name) for name in names])
+            panels[0].set_ylabel(names[0] if len(names) == 1 else "loss")
+        else:
+            panels = list(figure.subplots(1, len(names), squeeze=False)[0])
+            for axes, name in zip(panels, names, strict=True):
+                _draw_all(axes, [(curve_of(run, name), run.label) for run in runs])
+                axes.set_ylabel(name)
+        for axes in panels:
+            axes.set_xlabel(x_label)
+        if len(runs) > 1 or len(names) > 1:
+            legend_above(figure, panels[0])
+    return figure
+
+
+def _draw_all(axes: Axes, curves: list[tuple[Curve, str]]) -> None:
+    for turn, (curve, label) in enumerate(curves):
+        _draw(axes, curve, colour(turn), label)
+    axes.margins(x=0.02)
+    axes.set_xlim(left=0)
+    short_counts(axes)
+    _range_of_y(axes, [curve for curve, _ in curves])
+
+
+def _draw(axes: Axes, curve: Curve, shade: str, label: str) -> None:
+    """A noisy curve is a pale raw line under its running mean, a short one is a row of markers."""
+    if curve.noisy:
+        raw, mean = thin(curve), thin(smooth(curve))
+        axes.plot(raw.x, raw.y, color=shade, alpha=0.28, linewidth=0.9)
+        axes.plot(mean.x, mean.y, color=shade, label=label)
+    else:
+        size = 5.0 if len(curve.x) <= 30 else 3.5
+        axes.plot(curve.x, curve.y, color=shade, marker="o", markersize=size, label=label)
+
+
+def _range_of_y(axes: Axes, curves: list[Curve]) -> None:
+    """Leave the first fall out of the range of y: it would flatten all that follows."""
+    end = max((float(curve.x[-1]) for curve in curves if len(curve.x)), default=0.0)
+    late = []
+    for curve in curves:
+        shown = smooth(curve) if curve.noisy else curve
+        chosen = shown.y[(shown.x >= FIRST_FALL * end) & np.isfinite(shown.y)]
+        late.extend(chosen.tolist())
+    if late and max(late) > min(late):
+        margin = 0.07 * (max(late) - min(late))
+        axes.set_ylim(min(late) - margin, max(late) + margin)
+
+
+def _workers(run: RunLog) -> list[tuple[str, tuple[float, float, float]]]:
+    return [(f"worker {w.rank}", (w.compute_s, w.wait_s, w.exchange_s)) for w in run.workers]
+
+
+def _mean(run: RunLog) -> tuple[str, tuple[float, float, float]]:
+    parts = [times for _, times in _workers(run)]
+    mean = np.mean(np.array(parts), axis=0)
+    return run.label, (float(mean[0]), float(mean[1]), float(mean[2]))

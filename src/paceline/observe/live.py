@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's logs while they still grow: what a progress line shows.
+
+`Live(directory).poll()` reads what was appended since the last call and returns a `Snapshot`. It
+never raises for what a half-written file holds: an incomplete line waits for its end, and a line
+that is no event is passed over, since the report will say so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .log import WorkerLog
+from .read import LOG_NAME, parse_line, take
+
+WINDOW_S = 10.0  # the rate is that of the last ten seconds of the log
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    Attributes:
+        size: workers of the run; 0 until the first has attached.
+        minibatches: done so far, rank -> count.
+        minibatches_per_s: of all workers together, lately.
+        epoch: the furthest pass over the data that a worker has begun.
+        epoch_done: share of that pass which is done, where its length is known.
+        loss: latest report of the value named `loss`, or of another loss where none is so named.
+        exchange_share: share of the measured time that went into waiting and exchanging.
+    """
+
+    size: int = 0
+    rule: str = ""
+    minibatches: dict[int, int] = field(default_factory=dict)
+    minibatches_per_s: float = 0.0
+    epoch: int | None = None
+    epoch_done: float | None = None
+    loss: float | None = None
+    exchange_share: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """Minibatches of all workers."""
+        return sum(self.minibatches.values())
+
+
+class Live:
+    """Follows the logs of the newest run in a directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self._number = 1
+        self._followers: dict[int, _Follower] = {}
+
+    def poll(self) -> Snapshot:
+        """Read what is new, and sum up."""
+        self._look_for_files()
+        for follower in self._followers.values():
+            follower.read()
+        logs = [self._followers[rank] for rank in sorted(self._followers)]
+        return _sum_up(logs) if logs else Snapshot()
+
+    def _look_for_files(self) -> None:
+        if not self.directory.is_dir():
+            return
+        for path in self.directory.iterdir():
+            match = LOG_NAME.fullmatch(path.name)
+            if not match:
+                continue
+            rank, number = int(match[1]), int(match[2] or 1)
+            if number > self._number:
+                self._number, self._followers = number, {}
+            if number == self._number and rank not in self._followers:
+                self._followers[rank] = _Follower(path, rank)
+
+
+class _Follower:
+    """One worker's growing log. Keeps sums, not events: a long run must not fill the launcher."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path, self.rank = path, rank
+        self.size, self.rule = 0, ""
+        self.minibatches = 0
+        self.busy_s = 0.0
+        self.exchange_s = 0.0
+        self.epoch: int | None = None
+        self.epoch_batches: int | None = None
+        self.epoch_start = 0
+        self.losses: dict[str, tuple[float, float]] = {}  # name -> (at_s, value)
+        self.track: deque[tuple[float, int]] = deque()  # (at_s, minibatches), of the last window
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> None:
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            event = WorkerLog(path=self.path, rank=self.rank)
+            try:
+                take(event, parse_line(line))
+            except (ValueError, TypeError, KeyError):
+                continue
+            self._add(event)
+
+    def _add(self, event: WorkerLog) -> None:
+        if event.attach:
+            self.size = int(event.attach.get("size", 0))
+            self.rule = str(event.attach.get("rule", ""))
+        for start in event.epochs:
+            self.epoch, self.epoch_batches = start.epoch, start.batches
+            self.epoch_start = self.minibatches
+        for line in event.exchanges:
+            self.busy_s += line.compute_s + line.wait_s + line.exchange_s
+            self.exchange_s += line.wait_s + line.exchange_s
+            self._advance(line.at_s, line.total_minibatches)
+        for value in event.values:
+            if "loss" in value.name.lower():
+                self.losses[value.name] = (value.at_s, value.value)
+            self._advance(value.at_s, value.total_minibatches)
+
+    def _advance(self, at_s: float, minibatches: int) -> None:
+        self.minibatches = max(self.minibatches, minibatches)
+        self.track.append((at_s, self.minibatches))
+        while self.track[0][0] < at_s - WINDOW_S and len(self.track) > 2:
+            self.track.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Minibatches a second over the window."""
+        if len(self.track) < 2:
+            return 0.0
+        (since, before), (now, after) = self.track[0], self.track[-1]
+        return (after - before) / (now - since) if now > since else 0.0
+
+    @property
+    def epoch_done(self) -> float | None:
+        """Share of the worker's pass that is done."""
+        if not self.epoch_batches:
+            return None
+        return min(1.0, (self.minibatches - self.epoch_start) / self.epoch_batches)
+
+
+def _sum_up(logs: list[_Follower]) -> Snapshot:
+    busy = sum(log.busy_s for log in logs)
+    epochs = [log.epoch for log in logs if log.epoch is not None]
+    epoch = max(epochs, default=None)
+    done = [log.epoch_done for log in logs if log.epoch == epoch and log.epoch_done is not None]
+    return Snapshot(
+        size=max(log.size for log in logs),
+        rule=next((log.rule for log in logs if log.rule), ""),
+        minibatches={log.rank: log.minibatches for log in logs},
+        minibatches_per_s=sum(log.rate for log in logs),
+        epoch=epoch,
+        epoch_done=sum(done) / len(done) if done else None,
+        loss=_latest_loss(logs),
+        exchange_share=sum(log.exchange_s for log in logs) / busy if busy else 0.0,
+    )
+
+
+def _latest_loss(logs: list[_Follower]) -> float | None:
+    reports = [
+        (name != "loss", -at, value) for log in logs for name, (at, value) in log.losses.items()
+    ]
+    return min(reports)[2] if reports else None

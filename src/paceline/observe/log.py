@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's event logs say, as plain objects: `RunLog` holds one `WorkerLog` a worker.
+
+Totals are properties, computed from the events when asked. The reader is :mod:`.read`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A worker began a pass over its share of the data."""
+
+    at_s: float
+    epoch: int
+    batches: int | None  # minibatches of this worker in this pass
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One or several exchanges of a worker, and the work since the line before."""
+
+    at_s: float
+    block: int
+    exchanges: int
+    minibatches: int
+    total_minibatches: int
+    samples: int | None
+    total_samples: int | None
+    compute_s: float
+    wait_s: float
+    exchange_s: float
+    bytes: int
+    left_out: tuple[int, ...]  # ranks whose contribution was not finite
+    warmup: bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that the user's program reported."""
+
+    at_s: float
+    name: str
+    value: float
+    total_minibatches: int
+    total_samples: int | None
+
+
+@dataclass
+class WorkerLog:
+    """Everything that one worker wrote during one run."""
+
+    path: Path
+    rank: int
+    attach: dict[str, Any] = field(default_factory=dict)
+    epochs: list[Epoch] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    saves: int = 0
+    resumes: int = 0
+    closed: dict[str, Any] | None = None
+    truncated: int = 0  # cut-off lines that were skipped
+    last_at_s: float = 0.0
+
+    @property
+    def host(self) -> str:
+        """Name of the worker's host, or `?` where the log does not say."""
+        return str(self.attach.get("host", "?"))
+
+    @property
+    def _latest(self) -> list[Exchange | Value]:
+        return [*self.exchanges[-1:], *self.values[-1:]]
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches done by this worker, by the latest event that says so."""
+        counts = [line.total_minibatches for line in self._latest]
+        counts.append(int((self.closed or {}).get("minibatches") or 0))
+        return max(counts)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples done by this worker, or None where nobody counted them."""
+        counts = [line.total_samples for line in self._latest]
+        known = [count for count in counts if count is not None]
+        return max(known) if known else None
+
+    @property
+    def blocks(self) -> int:
+        """Exchanges this worker took part in."""
+        return sum(line.exchanges for line in self.exchanges)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes sent by this worker."""
+        sent = sum(line.bytes for line in self.exchanges)
+        return max(sent, int((self.closed or {}).get("bytes") or 0))
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds spent on the worker's own minibatches."""
+        return sum(line.compute_s for line in self.exchanges)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent waiting for slower workers to arrive at an exchange."""
+        return sum(line.wait_s for line in self.exchanges)
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds spent on exchanges after everybody had arrived."""
+        return sum(line.exchange_s for line in self.exchanges)
+
+
+@dataclass
+class RunLog:
+    """One run: the logs of its workers, in rank order."""
+
+    directory: Path
+    number: int  # 1 for a program's first `attach`, 2 for its second
+    workers: list[WorkerLog]
+    label: str = ""
+
+    def _attached(self, key: str, default: Any) -> Any:
+        found = (worker.attach[key] for worker in self.workers if key in worker.attach)
+        return next(found, default)
+
+    @property
+    def size(self) -> int:
+        """Workers of the run, whether or not each of them left a log."""
+        return max(int(self._attached("size", 0)), *(w.rank + 1 for w in self.workers))
+
+    @property
+    def rule(self) -> str:
+        """The rule's text."""
+        return str(self._attached("rule", "unknown rule"))
+
+    @property
+    def transport(self) -> str:
+        """How the workers spoke to each other."""
+        return str(self._attached("transport", "unknown"))
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of parameters that the run trained."""
+        count = self._attached("parameters", None)
+        return None if count is None else int(count)
+
+    @property
+    def version(self) -> str:
+        """Version of paceline that wrote the logs."""
+        return str(self._attached("version", "unknown"))
+
+    @property
+    def started_unix_s(self) -> float | None:
+        """When the first worker attached, as a wall clock tells it."""
+        known = [w.attach["unix_s"] for w in self.workers if "unix_s" in w.attach]
+        return float(min(known)) if known else None
+
+    @property
+    def hosts(self) -> list[str]:
+        """Hosts in the order of their first rank."""
+        return list(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from attach to the last event of any worker."""
+        return max((worker.last_at_s for worker in self.workers), default=0.0)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that left no log."""
+        present = {worker.rank for worker in self.workers}
+        return [rank for rank in range(self.size) if rank not in present]
+
+    @property
+    def value_names(self) -> list[str]:
+        """Names of the reported values, in the order of their first appearance."""
+        return list(dict.fromkeys(v.name for worker in self.workers for v in worker.values))
+
+    def last(self, name: str) -> float | None:
+        """The last report of a value: the mean over the workers that reported it."""
+        final: list[float] = []
+        for worker in self.workers:
+            own = [value.value for value in worker.values if value.name == name]
+            final.extend(own[-1:])
+        return sum(final) / len(final) if final else None

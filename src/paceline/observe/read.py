@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Event logs in, plain objects out.
+
+A run with a log directory leaves one file per worker, `rank-000.jsonl`, one JSON object a line; a
+second `attach` of the same program leaves `rank-000.2.jsonl`. The reader is as tolerant as a
+reader of a killed program's files must be: unknown kinds and fields are ignored, and a last line
+that was cut off is counted and skipped. A broken line anywhere else means that the file is not
+what it claims to be, and is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import PacelineError
+from .log import Epoch, Exchange, RunLog, Value, WorkerLog
+
+LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
+
+
+class LogError(PacelineError, ValueError):
+    """A log directory or one of its files cannot be read as a run."""
+
+
+def read_runs(directory: str | Path) -> list[RunLog]:
+    """All runs whose logs lie in `directory`, in the order of their numbers."""
+    home = Path(directory)
+    groups: dict[int, list[WorkerLog]] = {}
+    for number, path in sorted(_log_files(home)):
+        groups.setdefault(number, []).append(read_worker(path))
+    runs = [RunLog(home, n, sorted(logs, key=lambda w: w.rank)) for n, logs in groups.items()]
+    for run in runs:
+        run.label = home.resolve().name + (f" ({run.number})" if len(runs) > 1 else "")
+    return runs
+
+
+def read_run(directory: str | Path) -> RunLog:
+    """The only run in `directory`; where a program attached several times, the last one."""
+    return read_runs(directory)[-1]
+
+
+def has_run(directory: Path) -> bool:
+    """Whether `directory` holds any worker's log."""
+    return directory.is_dir() and any(LOG_NAME.fullmatch(p.name) for p in directory.iterdir())
+
+
+def _log_files(directory: Path) -> Iterator[tuple[int, Path]]:
+    if not directory.is_dir():
+        kind = "is a file, not a directory" if directory.exists() else "does not exist"
+        raise LogError(f"{directory} {kind}: give the log directory of a run, the one --log named")
+    if not has_run(directory):
+        raise LogError(
+            f"no worker's log (rank-000.jsonl, ...) lies in {directory}: start the program with "
+            f"`paceline run --log {directory} ...`, or give the directory of a run that has logs"
+        )
+    for path in directory.iterdir():
+        match = LOG_NAME.fullmatch(path.name)
+        if match:
+            yield int(match[2] or 1), path
+
+
+def read_worker(path: Path) -> WorkerLog:
+    """One worker's file."""
+    match = LOG_NAME.fullmatch(path.name)
+    log = WorkerLog(path=path, rank=int(match[1]) if match else 0)
+    lines = path.read_bytes().split(b"\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            take(log, parse_line(line))
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                log.truncated += 1
+                continue
+            raise LogError(
+                f"{path}, line {number}: not an event of a run ({error}); the line begins with "
+                f"{line[:60]!r}. Repair or remove the file to read the rest of the run"
+            ) from error
+    return log
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """The event on one line; ValueError where there is none."""
+    event = json.loads(line)
+    if not isinstance(event, dict):
+        raise ValueError(f"expected an object, got {type(event).__name__}")
+    return event
+
+
+def take(log: WorkerLog, event: dict[str, Any]) -> None:
+    """Add one event to a worker's log."""
+    kind, at_s = event.get("kind"), float(event.get("at_s", 0.0))
+    if kind == "attach":
+        log.attach = event
+    elif kind == "epoch":
+        batches = event.get("batches")
+        log.epochs.append(
+            Epoch(at_s, int(event.get("epoch", 0)), None if batches is None else int(batches))
+        )
+    elif kind == "exchange":
+        log.exchanges.append(_exchange(at_s, event))
+    elif kind == "value":
+        log.values.append(_value(at_s, event))
+    elif kind == "save":
+        log.saves += 1
+    elif kind == "resume":
+        log.resumes += 1
+    elif kind == "error":
+        log.errors.append(str(event.get("message", "")))
+    elif kind == "close":
+        log.closed = event
+    log.last_at_s = max(log.last_at_s, at_s)
+
+
+def _exchange(at_s: float, event: dict[str, Any]) -> Exchange:
+    return Exchange(
+        at_s=at_s,
+        block=int(event.get("block", 0)),
+        exchanges=int(event.get("exchanges", 1)),
+        minibatches=int(event.get("minibatches", 0)),
+        total_minibatches=int(event.get("total_minibatches", 0)),
+        samples=_count(event.get("samples")),
+        total_samples=_count(event.get("total_samples")),
+        compute_s=float(event.get("compute_s", 0.0)),
+        wait_s=float(event.get("wait_s", 0.0)),
+        exchange_s=float(event.get("exchange_s", 0.0)),
+        bytes=int(event.get("bytes", 0)),
+        left_out=tuple(int(rank) for rank in event.get("left_out") or ()),
+        warmup=bool(event.get("warmup", False)),
+    )
+
+
+def _value(at_s: float, event: dict[str, Any]) -> Value:
+    return Value(
+        at_s=at_s,
+        name=str(event["name"]),
+        value=float(event["value"]),  # the log writes nan and inf as text, which float() reads
+        total_minibatches=int(event.get("total_minibatches", 0)),
+        total_samples=_count(event.get("total_samples")),
+    )
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)

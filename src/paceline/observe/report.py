@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`write_report`: the logs of one run or of several, as one page a person enjoys reading.
+
+The page is one file that needs no network; the figures lie beside it as PNG too, for a talk or a
+paper.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import figures, page
+from .log import RunLog
+from .read import read_runs
+from .summary import (
+    Summary,
+    bytes_text,
+    count_text,
+    rate_text,
+    seconds_text,
+    share_text,
+    shares,
+    summarize,
+    value_text,
+    warnings,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[[Sequence[RunLog]], "Figure | None"]
+
+FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
+    (
+        "loss-by-samples",
+        "Loss by samples",
+        "Does the rule learn as much from each sample, whatever the number of workers? "
+        "Pale: as reported. Bold: running mean.",
+        figures.loss_by_samples,
+    ),
+    (
+        "loss-by-time",
+        "Loss by time",
+        "Does the run get there sooner? Seconds are those of this machine.",
+        figures.loss_by_time,
+    ),
+    (
+        "time-per-worker",
+        "Where the time went",
+        "Waiting is for the slowest worker to arrive at the exchange; exchanging is what follows.",
+        figures.time_per_worker,
+    ),
+    ("bytes-over-time", "Bytes sent", "By all workers together.", figures.bytes_over_time),
+)
+
+
+@dataclass(frozen=True)
+class ExtraTable:
+    """A table of the caller's own, shown above everything else."""
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    note: str = ""
+
+
+def write_report(
+    directories: str | Path | Sequence[str | Path],
+    output: str | Path = "report",
+    *,
+    title: str | None = None,
+    extra: ExtraTable | None = None,
+) -> Path:
+    """Write `output/index.html` and its pictures; returns the page's path.
+
+    Args:
+        directories: log directory of a run, or several to compare; a directory's name is its label.
+        output: directory of the page, made where it does not exist; or the page itself, `*.html`.
+        title: of the page; by default it names the runs.
+        extra: a table of the caller's own for the top.
+    """
+    runs = load(directories)
+    html = Path(output)
+    if html.suffix != ".html":
+        html = html / "index.html"
+    html.parent.mkdir(parents=True, exist_ok=True)
+    name = title or _title(runs)
+    drawn = draw_all(runs)  # first: without matplotlib nothing is written
+    html.write_text(page.whole_page(name, _body(runs, name, drawn, extra)), encoding="utf-8")
+    for stem, caption, _, figure in drawn:
+        page.save_png(figure, html.parent / f"{stem}.png", f"{caption}: {name}")
+    return html
+
+
+def load(directories: str | Path | Sequence[str | Path]) -> list[RunLog]:
+    """The runs of one directory or of several, with labels that differ."""
+    given = [directories] if isinstance(directories, str | Path) else list(directories)
+    runs = [run for directory in given for run in read_runs(directory)]
+    labels = [run.label for run in runs]
+    for run in runs:
+        if labels.count(run.label) > 1:
+            run.label = str(run.directory) + (f" ({run.number})" if run.number > 1 else "")
+    return runs
+
+
+def draw_all(runs: Sequence[RunLog]) -> list[tuple[str, str, str, Figure]]:
+    """Every figure that the logs have something for: file stem, title, caption, figure."""
+    drawn = []
+    for stem, title, caption, draw in FIGURES:
+        figure = draw(runs)
+        if figure is not None:
+            drawn.append((stem, title, caption, figure))
+    return drawn
+
+
+def comparison(runs: Sequence[RunLog]) -> list[dict[str, str]]:
+    """A row a run: what to compare first."""
+    rows = []
+    for run in runs:
+        numbers = summarize(run)
+        part = numbers.shares
+        row = {"run": run.label, "rule": run.rule, "workers": count_text(numbers.workers)}
+        row |= {name: value_text(value) for name, value in numbers.values.items()}
+        row["wall time"] = seconds_text(numbers.wall_s)
+        row["minibatches per second"] = rate_text(numbers.minibatches_per_s)
+        row["computing / waiting / exchanging"] = (
+            f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
+        )
+        row["sent per worker"] = bytes_text(numbers.bytes_per_worker)
+        rows.append(row)
+    return rows
+
+
+def facts(numbers: Summary) -> dict[str, str]:
+    """A run's numbers by name, ready to show."""
+    shown = {
+        "workers": count_text(numbers.workers),
+        "wall time": seconds_text(numbers.wall_s),
+        "minibatches": count_text(numbers.minibatches),
+        "samples": count_text(numbers.samples),
+        "minibatches per second": rate_text(numbers.minibatches_per_s),
+        "samples per second": rate_text(numbers.samples_per_s),
+        "computing": share_text(numbers.shares.compute),
+        "waiting": share_text(numbers.shares.wait),
+        "exchanging": share_text(numbers.shares.exchange),
+        "exchanges": count_text(numbers.blocks),
+        "sent per worker": bytes_text(numbers.bytes_per_worker),
+        "sent per exchange": bytes_text(numbers.bytes_per_block),
+        "left out (non-finite)": count_text(numbers.left_out),
+    }
+    if numbers.samples is None:
+        del shown["samples"], shown["samples per second"]
+    return shown
+
+
+def _body(
+    runs: list[RunLog],
+    name: str,
+    drawn: list[tuple[str, str, str, Figure]],
+    extra: ExtraTable | None,
+) -> list[str]:
+    parts = [f"<h1>{escape(name)}</h1>", _lead(runs)]
+    if extra is not None:
+        parts += [page.heading(extra.title), page.table(extra.rows, extra.note)]
+    if len(runs) == 1:
+        parts += _one_run(runs[0])
+    else:
+        parts += [page.heading("Comparison"), page.table(comparison(runs))]
+        notes = [f"{run.label}: {text}" for run in runs for text in warnings(run)]
+        parts += [page.warning_box(notes)]
+    parts.append(page.heading("Figures") if drawn else "")
+    for number, (_, title, caption, figure) in enumerate(drawn):
+        parts.append(page.figure_block(figure, title, caption, number))
+    for run in runs:
+        parts += [page.heading(_workers_title(run, runs)), page.table(_worker_rows(run))]
+    parts.append(_footer(runs))
+    return parts
+
+
+def _one_run(run: RunLog) -> list[str]:
+    numbers = summarize(run)
+    last = {f"last {name}": value_text(value) for name, value in numbers.values.items()}
+    return [page.warning_box(warnings(run)), page.cards(last | facts(numbers))]
+
+
+def _worker_rows(run: RunLog) -> list[dict[str, str]]:
+    rows = []
+    for worker in run.workers:
+        part = shares([worker])
+        rows.append(
+            {
+                "worker": str(worker.rank),
+                "host": worker.host,
+                "minibatches": count_text(worker.minibatches),
+                "samples": count_text(worker.samples),
+                "computing": share_text(part.compute),
+                "waiting": share_text(part.wait),
+                "exchanging": share_text(part.exchange),
+                "exchanges": count_text(worker.blocks),
+                "sent": bytes_text(worker.bytes),
+                "end": "closed" if worker.closed else "not closed",
+            }
+        )
+    return rows
+
+
+def _title(runs: list[RunLog]) -> str:
+    if len(runs) == 1:
+        return f"Run {runs[0].label}"
+    return f"{len(runs)} runs compared" if len(runs) > 4 else " · ".join(run.label for run in runs)
+
+
+def _lead(runs: list[RunLog]) -> str:
+    if len(runs) > 1:
+        return '<p class="lead">Event logs of several runs, side by side.</p>'
+    run = runs[0]
+    hosts = (
+        f"{len(run.hosts)} hosts ({', '.join(run.hosts)})" if len(run.hosts) > 1 else run.hosts[0]
+    )
+    parameters = "" if run.parameters is None else f" {run.parameters:,} parameters,"
+    text = f"{run.size} worker{'s' if run.size > 1 else ''} on {hosts},{parameters} {run.transport}"
+    return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>'
+
+
+def _workers_title(run: RunLog, runs: list[RunLog]) -> str:
+    return "Workers" if len(runs) == 1 else f"Workers of {run.label}"
+
+
+def _footer(runs: list[RunLog]) -> str:
+    started = [run.started_unix_s for run in runs if run.started_unix_s is not None]
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(started))) if started else "unknown"
+    versions = ", ".join(dict.fromkeys(run.version for run in runs))
+    return f"<footer>Started {escape(when)}. Logs written by paceline {escape(versions)}.</footer>"

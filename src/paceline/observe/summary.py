@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a run, ready to print: totals, shares of time, and what to worry about."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .log import RunLog, WorkerLog
+
+NOTHING = "n/a"  # shown for what nobody counted
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Where measured time went; the three add up to 1, or are 0 where nothing was measured."""
+
+    compute: float
+    wait: float
+    exchange: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run in numbers, over all workers unless a name says otherwise."""
+
+    workers: int
+    minibatches: int
+    samples: int | None
+    wall_s: float
+    minibatches_per_s: float
+    samples_per_s: float | None
+    shares: Shares
+    blocks: int  # exchanges of the worker that took part in most
+    bytes_per_worker: float
+    bytes_per_block: float  # sent by one worker
+    left_out: int  # contributions that were not finite
+    values: dict[str, float]  # name -> last value
+
+
+def summarize(run: RunLog) -> Summary:
+    """Add up a run's logs."""
+    minibatches = sum(worker.minibatches for worker in run.workers)
+    counts = [worker.samples for worker in run.workers]
+    samples = sum(c for c in counts if c is not None) if None not in counts else None
+    blocks = sum(worker.blocks for worker in run.workers)
+    sent = sum(worker.bytes for worker in run.workers)
+    last = {name: run.last(name) for name in run.value_names}
+    return Summary(
+        workers=run.size,
+        minibatches=minibatches,
+        samples=samples,
+        wall_s=run.wall_s,
+        minibatches_per_s=_over(minibatches, run.wall_s),
+        samples_per_s=None if samples is None else _over(samples, run.wall_s),
+        shares=shares(run.workers),
+        blocks=max((worker.blocks for worker in run.workers), default=0),
+        bytes_per_worker=_over(sent, len(run.workers)),
+        bytes_per_block=_over(sent, blocks),
+        left_out=left_out(run),
+        values={name: value for name, value in last.items() if value is not None},
+    )
+
+
+def shares(workers: list[WorkerLog]) -> Shares:
+    """How the measured time of some workers divides."""
+    compute = sum(worker.compute_s for worker in workers)
+    wait = sum(worker.wait_s for worker in workers)
+    exchange = sum(worker.exchange_s for worker in workers)
+    measured = compute + wait + exchange
+    return Shares(_over(compute, measured), _over(wait, measured), _over(exchange, measured))
+
+
+def left_out(run: RunLog) -> int:
+    """Contributions left out because they were not finite.
+
+    Every worker's log names all of them, so the log that names most is the count.
+    """
+    return max(
+        (sum(len(line.left_out) for line in worker.exchanges) for worker in run.workers), default=0
+    )
+
+
+def warnings(run: RunLog) -> list[str]:
+    """What a reader of the report must know before trusting its numbers."""
+    found = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
+    if run.missing:
+        found.append(f"No log of {_ranks(run.missing)}: the totals lack their share.")
+    cut = [worker.rank for worker in run.workers if worker.truncated]
+    if cut:
+        found.append(
+            f"The log of {_ranks(cut)} ends in the middle of a line: the worker was cut off."
+        )
+    still = [worker.rank for worker in run.workers if worker.closed is None]
+    if still:
+        found.append(
+            f"{_ranks(still).capitalize()} never closed the run: killed, or still at work."
+        )
+    if left_out(run):
+        found.append(
+            f"Left out of the mean because not finite: {left_out(run)} contribution(s) of "
+            f"{_ranks(_left_out_ranks(run))}."
+        )
+    return found + _disagreement(run) + _crowding(run)
+
+
+def _left_out_ranks(run: RunLog) -> list[int]:
+    return sorted({r for w in run.workers for line in w.exchanges for r in line.left_out})
+
+
+def _disagreement(run: RunLog) -> list[str]:
+    rules = {str(w.attach["rule"]) for w in run.workers if "rule" in w.attach}
+    return [f"Workers name different rules: {'; '.join(sorted(rules))}."] if len(rules) > 1 else []
+
+
+def _crowding(run: RunLog) -> list[str]:
+    """Hosts with more workers than cores: their times are not those of a real cluster."""
+    found = []
+    for host in run.hosts:
+        here = [worker for worker in run.workers if worker.host == host]
+        cores = here[0].attach.get("cores")
+        if cores and len(here) > int(cores) and run.transport in ("gloo", "virtual"):
+            found.append(
+                f"{len(here)} workers shared the {cores} cores of {host}: "
+                "times and throughput say little about a cluster."
+            )
+    return found
+
+
+def _ranks(ranks: list[int]) -> str:
+    """`worker 3`, `workers 1, 2, 5`; long lists are cut."""
+    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+    return f"worker{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def bytes_text(count: float) -> str:
+    """`1.24 GB`: three digits and a decimal unit, as network people count."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`8.31 s`, `2 min 05 s`, `3 h 07 min`."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    if seconds < 6000:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+
+
+def count_text(count: float | None) -> str:
+    """`65,536`, or `n/a` for what nobody counted."""
+    return NOTHING if count is None else f"{count:,.0f}"
+
+
+def rate_text(per_s: float | None) -> str:
+    """`2,604`, `81.4`, or `n/a`."""
+    if per_s is None:
+        return NOTHING
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def share_text(share: float) -> str:
+    """`4.2 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def value_text(value: float) -> str:
+    """`1.4983`: enough digits to compare two runs."""
+    return f"{value:.4f}" if math.isfinite(value) and 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"

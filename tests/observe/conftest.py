@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic logs: what a run of N workers would have written, small and exactly known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Event = dict[str, Any]
+
+BLOCKS, PERIOD, BATCH = 40, 4, 32
+COMPUTE_S, WAIT_S, EXCHANGE_S, BYTES = 0.8, 0.15, 0.05, 1000
+
+
+def worker_events(rank: int, size: int, rule: str, host: str, samples: bool) -> list[Event]:
+    """A worker's events: each block takes one second and ends with an exchange and two values."""
+    noise = random.Random(rank)
+    events: list[Event] = [
+        {
+            "kind": "attach", "at_s": 0.0, "rank": rank, "size": size, "host": host, "rule": rule,
+            "transport": "gloo", "parameters": 250, "buffers": 0, "version": "0.1.0",
+            "unix_s": 1.7e9, "cores": 64,
+        },
+        {"kind": "epoch", "at_s": 0.0, "rank": rank, "epoch": 1, "batches": BLOCKS * PERIOD},
+    ]  # fmt: skip
+    for block in range(1, BLOCKS + 1):
+        done = block * PERIOD
+        count = {"total_minibatches": done, "total_samples": done * BATCH if samples else None}
+        loss = 1.5 + 2.0 * math.exp(-block / 6) + noise.gauss(0, 0.05)
+        stamp = {"at_s": float(block), "rank": rank}
+        events.append({"kind": "value", **stamp, "name": "loss", "value": loss, **count})
+        if block % 10 == 0:
+            validation = 1.6 + 2.0 * math.exp(-block / 6)
+            events.append(
+                {"kind": "value", **stamp, "name": "validation loss", "value": validation, **count}
+            )
+        events.append(
+            {
+                "kind": "exchange", **stamp, "block": block, "exchanges": 1, "minibatches": PERIOD,
+                "samples": PERIOD * BATCH if samples else None, **count, "compute_s": COMPUTE_S,
+                "wait_s": WAIT_S, "exchange_s": EXCHANGE_S, "bytes": BYTES, "left_out": [],
+                "warmup": False,
+            }
+        )  # fmt: skip
+    total = {"minibatches": BLOCKS * PERIOD, "bytes": BLOCKS * BYTES}
+    events.append({"kind": "close", "at_s": BLOCKS + 0.5, "rank": rank, **total})
+    return events
+
+
+def lines(events: list[Event]) -> str:
+    """Events as the text of a log file."""
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the logs of a run into a new directory and returns it."""
+
+    def write(
+        name: str = "run",
+        size: int = 2,
+        rule: str = "bmuf(period=4)",
+        *,
+        samples: bool = True,
+        number: int = 1,
+        change: Callable[[int, list[Event]], list[Event]] = lambda rank, events: events,
+    ) -> Path:
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        ending = "jsonl" if number == 1 else f"{number}.jsonl"
+        for rank in range(size):
+            events = change(rank, worker_events(rank, size, rule, f"host-{rank // 2}", samples))
+            (directory / f"rank-{rank:03d}.{ending}").write_text(lines(events), encoding="utf-8")
+        return directory
+
+    return write
