@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""paceline gives the training program you already have a cluster.
+
+::
+
+    run = paceline.attach(model, optimizer, rule="bmuf", period=16)
+    for x, y in run.share(loader):
+        ...
+        optimizer.step()
+
+`attach` hooks the optimizer's step; `Rule` says when workers exchange what, how it is written, over which route and how
+it is applied; `simulate` runs a program with N virtual workers in one process.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import (
+    CheckpointError,
+    ClosedError,
+    DesyncError,
+    MismatchError,
+    NonFiniteError,
+    PacelineError,
+    PeerLostError,
+    RuleError,
+    UnsupportedError,
+)
+from paceline.recipes import RECIPES, rule_from_text
+from paceline.rule import Rule
+from paceline.session import Run, attach
+from paceline.sim import simulate
+from paceline.world import World
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RECIPES",
+    "CheckpointError",
+    "ClosedError",
+    "DesyncError",
+    "MismatchError",
+    "NonFiniteError",
+    "PacelineError",
+    "PeerLostError",
+    "Rule",
+    "RuleError",
+    "Run",
+    "UnsupportedError",
+    "World",
+    "attach",
+    "rule_from_text",
+    "simulate",
+]

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint: one directory, safetensors and JSON, checksummed, made in one piece or not at all.
+
+::
+
+    PATH/manifest.json           format, rule, size, and the sha256 sum of every other file
+    PATH/global.safetensors      the global model; `safetensors.torch.load_file` gives a state dictionary
+    PATH/rank-000.safetensors    rank 0's tensors (its model, optimizer, outer state, generators)
+    PATH/rank-000.json           everything of rank 0 that is not a tensor
+
+Files are written into `PATH.partial` and the directory is renamed when all workers are done, so that PATH is the old
+checkpoint or the new one and never half of each. Formats do not notice flipped bytes; the sums do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+from paceline.transport import Transport
+from paceline.tree import build, flatten
+from paceline.world import World
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+GLOBAL = "global.safetensors"
+
+
+def rank_names(rank: int) -> tuple[str, str]:
+    """Names of the two files of a rank."""
+    return f"rank-{rank:03d}.safetensors", f"rank-{rank:03d}.json"
+
+
+def sha256(path: Path) -> str:
+    """The file's sum, in hexadecimal."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def save(
+    path: Path, transport: Transport, about: dict[str, Any], state: dict[str, Any], model: dict[str, Tensor]
+) -> None:
+    """Write a checkpoint; every worker calls it at the same place of the program.
+
+    Args:
+        path: the directory to make or to replace; on one file system for the workers of a host.
+        transport: the connection.
+        about: what the manifest says besides the sums.
+        state: this worker's own state.
+        model: the global model, name -> tensor.
+    """
+    world = transport.world
+    partial = path.with_name(path.name + ".partial")
+    problem, sums = "", {}
+    try:
+        _refuse_foreign(path)
+        if world.local_rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    _all_well(transport, problem, "could not be started")
+    try:
+        sums = _write_rank(partial, world.rank, state)
+        if world.local_rank == 0:
+            save_file({name: _own(tensor) for name, tensor in model.items()}, partial / GLOBAL)
+            sums[GLOBAL] = sha256(partial / GLOBAL)
+    except (OSError, CheckpointError, SafetensorError) as error:
+        problem = str(error)
+    everybody = _all_well(transport, problem, "could not be written", sums)
+    if world.local_rank == 0:
+        manifest = {"format": FORMAT, **about, "size": world.size, "files": _merge(everybody)}
+        _write_durably(partial / MANIFEST, json.dumps(manifest, indent=1))
+        _replace(partial, path)
+    transport.barrier()
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Never delete something that is not a checkpoint of ours."""
+    if path.exists() and not (path / MANIFEST).is_file():
+        raise CheckpointError(f"{path} exists and is no checkpoint; choose another path, or remove it yourself")
+
+
+def _write_rank(directory: Path, rank: int, state: dict[str, Any]) -> dict[str, str]:
+    tensors: dict[str, Tensor] = {}
+    rest = flatten(state, tensors, "")
+    tensor_name, json_name = rank_names(rank)
+    save_file({name: _own(tensor) for name, tensor in tensors.items()}, directory / tensor_name)
+    _write_durably(directory / json_name, json.dumps(rest))
+    return {name: sha256(directory / name) for name in (tensor_name, json_name)}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Contiguous memory of its own on the host: safetensors refuses shared memory."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:
+    """Everybody's sums; the same error on all workers where one had a problem."""
+    everybody = transport.gather_json({"problem": problem, "sums": sums or {}})
+    world = transport.world
+    said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(everybody) if one["problem"]]
+    if said:
+        raise CheckpointError(world.sign(f"the checkpoint {what}: " + "; ".join(said)))
+    return [one["sums"] for one in everybody]
+
+
+def _merge(sums: list[dict[str, str]]) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for one in reversed(sums):  # rank 0's global model is the one that is named, where hosts do not share a disk
+        merged |= one
+    return dict(sorted(merged.items()))
+
+
+def _replace(partial: Path, path: Path) -> None:
+    """Put the new directory in the place of the old one."""
+    old = path.with_name(path.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):  # not every file system lets a directory be synced
+        handle = os.open(path.parent, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def load(path: Path, transport: Transport) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(manifest, this worker's state); on every worker, or the same error on every worker."""
+    problem, manifest, state = "", {}, {}
+    try:
+        manifest = read_manifest(path, transport.world)
+        state = _read_rank(path, transport.world.rank, manifest)
+    except CheckpointError as error:
+        problem = str(error)
+    _all_well(transport, problem, f"{path} cannot be resumed")
+    return manifest, state
+
+
+def read_manifest(path: Path, world: World) -> dict[str, Any]:
+    """The manifest of a checkpoint for this cluster."""
+    found = path if (path / MANIFEST).is_file() else path.with_name(path.name + ".old")  # killed between two renames
+    file = found / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        kind, size = manifest["format"], manifest["size"]
+        files = manifest["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if kind != FORMAT:
+        raise CheckpointError(f"{path} has format {kind}, and this paceline reads {FORMAT}")
+    if size != world.size:
+        raise CheckpointError(
+            f"{path} was made by {size} workers and this run has {world.size}; start as many, or begin a new run from "
+            f"the global model in {GLOBAL}"
+        )
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{file} is damaged: its list of files is a {type(files).__name__}")
+    manifest["directory"] = str(found)
+    return dict(manifest)
+
+
+def _read_rank(path: Path, rank: int, manifest: dict[str, Any]) -> dict[str, Any]:
+    directory = Path(manifest["directory"])
+    for name in rank_names(rank):
+        file = directory / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        if sha256(file) != manifest["files"].get(name):
+            raise CheckpointError(f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint")
+    tensor_name, json_name = rank_names(rank)
+    tensors = load_file(directory / tensor_name)
+    state: dict[str, Any] = build(json.loads((directory / json_name).read_text(encoding="utf-8")), tensors)
+    return state

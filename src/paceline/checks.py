@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot work is refused here: at `attach`, or at the first step that shows it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from paceline.errors import MismatchError, UnsupportedError
+from paceline.fragments import Fragment, Modules, fragments, module_list, trainable
+from paceline.payload import Delta
+from paceline.rule import Rule, is_block
+from paceline.transport import Transport
+from paceline.update import Named
+
+MARK = "_paceline_run"
+
+
+def optimizer_list(optimizer: Any) -> list[Optimizer]:
+    """One optimizer or several over disjoint parameters, as a list."""
+    found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for one in found:
+        if not isinstance(one, Optimizer):
+            raise UnsupportedError(
+                f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(one).__name__}"
+            )
+        if getattr(one, MARK, None) is not None:
+            raise UnsupportedError("this optimizer is attached already; close that run before attaching it again")
+    if not found:
+        raise UnsupportedError("the list of optimizers is empty")
+    return found
+
+
+def check_model(model: Modules) -> None:
+    """Refuse models whose parameters are not there, or are averaged by somebody else."""
+    for prefix, module in module_list(model):
+        if not isinstance(module, nn.Module):
+            raise UnsupportedError(f"model must be a torch.nn.Module (or several), got {type(module).__name__}")
+        if isinstance(module, (DistributedDataParallel, DataParallel)):
+            raise UnsupportedError(
+                f"the model is wrapped in {type(module).__name__}, which averages gradients itself; "
+                "give paceline the module inside (model.module)"
+            )
+        for name, parameter in module.named_parameters():
+            if is_lazy(parameter):
+                raise UnsupportedError(
+                    f"{prefix}{name} is a lazy parameter without a shape yet; run one batch through the model, "
+                    "then attach"
+                )
+            if parameter.is_meta:
+                raise UnsupportedError(f"{prefix}{name} lies on the meta device; give it real memory, then attach")
+
+
+def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Optimizer, Named]]:
+    """Each optimizer with its trainable parameters by name; every parameter in exactly one of them."""
+    names = {id(parameter): name for name, parameter in trainable(model)}
+    taken: dict[int, int] = {}
+    owned: list[tuple[Optimizer, Named]] = []
+    for number, optimizer in enumerate(optimizers):
+        mine: Named = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if not parameter.requires_grad:
+                    continue
+                if id(parameter) not in names:
+                    raise UnsupportedError(
+                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that the model "
+                        "does not have; pass every module that it trains: attach([encoder, decoder], optimizer)"
+                    )
+                if id(parameter) in taken:
+                    raise UnsupportedError(
+                        f"{names[id(parameter)]} stands in two optimizers (or twice in one); each parameter needs "
+                        "exactly one"
+                    )
+                taken[id(parameter)] = number
+                mine.append((names[id(parameter)], parameter))
+        owned.append((optimizer, mine))
+    if not taken:
+        raise UnsupportedError("no parameter of the model both requires a gradient and stands in the optimizer")
+    return owned
+
+
+def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
+    """Refuse optimizers that the rule cannot serve."""
+    for optimizer, _ in owned:
+        name = type(optimizer).__name__
+        gradients = not is_block(rule) or rule.schedule.warmup > 0
+        if gradients and isinstance(optimizer, LBFGS):
+            raise UnsupportedError(
+                f"{name} computes gradients inside its step, where {rule.text()} cannot exchange them; use a rule that "
+                "exchanges blocks (averaging, bmuf, diloco) without warm-up, or another optimizer"
+            )
+        if gradients and isinstance(optimizer, SparseAdam):
+            raise UnsupportedError(
+                f"{name} wants sparse gradients, which have no flat form; use a rule that exchanges blocks without "
+                "warm-up, or a dense optimizer"
+            )
+        if isinstance(rule.payload, Delta):
+            rule.payload.resolve(optimizer)
+
+
+def check_same(transport: Transport, rule: Rule, owned: list[tuple[Optimizer, Named]], settings: dict[str, Any]) -> None:
+    """Compare rule, settings and the model's layout over the workers; the same error on all where they differ."""
+    rows = [row for _, named in owned for f in fragments("parameters", named) for row in f.layout()]
+    everybody = transport.gather_json({"rule": rule.text(), "settings": settings, "rows": rows})
+    world, first = transport.world, everybody[0]
+    for rank, one in enumerate(everybody):
+        if one["rule"] != first["rule"]:
+            raise MismatchError(
+                world.sign(f"{world.name(0)} runs the rule {first['rule']} and {world.name(rank)} {one['rule']}")
+            )
+        for key, value in first["settings"].items():
+            if one["settings"].get(key) != value:
+                raise MismatchError(
+                    world.sign(
+                        f"{world.name(0)} has {key}={value!r} and {world.name(rank)} {one['settings'].get(key)!r}; "
+                        "give all workers the same"
+                    )
+                )
+        if one["rows"] != first["rows"]:
+            raise MismatchError(world.sign(_first_difference(world.name(0), first, world.name(rank), one)))
+
+
+def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]) -> str:
+    for mine, theirs in zip(first["rows"], one["rows"], strict=False):
+        if mine != theirs:
+            return (
+                f"the workers' models differ: {who} has {mine[0]} of shape {tuple(mine[1])} and dtype {mine[2]}, "
+                f"{other} has {theirs[0]} of shape {tuple(theirs[1])} and dtype {theirs[2]}; build the same model everywhere"
+            )
+    return (
+        f"the workers' models differ: {who} trains {len(first['rows'])} tensors, {other} {len(one['rows'])}; "
+        "build the same model everywhere"
+    )
+
+
+def check_unchanged(owned: list[tuple[Optimizer, Named]]) -> None:
+    """Refuse parameters that came to an optimizer, or left it, after attach."""
+    for optimizer, named in owned:
+        known = {id(parameter) for _, parameter in named}
+        now = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if now != known:
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} had {len(known)} trainable parameters at attach and has {len(now)} now "
+                f"({len(now - known)} new, {len(known - now)} gone or frozen); close the run and attach again after "
+                "such a change"
+            )
+
+
+def refuse_hidden_scaler() -> None:
+    """A GradScaler that we do not know of skips steps on some workers alone, and the others would wait for ever."""
+    frame = sys._getframe(1)
+    for _ in range(12):
+        if frame is None:
+            return
+        if type(frame.f_locals.get("self")).__name__ == "GradScaler":
+            raise UnsupportedError(
+                "the step is taken by a GradScaler, and this rule exchanges gradients: workers have to skip a step "
+                "together. Give the scaler to paceline: attach(model, optimizer, scaler=scaler, ...)"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def broadcast_start(transport: Transport, parts: list[Fragment]) -> None:
+    """Everybody starts from rank 0's values."""
+    for part in parts:
+        flat = part.whole(transport.wire_device(part.device))
+        transport.broadcast(flat, 0).wait()
+        part.write(0, part.numel, flat)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 2, the third choice of a rule: how is it written on the wire?"""
+
+from __future__ import annotations
+
+from paceline.codec.base import Codec, Exchange, Wire
+from paceline.codec.dense import Dense
+
+__all__ = ["Codec", "Dense", "Exchange", "Wire"]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that paceline raises on purpose.
+
+::
+
+    PacelineError
+    ├── RuleError (ValueError)           the text or the numbers of a rule make no sense
+    ├── UnsupportedError (ValueError)    the model, the optimizer or the loader cannot be served so
+    ├── MismatchError (ValueError)       the workers do not agree on what they train
+    ├── CheckpointError (ValueError)     a saved state is damaged or does not fit
+    ├── NonFiniteError (RuntimeError)    no worker has a finite contribution left
+    ├── DesyncError (RuntimeError)       workers that must hold the same bits do not
+    ├── PeerLostError (RuntimeError)     somebody did not answer before the deadline
+    └── ClosedError (RuntimeError)       the run was closed before this call
+
+A message says what is wrong, the value seen and what to do. On a cluster it ends with the rank and the host that
+speak, which :meth:`paceline.World.sign` adds.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """The root of the tree: `except paceline.PacelineError` catches all of it and nothing else."""
+
+
+class RuleError(PacelineError, ValueError):
+    """A rule's name, argument or value is not one that exists."""
+
+
+class UnsupportedError(PacelineError, ValueError):
+    """What was given to `attach` (or changed after it) cannot work under this rule."""
+
+
+class MismatchError(PacelineError, ValueError):
+    """Workers disagree on the rule, the model's shape or the data."""
+
+
+class CheckpointError(PacelineError, ValueError):
+    """A checkpoint is missing, damaged or made by another program."""
+
+
+class NonFiniteError(PacelineError, RuntimeError):
+    """Every worker's contribution holds inf or nan, so there is nothing left to average."""
+
+
+class DesyncError(PacelineError, RuntimeError):
+    """Workers hold different bits where the rule says that they hold the same."""
+
+
+class PeerLostError(PacelineError, RuntimeError):
+    """A worker died, hung or left before the others were done; the message names it."""
+
+
+class ClosedError(PacelineError, RuntimeError):
+    """The run is closed; attach again to go on."""

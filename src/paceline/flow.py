@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flow control: what is due before and after a step of the optimizer, by the rule's schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.schedule import EveryStep, Schedule
+
+
+@dataclass
+class Flow:
+    """Counts one worker's steps.
+
+    Attributes:
+        schedule: the rule's.
+        steps: minibatches since attach.
+        since: minibatches since the last exchange of a block.
+    """
+
+    schedule: Schedule
+    steps: int = 0
+    since: int = 0
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether gradients are exchanged before the next step: always, or during the warm-up."""
+        return isinstance(self.schedule, EveryStep) or self.steps < self.schedule.warmup
+
+    def stepped(self) -> str:
+        """Count a step: "block" when a block is over, "warm" when the warm-up is, else ""."""
+        lockstep = self.lockstep
+        self.steps += 1
+        if lockstep:
+            over = not isinstance(self.schedule, EveryStep) and self.steps >= self.schedule.warmup
+            return "warm" if over else ""
+        self.since += 1
+        return "block" if self.since >= self.schedule.period else ""

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named tensors seen as flat fragments, one for each kind, dtype and device.
+
+A *fragment* lays tensors end to end in one flat space of `numel` elements, in the order in which they were named, so
+that an exchange is a handful of large messages and an outer step a handful of loops. The user's tensors stay where they
+are: a fragment copies ranges of them out (:meth:`Fragment.read`) and in (:meth:`Fragment.write`).
+
+- Tied weights appear once, frozen ones never; parameters and buffers are kept apart.
+- A DTensor is represented by its local shard.
+- Outer state has at least 32 bits: float32 for bfloat16, float16 and float32; float64 stays float64.
+- Tensors may move (`model.to`, `flatten_parameters`): the addresses are looked at before every exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UnsupportedError
+
+BLOCK_ELEMENTS_CPU = 65_536
+"""Outer arithmetic goes over this many elements at a time, so that its operands stay in a core's cache."""
+BLOCK_ELEMENTS_DEVICE = 1 << 24
+"""The same on an accelerator, where the launch of a kernel is what costs."""
+
+_WIRE_DTYPES = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+_INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def outer_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of outer state for tensors of `dtype`; int64 for integers."""
+    if dtype in _INTEGER_DTYPES:
+        return torch.int64
+    if dtype not in _WIRE_DTYPES:
+        raise UnsupportedError(f"tensors of {dtype} cannot be averaged; cast the model to a float type of 16 bits or more")
+    return _WIRE_DTYPES[dtype]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lies in its fragment: elements offset .. offset + numel (excl.)."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    numel: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.numel
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The tensor's local memory: the shard of a DTensor, else the tensor itself, without its graph."""
+    tensor = tensor.detach()
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+def flat_view(name: str, tensor: Tensor) -> Tensor:
+    """The tensor's memory as one row, shape (numel,), without a copy; complex numbers as pairs."""
+    tensor = local(tensor)
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if torch.ops.aten.is_non_overlapping_and_dense(tensor):  # channels_last and other permutations
+        return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    raise UnsupportedError(
+        f"{name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}, which leave holes in memory; "
+        "make it contiguous before attaching"
+    )
+
+
+class Fragment:
+    """Tensors of one kind, dtype and device, end to end in one flat space.
+
+    Args:
+        key: its name, for example `parameters/float32/cpu`.
+        named: (name, tensor) pairs of one dtype and device.
+        find: name -> the tensor of that name now, for tensors that may be replaced by others (buffers that are assigned
+            anew, an optimizer's state after it was loaded); None for tensors that stay.
+    """
+
+    def __init__(
+        self, key: str, named: list[tuple[str, Tensor]], find: Callable[[str], Tensor] | None = None
+    ) -> None:
+        self.key = key
+        self._find = find
+        self.names = [name for name, _ in named]
+        self.tensors = [tensor for _, tensor in named]
+        first = local(self.tensors[0])
+        self.dtype = torch.float64 if first.dtype == torch.complex128 else first.dtype
+        if first.dtype == torch.complex64:
+            self.dtype = torch.float32
+        self.outer_dtype = outer_dtype(first.dtype)
+        self.device = first.device
+        self.slots: list[Slot] = []
+        self.numel = 0
+        self._look()
+
+    def _look(self) -> None:
+        """Take the tensors' present addresses; forget the cut into blocks."""
+        self._views = [flat_view(n, t) for n, t in zip(self.names, self.tensors, strict=True)]
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._cuts: dict[tuple[int, int], tuple[list[Tensor], list[tuple[int, int]]]] = {}
+        slots, offset = [], 0
+        for name, tensor, view in zip(self.names, self.tensors, self._views, strict=True):
+            slots.append(Slot(name, tuple(local(tensor).shape), offset, view.numel()))
+            offset += view.numel()
+        if self.slots and slots != self.slots:
+            raise UnsupportedError(_changed(self.slots, slots))
+        self.slots, self.numel = slots, offset
+
+    def refresh(self) -> None:
+        """Follow tensors that have moved since the last exchange (same shapes, other memory)."""
+        if self._find is not None:
+            self.tensors = [self._find(name) for name in self.names]
+        now = [local(tensor).data_ptr() for tensor in self.tensors]
+        if now == self._addresses:
+            return
+        self._look()
+        if self._views[0].device != self.device:
+            raise UnsupportedError(
+                f"{self.names[0]} has moved from {self.device} to {self._views[0].device} since attach; "
+                "move the model first, then attach"
+            )
+
+    @property
+    def block_elements(self) -> int:
+        """Elements that outer arithmetic handles at a time."""
+        return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE
+
+    def zeros(self, device: torch.device | None = None) -> Tensor:
+        """Outer state: zeros of shape (numel,), pinned where the model is on CUDA and the state on the host."""
+        device = device or self.device
+        pin = device.type == "cpu" and self.device.type == "cuda"
+        state = torch.zeros(self.numel, dtype=self.outer_dtype, device=device, pin_memory=pin)
+        return state
+
+    def blocks(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Cut [begin, end) at multiples of the block size."""
+        size = self.block_elements
+        while begin < end:
+            stop = min(end, (begin // size + 1) * size)
+            yield begin, stop
+            begin = stop
+
+    def _cut(self, begin: int, end: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
+        """The pieces of the tensors that lie in [begin, end), and where each lies relative to begin."""
+        found = self._cuts.get((begin, end))
+        if found is None:
+            pieces, places = [], []
+            for slot, view in zip(self.slots, self._views, strict=True):
+                low, high = max(begin, slot.offset), min(end, slot.end)
+                if low < high:
+                    pieces.append(view[low - slot.offset : high - slot.offset])
+                    places.append((low - begin, high - begin))
+            found = self._cuts[begin, end] = (pieces, places)
+        return found
+
+    @torch.no_grad()
+    def read(self, begin: int, end: int, out: Tensor) -> Tensor:
+        """Copy elements [begin, end) of the tensors into `out`, shape (end - begin,), casting as needed.
+
+        Where one tensor of the outer dtype covers the range, its memory itself is returned and nothing is copied:
+        callers read the result and never write to it.
+        """
+        pieces, places = self._cut(begin, end)
+        if len(pieces) == 1 and pieces[0].dtype == out.dtype and pieces[0].device == out.device:
+            return pieces[0]
+        torch._foreach_copy_([out[low:high] for low, high in places], pieces)
+        return out
+
+    @torch.no_grad()
+    def write(self, begin: int, end: int, values: Tensor) -> None:
+        """Copy `values`, shape (end - begin,), into elements [begin, end) of the tensors, casting as needed."""
+        pieces, places = self._cut(begin, end)
+        torch._foreach_copy_(pieces, [values[low:high] for low, high in places])
+
+    def whole(self, device: torch.device | None = None) -> Tensor:
+        """A flat copy of the tensors, shape (numel,), in the outer dtype."""
+        out = self.zeros(device)
+        for begin, end in self.blocks(0, self.numel):
+            block = out[begin:end]
+            values = self.read(begin, end, block)
+            if values is not block:
+                block.copy_(values)
+        return out
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        """Whether every element is finite: a sum finds inf and nan at the speed of memory."""
+        if not self.outer_dtype.is_floating_point:
+            return True
+        sums = [view.sum(dtype=self.outer_dtype) for view in self._views]
+        if torch.isfinite(torch.stack(sums)).all():
+            return True
+        return all(bool(torch.isfinite(view).all()) for view in self._views)  # the sum may have overflowed
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Name -> a copy of its part of `flat` in the tensor's own shape, strides and dtype."""
+        result = {}
+        for slot, tensor in zip(self.slots, self.tensors, strict=True):
+            copy = torch.empty_like(local(tensor))
+            flat_view(slot.name, copy).copy_(flat[slot.offset : slot.end])
+            result[slot.name] = copy
+        return result
+
+    def layout(self) -> list[list[object]]:
+        """What has to be the same on every worker, in JSON's terms."""
+        rows: list[list[object]] = []
+        for slot, tensor in zip(self.slots, self.tensors, strict=True):
+            rows.append([slot.name, list(slot.shape), str(tensor.dtype).removeprefix("torch."), self.key.split("/")[0]])
+        return rows
+
+
+def _changed(before: list[Slot], now: list[Slot]) -> str:
+    for old, new in zip(before, now, strict=True):
+        if old != new:
+            return (
+                f"{new.name} had shape {old.shape} at attach and has {new.shape} now; "
+                "the model must keep its shape while it is attached"
+            )
+    return "the model changed since attach"
+
+
+def fragments(
+    kind: str, named: Iterable[tuple[str, Tensor]], find: Callable[[str], Tensor] | None = None
+) -> list[Fragment]:
+    """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance."""
+    groups: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, tensor in named:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        groups.setdefault(f"{kind}/{dtype}/{tensor.device}", []).append((name, tensor))
+    return [Fragment(key, group, find) for key, group in groups.items()]
+
+
+Modules = nn.Module | list[nn.Module] | tuple[nn.Module, ...] | dict[str, nn.Module]
+
+
+def module_list(model: Modules) -> list[tuple[str, nn.Module]]:
+    """(prefix, module) pairs of one module, a sequence of them, or a dictionary."""
+    if isinstance(model, nn.Module):
+        return [("", model)]
+    if isinstance(model, dict):
+        return [(f"{name}.", module) for name, module in model.items()]
+    return [(f"{number}.", module) for number, module in enumerate(model)]
+
+
+def _plain(name: str) -> str:
+    """A name as the user wrote it, without what torch.compile and checkpoint wrappers put into it."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+
+def trainable(model: Modules) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that require a gradient, tied ones once, in the model's order."""
+    seen: set[int] = set()
+    found = []
+    for prefix, module in module_list(model):
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append((prefix + _plain(name), parameter))
+    return found
+
+
+def find_buffer(model: Modules) -> Callable[[str], Tensor]:
+    """Name -> the buffer that has this name now."""
+
+    def find(name: str) -> Tensor:
+        for prefix, module in module_list(model):
+            for own, buffer in module.named_buffers():
+                if prefix + _plain(own) == name:
+                    return buffer
+        raise UnsupportedError(f"the buffer {name} was there at attach and is gone; keep the model's shape while attached")
+
+    return find
+
+
+def averaged_buffers(model: Modules) -> list[tuple[str, Tensor]]:
+    """Buffers that make sense to average: numbers, finite at attach (an infinite one is a constant mask)."""
+    found = []
+    for prefix, module in module_list(model):
+        for name, buffer in module.named_buffers():
+            if buffer.numel() == 0 or buffer.dtype == torch.bool or buffer.is_complex():
+                continue
+            if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
+                continue
+            found.append((prefix + _plain(name), buffer))
+    return found

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes: what travels in a block exchange, and what becomes of it.
+
+A lane joins a fragment of the user's tensors to its outer state and knows two things about any range of it: what this
+worker contributes (`contribute`) and what to do with the workers' mean (`apply`). Both go block by block through
+cache-sized scratch, so that outer arithmetic costs a few passes over memory and no memory of the model's size.
+
+Outer state is at most two numbers of 32 bits for a parameter (anchor and Delta), and one more for each compensated
+moment.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.exchange import Meeting, fold
+from paceline.fragments import (
+    BLOCK_ELEMENTS_CPU,
+    Fragment,
+    Modules,
+    averaged_buffers,
+    find_buffer,
+    fragments,
+)
+from paceline.optimizers import Moment
+from paceline.outer import Outer
+from paceline.outer.base import Coefficients
+from paceline.outer.moments import block_decay, compensate
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What the end of a block means in numbers, the same on every worker.
+
+    Attributes:
+        coefficients: of the outer step.
+        ahead: kv, minibatches that the next start is ahead of the mean of the local models.
+    """
+
+    coefficients: Coefficients
+    ahead: float
+
+
+class Lane(ABC):
+    """A fragment and its outer state.
+
+    Args:
+        fragment: the user's tensors.
+        device: where the outer state lies; None for the tensors' own device.
+    """
+
+    def __init__(self, fragment: Fragment, device: torch.device | None = None) -> None:
+        self.fragment = fragment
+        self.device = device or fragment.device
+        self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._scratch: list[Tensor] = []
+
+    @property
+    def numel(self) -> int:
+        """Elements of the lane."""
+        return self.fragment.numel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of what travels."""
+        return self.fragment.outer_dtype
+
+    @property
+    def block_elements(self) -> int:
+        """Elements handled at a time."""
+        return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
+
+    def scratch(self, number: int, elements: int) -> Tensor:
+        """Temporary space, shape (elements,), in the outer dtype; each number is its own."""
+        while len(self._scratch) <= number:
+            size = min(self.block_elements, self.numel)
+            self._scratch.append(torch.empty(size, dtype=self.dtype, device=self.device))
+        return self._scratch[number][:elements]
+
+    def weight(self, meeting: Meeting) -> float:
+        """What the sum over the workers has to be divided by."""
+        return meeting.weight
+
+    def factor(self, factor: float, minibatches: int) -> float:
+        """What this worker's numbers are multiplied with."""
+        return factor
+
+    @abstractmethod
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        """Write this worker's contribution for [begin, end) into `out`, on the lane's device."""
+
+    @abstractmethod
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        """Use the workers' mean for [begin, end)."""
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Take the tensors as they are for the common start of the next block."""
+
+    def restore(self) -> None:
+        """Put the tensors back to where the block began."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Outer state, by name; what a checkpoint holds."""
+        return {}
+
+
+class ParameterLane(Lane):
+    """Parameters: the delta travels, the outer step is applied.
+
+    Args:
+        outer: the rule's outer step.
+        coefficients: what origin needs for the block under way (only `ahead` of it).
+    """
+
+    def __init__(
+        self, fragment: Fragment, outer: Outer, coefficients: Callable[[], Coefficients], device: torch.device | None
+    ) -> None:
+        super().__init__(fragment, device)
+        self._outer, self._coefficients = outer, coefficients
+        self.anchor = fragment.whole(self.device)
+        self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
+
+    def _origin(self, begin: int, end: int) -> Tensor:
+        """The start of the block as the worker saw it: rounded to the parameters' dtype."""
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        out = self.scratch(1, end - begin)
+        origin = self._outer.origin(self.anchor[begin:end], state, self._coefficients(), out)
+        if self.fragment.dtype != self.dtype:
+            return out.copy_(origin.to(self.fragment.dtype))
+        return origin
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        now = self.fragment.read(begin, end, self.scratch(0, end - begin))
+        torch.sub(now, self._origin(begin, end), out=out)
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        out = self.scratch(1, end - begin)
+        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
+        fold(self.checksum, start)
+        self.fragment.write(begin, end, start)
+
+    def capture(self) -> None:
+        self.anchor.copy_(self.fragment.whole(self.device))
+        for tensor in self.tensors.values():
+            tensor.zero_()
+
+    def restore(self) -> None:
+        for begin, end in self.fragment.blocks(0, self.numel):
+            for low in range(begin, end, self.block_elements):
+                high = min(end, low + self.block_elements)
+                self.fragment.write(low, high, self._origin(low, high))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"anchor": self.anchor, **self.tensors}
+
+
+class BufferLane(Lane):
+    """Floating-point buffers, such as BatchNorm's: averaged and exported, never extrapolated."""
+
+    def __init__(self, fragment: Fragment, device: torch.device | None) -> None:
+        super().__init__(fragment, device)
+        self.anchor = fragment.whole(self.device)
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        values = self.fragment.read(begin, end, self.scratch(0, end - begin))
+        out.copy_(values)
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self.anchor[begin:end].copy_(mean)
+        fold(self.checksum, self.anchor[begin:end])
+        self.fragment.write(begin, end, self.anchor[begin:end])
+
+    def capture(self) -> None:
+        self.anchor.copy_(self.fragment.whole(self.device))
+
+    def restore(self) -> None:
+        self.fragment.write(0, self.numel, self.anchor)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"anchor": self.anchor}
+
+
+class CounterLane(BufferLane):
+    """Whole-number buffers, such as BatchNorm's count of batches: the mean of what each worker added."""
+
+    def weight(self, meeting: Meeting) -> float:
+        return float(sum(meeting.minibatches))
+
+    def factor(self, factor: float, minibatches: int) -> float:
+        return float(minibatches) if factor else 0.0
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        torch.sub(self.fragment.read(begin, end, self.scratch(0, end - begin)), self.anchor[begin:end], out=out)
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self.anchor[begin:end].add_(mean)
+        fold(self.checksum, self.anchor[begin:end])
+        self.fragment.write(begin, end, self.anchor[begin:end])
+
+
+def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
+    """A lane for the buffers of each dtype and device."""
+    parts = fragments("buffers", averaged_buffers(model), find_buffer(model))
+    return [(BufferLane if p.outer_dtype.is_floating_point else CounterLane)(p, device) for p in parts]
+
+
+class MomentLane(Lane):
+    """One moment of the local optimizer: averaged, and compensated where the rule says so.
+
+    Args:
+        moment: which one.
+        decay: b, read when it is used.
+        compensated: whether the mean is aged by what the outer step added.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        moment: Moment,
+        decay: Callable[[], float],
+        compensated: bool,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__(fragment, device)
+        self._moment, self._decay, self._compensated = moment, decay, compensated
+        self.init = fragment.zeros(self.device) if compensated else None
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        out.copy_(self.fragment.read(begin, end, self.scratch(0, end - begin)))
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        start = mean
+        if self.init is not None:
+            b, weights = self._decay(), [h.factor for h in meeting.headers]
+            decay = block_decay(b, meeting.minibatches, weights)
+            start = self.init[begin:end]
+            compensate(mean, start, decay=decay, ahead=b**moves.ahead, square=self._moment.square, out=start)
+            if self.fragment.dtype != self.dtype:  # what the worker starts from is rounded, and so is what we compare with
+                start.copy_(start.to(self.fragment.dtype))
+        fold(self.checksum, start)
+        self.fragment.write(begin, end, start)
+
+    def capture(self) -> None:
+        if self.init is not None:
+            self.init.copy_(self.fragment.whole(self.device))
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.init is None else {"init": self.init}
+
+
+class LaneChunk:
+    """A range of a lane as a chunk of an exchange.
+
+    Args:
+        lane: the lane.
+        begin, end: its range (excl.).
+        wire: space for it, shape (at least end - begin,), on the carrier's device.
+        minibatches: what this worker's contribution stands for, read when it is packed.
+        moves: meeting -> the numbers of the block.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        begin: int,
+        end: int,
+        wire: Tensor,
+        minibatches: Callable[[], int],
+        moves: Callable[[Meeting], Moves],
+    ) -> None:
+        self.lane, self.begin, self.end = lane, begin, end
+        self._wire, self._minibatches, self._moves = wire[: end - begin], minibatches, moves
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        size = self.lane.block_elements
+        return [(low, min(self.end, low + size)) for low in range(self.begin, self.end, size)]
+
+    @torch.no_grad()
+    def fill(self, factor: float) -> Tensor:
+        """This worker's contribution times the factor."""
+        factor = self.lane.factor(factor, self._minibatches())
+        if factor == 0:
+            return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
+        for low, high in self._blocks():
+            space = self._wire[low - self.begin : high - self.begin]
+            out = space if space.device == self.lane.device else self.lane.scratch(2, high - low)
+            self.lane.contribute(low, high, out)
+            if factor != 1:
+                out.mul_(int(factor) if out.dtype == torch.int64 else factor)
+            if out is not space:
+                space.copy_(out)
+        return self._wire
+
+    @torch.no_grad()
+    def land(self, total: Tensor, meeting: Meeting) -> None:
+        """Apply the mean."""
+        weight, moves = self.lane.weight(meeting), self._moves(meeting)
+        for low, high in self._blocks():
+            mean = total[low - self.begin : high - self.begin]
+            if mean.device != self.lane.device:
+                mean = self.lane.scratch(2, high - low).copy_(mean)
+            if mean.dtype == torch.int64:
+                mean = torch.div(mean, int(weight), rounding_mode="floor")
+            elif weight != 1:
+                mean.div_(weight)
+            self.lane.apply(low, high, mean, meeting, moves)

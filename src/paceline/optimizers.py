@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the optimizers of torch keep for each parameter, and which of it is a moving average.
+
+A *moment* is a state tensor with the parameter's shape that follows s <- b s + (anything stationary): its value after k
+steps is b^k s_0 + (1 - b^k) E for a fixed E, whatever the scale of E. Adam's two moments are such, and so is the
+momentum buffer of SGD. That is all that moment compensation (:mod:`paceline.outer.moments`) needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from paceline.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moving average that an optimizer keeps.
+
+    Attributes:
+        key: its name in `optimizer.state[parameter]`.
+        decay: b of one parameter group, read at the time of use because schedules change it.
+        square: True where it averages squares and therefore is never negative.
+    """
+
+    key: str
+    decay: Callable[[dict[str, object]], float]
+    square: bool = False
+
+
+def _beta(index: int) -> Callable[[dict[str, object]], float]:
+    def decay(group: dict[str, object]) -> float:
+        return float(group["betas"][index])  # type: ignore[index]
+
+    return decay
+
+
+def _momentum(group: dict[str, object]) -> float:
+    return float(group["momentum"])  # type: ignore[arg-type]
+
+
+_ADAM = (Moment("exp_avg", _beta(0)), Moment("exp_avg_sq", _beta(1), square=True))
+_SGD = (Moment("momentum_buffer", _momentum),)
+
+
+def is_adam(optimizer: Optimizer) -> bool:
+    """Adam or AdamW (or a subclass), in whichever of their foreach, fused and capturable forms."""
+    return isinstance(optimizer, (Adam, AdamW))
+
+
+def moments(optimizer: Optimizer) -> tuple[Moment, ...]:
+    """The moments whose recursion we know; empty for an optimizer that we do not know."""
+    if is_adam(optimizer):
+        return _ADAM
+    if isinstance(optimizer, SGD):
+        return _SGD
+    return ()
+
+
+def keeps_state(optimizer: Optimizer) -> bool:
+    """False for plain SGD, which carries nothing over a block whatever the rule says."""
+    return not (isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups))
+
+
+def refuse_uncompensated(optimizer: Optimizer) -> None:
+    """Raise where moment compensation is not defined for `optimizer`."""
+    name = type(optimizer).__name__
+    if not moments(optimizer):
+        raise UnsupportedError(
+            f"moment compensation is defined for torch's Adam, AdamW and SGD, not for {name}; "
+            'use one of them, or a rule with local_state="average" or "keep"'
+        )
+    if any(group.get("amsgrad") for group in optimizer.param_groups):
+        raise UnsupportedError(
+            f"{name}(amsgrad=True) keeps a running maximum for which no compensation is defined; "
+            'use amsgrad=False, or local_state="keep"'
+        )
+
+
+def parameter_state(optimizer: Optimizer, parameter: Tensor, key: str) -> Tensor | None:
+    """The state tensor `key` of `parameter`, or None before the optimizer has made it."""
+    value = optimizer.state.get(parameter, {}).get(key)
+    return value if isinstance(value, Tensor) else None
+
+
+@torch.no_grad()
+def ensure_state(optimizer: Optimizer, parameter: Tensor) -> None:
+    """Give `parameter` the state that its optimizer would make at the first step, if it has none yet.
+
+    A parameter can have no gradient on one worker and one on another; both must start the next block from the
+    same moments.
+    """
+    state = optimizer.state[parameter]
+    if is_adam(optimizer):
+        if "exp_avg" in state:
+            return
+        group = _group_of(optimizer, parameter)
+        on_device = bool(group.get("capturable")) or bool(group.get("fused"))
+        device = parameter.device if on_device else torch.device("cpu")
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    elif isinstance(optimizer, SGD) and state.get("momentum_buffer") is None:
+        state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def _group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, object]:
+    for group in optimizer.param_groups:
+        if any(p is parameter for p in group["params"]):
+            return group
+    raise AssertionError("the parameter belongs to no group of its own optimizer")
+
+
+def step_count(optimizer: Optimizer, parameters: list[Tensor]) -> float:
+    """Adam's bias-correction counter: the largest over the parameters, 0 before the first step."""
+    counts = [0.0]
+    for parameter in parameters:
+        step = optimizer.state.get(parameter, {}).get("step")
+        if step is not None:
+            counts.append(float(step))
+    return max(counts)
+
+
+@torch.no_grad()
+def set_step_count(optimizer: Optimizer, parameters: list[Tensor], count: float) -> None:
+    """Write a real-valued counter; torch keeps it as float32 and reads it for the bias correction alone."""
+    for parameter in parameters:
+        step = optimizer.state.get(parameter, {}).get("step")
+        if isinstance(step, Tensor):
+            step.fill_(count)
+
+
+@torch.no_grad()
+def reset_state(optimizer: Optimizer, parameters: list[Tensor]) -> None:
+    """Bring the optimizer's state back to where it was before its first step.
+
+    Known optimizers are zeroed in place (their addresses may sit in a captured graph); the state of others is dropped,
+    so that they build it anew.
+    """
+    in_place = is_adam(optimizer) or (
+        isinstance(optimizer, SGD) and all(g["dampening"] == 0 for g in optimizer.param_groups)
+    )
+    for parameter in parameters:
+        state = optimizer.state.get(parameter)
+        if not state:
+            continue
+        if not in_place:
+            state.clear()
+            continue
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 2, the second choice of a rule: what is exchanged?
+
+    gradient:  g_i                              before the optimizer's step
+    delta:     d_i = theta_i - theta^init       after a block: parameters now minus the start of the block
+
+theta^init is the start *as the worker saw it*: where the model has 16 bits and the outer state 32, the start is rounded
+to 16 bits before it is subtracted, so that the rounding of the start never passes for progress.
+
+With the delta may ride what the local optimizer keeps (`local_state`), as further fragments:
+
+- `keep`: nothing rides; each worker goes on with its own state (DiLoCo).
+- `reset`: nothing rides; every block starts from empty state (CNTK's choice for SGD with momentum).
+- `average`: the workers' mean.
+- `compensate`: the mean, aged by what the outer step adds to the parameters (:mod:`paceline.outer.moments`).
+- `auto`: `reset` for SGD, whose momentum points along the worker's own path; `keep` for adaptive optimizers, whose
+  second moments are a scale and not a direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.optim import SGD, Optimizer
+
+from paceline.errors import RuleError, UnsupportedError
+from paceline.optimizers import is_adam, keeps_state, refuse_uncompensated
+
+LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate")
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one step, handed on to the user's optimizer as the workers' mean."""
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return "the gradient"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The parameters' displacement over a block, and what rides along.
+
+    Attributes:
+        local_state: what a block starts from in the local optimizer: auto, keep, reset, average or compensate.
+        adam_only: True where the method is defined for Adam's moments alone.
+    """
+
+    local_state: str = "auto"
+    adam_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_state not in LOCAL_STATE:
+            raise RuleError(f"local_state must be one of {', '.join(LOCAL_STATE)}, got {self.local_state!r}")
+
+    def resolve(self, optimizer: Optimizer) -> str:
+        """What `local_state` means for this optimizer; raises `UnsupportedError` where it cannot be served."""
+        if self.adam_only and not is_adam(optimizer):
+            raise UnsupportedError(
+                f"this rule averages Adam's moments, and the optimizer is {type(optimizer).__name__}; "
+                'use torch.optim.Adam or AdamW, or the rule "bmuf"'
+            )
+        choice = self.local_state
+        if choice == "auto":
+            choice = "reset" if isinstance(optimizer, SGD) else "keep"
+        if choice == "compensate":
+            refuse_uncompensated(optimizer)
+        return choice if keeps_state(optimizer) else "keep"
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        words = {
+            "auto": "SGD's momentum restarts with each block, other optimizers keep their state",
+            "keep": "the local optimizer keeps its state",
+            "reset": "the local optimizer's state restarts with each block",
+            "average": "the local optimizer's state is averaged",
+            "compensate": "the local optimizer's moments are averaged and compensated",
+        }
+        return f"the block's delta; {words[self.local_state]}"
+
+
+Payload = Gradient | Delta

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 3: the rule, which is every parallel training method as five choices.
+
+=========  ======================================  =====================================
+choice     question                                here
+=========  ======================================  =====================================
+schedule   when do workers exchange?               :mod:`paceline.schedule`
+payload    what is exchanged?                      :mod:`paceline.payload`
+codec      how is it written on the wire?          :mod:`paceline.codec`
+topology   over which route?                       :mod:`paceline.topology`
+outer      how is the result applied?              :mod:`paceline.outer`
+=========  ======================================  =====================================
+
+A recipe is a named rule (:mod:`paceline.recipes`). The code that runs a rule knows no method by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.codec import Codec, Dense
+from paceline.errors import RuleError
+from paceline.outer import Average, Outer
+from paceline.outer.base import Coefficients
+from paceline.payload import Delta, Gradient, Payload
+from paceline.schedule import EveryBlock, EveryStep, Schedule
+from paceline.topology import Flat, Topology
+
+HEADER_BYTES = 80
+"""What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parallel training method.
+
+    Attributes:
+        schedule: `EveryStep()` or `EveryBlock(period, warmup)`.
+        payload: `Gradient()` or `Delta(local_state)`.
+        codec: `Dense()`.
+        topology: `Flat(chunks)` or `Ordered(chunks)`.
+        outer: `Average()`, `BlockMomentum(...)` or `Nesterov(...)`.
+        name: what messages call it.
+        arguments: what a recipe was called with; only for `text`.
+    """
+
+    schedule: Schedule = field(default_factory=EveryBlock)
+    payload: Payload = field(default_factory=Delta)
+    codec: Codec = field(default_factory=Dense)
+    topology: Topology = field(default_factory=Flat)
+    outer: Outer = field(default_factory=Average)
+    name: str = "custom"
+    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        gradient = isinstance(self.payload, Gradient)
+        if gradient != isinstance(self.schedule, EveryStep):
+            raise RuleError(
+                f"{type(self.payload).__name__} does not go with {type(self.schedule).__name__}: "
+                "gradients are exchanged every step, deltas every block"
+            )
+        if gradient and not isinstance(self.outer, Average):
+            raise RuleError(
+                f"a gradient is handed to the optimizer as the mean, not through {type(self.outer).__name__}; "
+                "use Average()"
+            )
+
+    def text(self) -> str:
+        """The rule as one writes it on the command line."""
+        if self.name == "custom":
+            parts = (self.schedule, self.payload, self.codec, self.topology, self.outer)
+            return "custom(" + ", ".join(repr(part) for part in parts) + ")"
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
+
+    def numbers(self, workers: int) -> dict[str, float | int | str]:
+        """The numbers that this rule works with when N = `workers`, after any ramp."""
+        if isinstance(self.schedule, EveryStep):
+            return {"period": 1}
+        eta, zeta = self.outer.momentum_at(1 << 30, workers), self.outer.lr_at(1 << 30, workers)
+        found: dict[str, float | int | str] = {"period": self.schedule.period, "warmup": self.schedule.warmup}
+        if not isinstance(self.outer, Average):
+            found |= {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta)}
+            found["ramp"] = int(getattr(self.outer, "ramp", 0))
+        assert isinstance(self.payload, Delta)
+        found["local_state"] = self.payload.local_state
+        return found
+
+    def coefficients(self, block: int, workers: int, ahead: float) -> Coefficients:
+        """The numbers of block `block` (the first is 1); `ahead` is the look-ahead with which it began."""
+        return Coefficients(
+            momentum=self.outer.momentum_at(block, workers),
+            lr=self.outer.lr_at(block, workers),
+            ahead=ahead,
+            next_momentum=self.outer.momentum_at(block + 1, workers),
+        )
+
+    @property
+    def rides(self) -> bool:
+        """Whether the local optimizer's moments travel with the parameters."""
+        return isinstance(self.payload, Delta) and self.payload.local_state in ("average", "compensate")
+
+    def bytes_per_block(self, workers: int, parameters: int, buffers: int = 0, moments: int = 2) -> int:
+        """Bytes that one worker sends for one exchange (a block, or a step), without its header.
+
+        Args:
+            workers: N.
+            parameters: trainable parameters, counted as elements of 32 bits.
+            buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two).
+            moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum.
+        """
+        copies = 1 + moments if self.rides else 1
+        return self.codec.bytes_sent(copies * parameters + buffers, workers)
+
+    def bytes_formula(self) -> str:
+        """The formula behind `bytes_per_block`."""
+        what = "4 (1 + M) P" if self.rides else "4 P"
+        means = "P parameters, M moments (Adam 2)" if self.rides else "P parameters"
+        often = "step" if isinstance(self.schedule, EveryStep) else "block"
+        return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {HEADER_BYTES} (N-1) bytes"
+
+
+def is_block(rule: Rule) -> bool:
+    """Whether the rule exchanges blocks (and not gradients)."""
+    return isinstance(rule.schedule, EveryBlock)

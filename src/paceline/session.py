@@ -1,0 +1,530 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face: `attach` hooks the optimizer's step, and a `Run` is what the user holds afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline import checkpoint, checks, ending, export, randomness
+from paceline.amp import ScalerHook, skipped
+from paceline.data.share import Position, Share
+from paceline.errors import CheckpointError, ClosedError, NonFiniteError, UnsupportedError
+from paceline.exchange import Exchanger, Header, Meeting
+from paceline.flow import Flow
+from paceline.fragments import Modules, averaged_buffers, fragments, module_list
+from paceline.gradient_update import GradientUpdate
+from paceline.journal import Journal
+from paceline.recipes import make_rule
+from paceline.rule import Rule, is_block
+from paceline.transport import Transport, connect
+from paceline.update import BlockUpdate, Work
+from paceline.watch import Watch
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out; none of it changes what the rule means.
+
+    Attributes:
+        log: directory of the event log, or None.
+        timeout_s: deadline of every wait for another worker, seconds.
+        seed: of the order of samples; the same on every worker.
+        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
+        scaler: the GradScaler, where there is one.
+        group: the torch.distributed group to use, or None for all processes.
+    """
+
+    log: str | Path | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+    outer_state: str = "device"
+    scaler: Any = None
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        if self.outer_state not in ("device", "host"):
+            raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
+        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
+            raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
+        if not isinstance(self.seed, int):
+            raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
+
+
+def attach(
+    model: Modules,
+    optimizer: Optimizer | list[Optimizer],
+    rule: Rule | str | None = None,
+    *,
+    log: str | Path | None = None,
+    timeout_s: float | None = None,
+    seed: int = 0,
+    outer_state: str = "device",
+    scaler: Any = None,
+    group: Any = None,
+    **rule_settings: Any,
+) -> Run:
+    """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
+
+    All workers start from rank 0's parameters and buffers. With one worker nothing is exchanged and the program is what
+    it was.
+
+    Args:
+        model: the module that is trained, or a list or dictionary of modules.
+        optimizer: its optimizer, or a list over disjoint parameters; the last of a list closes a minibatch.
+        rule: a name ("bmuf"), text ("bmuf(period=16)") or a `Rule`; None takes the rule of `paceline run`, else "bmuf".
+        log: directory for the event log; None takes the one of `paceline run`, if any.
+        timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
+        seed: of the order of samples in `run.share`; the same on every worker.
+        outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
+        scaler: the GradScaler, where gradients are exchanged and one is used.
+        group: the torch.distributed group whose members are the workers; None for all processes.
+        rule_settings: settings of a rule given by name, such as `period=16`.
+
+    Returns:
+        The run; use it as a context manager, or call `close()` at the end.
+
+    Raises:
+        RuleError: the rule or one of its settings does not exist.
+        UnsupportedError: the model or the optimizer cannot be served so.
+        MismatchError: the workers disagree on the rule or the model (on every worker alike).
+    """
+    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
+    settings = Settings(
+        log if log is not None else os.environ.get("PACELINE_LOG"),
+        timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
+        seed,
+        outer_state,
+        scaler,
+        group,
+    )
+    return Run(model, optimizer, chosen, settings)
+
+
+class Run:
+    """A model in training under a rule. Made by `attach`.
+
+    Attributes:
+        rule: the rule.
+        world: this worker's coordinates (rank, size, host).
+    """
+
+    def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
+        self.rule, self._model, self._settings = rule, model, settings
+        self._optimizers = checks.optimizer_list(optimizer)
+        checks.check_model(model)
+        self._owned = checks.own_parameters(model, self._optimizers)
+        checks.check_rule(rule, self._owned)
+        self._transport: Transport = connect(settings.timeout_s, settings.group)
+        self.world = self._transport.world
+        self._closed = False
+        self._handles: list[Any] = []
+        self._flow = Flow(rule.schedule)
+        self._positions: dict[int, Position] = {}
+        self._shares: dict[int, Share] = {}
+        self._kept: list[Any] = []  # loaders whose ids are keys above
+        self._loaded_positions: list[dict[str, Any]] = []
+        self._included: dict[str, Any] = {}
+        self._samples = 0
+        self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
+        self._scaler_hook: ScalerHook | None = None
+        self._block: BlockUpdate | None = None
+        self._gradients: list[GradientUpdate] = []
+        try:
+            if self.world.size > 1:
+                self._join_cluster()
+            self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
+        except BaseException:
+            self._transport.close()
+            raise
+        self._hook()
+        elements = sum(p.numel() for _, named in self._owned for _, p in named)
+        self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
+        ending.at_end(self)
+
+    # -- setting up -------------------------------------------------------------------------------
+
+    def _join_cluster(self) -> None:
+        begun = [len(optimizer.state) > 0 for optimizer in self._optimizers]
+        settings = {"seed": self._settings.seed, "outer_state": self._settings.outer_state, "optimizer state": begun}
+        checks.check_same(self._transport, self.rule, self._owned, settings)
+        ending.claim(self._transport, self._owned)
+        parameters = [pair for _, named in self._owned for pair in named]
+        parts = fragments("parameters", parameters) + fragments("buffers", averaged_buffers(self._model))
+        checks.broadcast_start(self._transport, parts)
+        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology.wire(self._transport))
+        if is_block(self.rule):
+            device = torch.device("cpu") if self._settings.outer_state == "host" else None
+            self._block = BlockUpdate(self.rule, self._exchanger, self._model, self._owned, device)
+            moments = [lane.fragment for lane in self._block.moment_lanes or []]
+            checks.broadcast_start(self._transport, moments)
+            self._block.capture_moments()
+        if self._flow.lockstep:
+            last = len(self._owned) - 1
+            self._gradients = [
+                GradientUpdate(self.rule, self._exchanger, 1 + number, named, self._model if number == last else None)
+                for number, (_, named) in enumerate(self._owned)
+            ]
+            if self._settings.scaler is not None:
+                hook = ScalerHook(self._settings.scaler, self._exchange_gradients, self._gradients_due)
+                self._scaler_hook = hook
+
+    def _hook(self) -> None:
+        run = weakref.ref(self)  # an optimizer that lives on must not keep the run alive
+
+        def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            here = run()
+            if here is not None:
+                here._before_step(optimizer, args, kwargs)
+
+        def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            here = run()
+            if here is not None:
+                here._after_step(optimizer)
+
+        for optimizer in self._optimizers:
+            setattr(optimizer, checks.MARK, run)
+            if self._gradients:
+                self._handles.append(optimizer.register_step_pre_hook(before))
+            self._handles.append(optimizer.register_step_post_hook(after))
+
+    # -- inside optimizer.step() ------------------------------------------------------------------
+
+    def _gradients_due(self, optimizer: Optimizer) -> bool:
+        ours = any(optimizer is one for one in self._optimizers)
+        return ours and self._flow.lockstep and not self._closed
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._gradients_due(optimizer):
+            return
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is not None:
+            raise UnsupportedError(
+                self.world.sign(
+                    f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where {self.rule.text()} "
+                    "cannot exchange them; call backward() before step(), or use a rule that exchanges blocks"
+                )
+            )
+        if self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done:
+            return
+        if self._scaler_hook is None and self._flow.steps == 0:
+            checks.refuse_hidden_scaler()
+        self._exchange_gradients(optimizer)
+
+    def _exchange_gradients(self, optimizer: Optimizer) -> None:
+        checks.check_unchanged(self._owned)
+        number = next(k for k, one in enumerate(self._optimizers) if one is optimizer)
+        samples, batches, nominal = self._since
+        factor = samples / nominal if batches and nominal else 1.0
+        self._watch.begin()
+        try:
+            work = Work(1, self._flow.steps, factor)
+            meeting = self._gradients[number].exchange(work)
+        except NonFiniteError:
+            if self._scaler_hook is None:
+                raise
+            meeting = None  # all overflowed: the scaler finds it on every worker, and all skip
+        self._watch.end(self._exchanger.timing, meeting, block=0, warmup=is_block(self.rule))
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if self._closed or optimizer is not self._optimizers[-1] or skipped(optimizer):
+            return
+        due = self._flow.stepped()
+        self._samples += self._since[0]
+        self._watch.stepped(self._flow.steps, self._samples, self._since[0])
+        self._since = [0, 0, 0]
+        if self.world.size == 1:
+            return
+        if due == "block":
+            self._exchange_block(leaving=False)
+        elif due == "warm":
+            self._end_warmup()
+
+    def _end_warmup(self) -> None:
+        assert self._block is not None
+        self._block.capture()
+        if self._scaler_hook is not None:
+            self._scaler_hook.remove()
+            self._scaler_hook = None
+
+    def _exchange_block(self, leaving: bool) -> Meeting:
+        assert self._block is not None
+        checks.check_unchanged(self._owned)
+        self._watch.begin()
+        work = Work(self._flow.since, self._flow.steps, leaving=leaving)
+        self._flow.since = 0
+        meeting = self._block.exchange(work)
+        self._watch.end(self._exchanger.timing, meeting, block=self._block.block, warmup=False)
+        return meeting
+
+    # -- what the user asks for -------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this worker has sent so far."""
+        return self._transport.bytes_sent
+
+    @property
+    def minibatches(self) -> int:
+        """Steps of the optimizer that this worker has made."""
+        return self._flow.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples that this worker has trained on, counted by `share`."""
+        return self._samples
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that have been exchanged."""
+        return self._block.block if self._block is not None else 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the first shared loader that is under way or comes next; after a resume, where to go on."""
+        for position in self._positions.values():
+            return position.epoch
+        return int(self._loaded_positions[0]["epoch"]) if self._loaded_positions else 0
+
+    def share(self, loader: Iterable[Any]) -> Share:
+        """This worker's part of a loader: every sample of an epoch on exactly one worker.
+
+        Works with a `DataLoader` and with any iterable of batches that every worker sees in the same order. May be
+        called once, or anew for each epoch.
+        """
+        self._open()
+        if id(loader) in self._shares:
+            return self._shares[id(loader)]
+        data = getattr(loader, "dataset", loader)  # a loader may be built anew for each epoch; its data are the same
+        if id(data) not in self._positions:
+            self._positions[id(data)] = Position()
+            self._kept.append(data)
+            if len(self._loaded_positions) >= len(self._positions):
+                self._positions[id(data)].load(self._loaded_positions[len(self._positions) - 1])
+        share = Share(
+            loader, self.world, self._settings.seed, self._positions[id(data)], self._handed_out, self._watch.epoch
+        )
+        self._shares[id(loader)] = share
+        self._kept.append(loader)
+        return share
+
+    def _handed_out(self, samples: int, nominal: int) -> None:
+        self._since[0] += samples
+        self._since[1] += 1
+        self._since[2] += nominal
+
+    def log(self, **values: float) -> None:
+        """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
+        for name, value in values.items():
+            self._watch.value(name, float(value))
+
+    def include(self, **objects: Any) -> None:
+        """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
+        `state_dict` and a `load_state_dict`."""
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise UnsupportedError(f"{name} is a {type(thing).__name__}, which has no state_dict and load_state_dict")
+            self._included[name] = thing
+
+    @property
+    def _ahead(self) -> BlockUpdate | None:
+        """The block update, where the user's model differs from the global one."""
+        return None if self._flow.lockstep or self._closed else self._block
+
+    def global_state(self) -> dict[str, Tensor]:
+        """The global model as a state dictionary of the (unwrapped) model; copies, on the model's device."""
+        return export.global_state(self._model, self._ahead.global_tensors() if self._ahead else {})
+
+    def model_for_export(self) -> Any:
+        """A copy of the model (or models) with the global parameters and the averaged buffers.
+
+        Under block momentum this is theta, not the look-ahead start from which the workers go on. Needs no
+        communication; between exchanges it is the global model of the last one.
+        """
+        return export.twin(self._model, self._ahead.global_tensors() if self._ahead else {})
+
+    @contextlib.contextmanager
+    def global_model(self) -> Iterator[Any]:
+        """Inside, the user's model holds the global parameters (for evaluation); afterwards its own again."""
+        with export.swapped(self._ahead.global_lanes if self._ahead else []):
+            yield self._model
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, **objects: Any) -> None:
+        """Write a checkpoint of everything; every worker calls it at the same place of the program.
+
+        Args:
+            path: a directory, made or replaced in one piece.
+            objects: as for `include`.
+
+        Raises:
+            CheckpointError: it could not be written (on every worker alike); an older one at `path` is untouched.
+        """
+        self._open()
+        self.include(**objects)
+        about = {"rule": self.rule.text(), "minibatches": self._flow.steps, "blocks": self.blocks}
+        checkpoint.save(Path(path), self._transport, about, self._state(), self.global_state())
+        self._watch.note("save", path=str(path))
+
+    def resume(self, path: str | Path, **objects: Any) -> None:
+        """Put everything back to where `save` was called; the same bits follow as if the run had never stopped.
+
+        Call it before the training loop. The loop goes on at `run.epoch`, and `share` in the middle of that epoch.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it belongs to another program or number of workers.
+        """
+        self._open()
+        self.include(**objects)
+        manifest, state = checkpoint.load(Path(path), self._transport)
+        if manifest["rule"] != self.rule.text():
+            raise CheckpointError(
+                f"{path} was made under the rule {manifest['rule']}, and this run has {self.rule.text()}; "
+                "use the same rule, or begin a new run from its global model"
+            )
+        self._load(path, state)
+        self._watch.note("resume", path=str(path))
+
+    def _state(self) -> dict[str, Any]:
+        block = self._block
+        return {
+            "model": export.plain_state(self._model),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "included": {name: thing.state_dict() for name, thing in self._included.items()},
+            "outer": block.state() if block is not None else {},
+            "numbers": block.numbers() if block is not None else {},
+            "sequence": self._exchanger.sequence if self.world.size > 1 else 0,
+            "flow": [self._flow.steps, self._flow.since],
+            "counts": [self._samples, *self._since],
+            "positions": [position.state() for position in self._positions.values()],
+            "random": randomness.capture(),
+        }
+
+    def _load(self, path: str | Path, state: dict[str, Any]) -> None:
+        missing = sorted(set(state["included"]) ^ set(self._included))
+        if missing:
+            raise CheckpointError(
+                f"{path} and this run do not include the same objects: {', '.join(missing)} stand in one of them only; "
+                "pass the same names to save and resume"
+            )
+        for prefix, module in module_list(export.unwrapped(self._model)):
+            part = {k.removeprefix(prefix): v for k, v in state["model"].items() if k.startswith(prefix)}
+            try:
+                module.load_state_dict(part)
+            except RuntimeError as error:
+                raise CheckpointError(f"{path} does not fit the model: {error}") from error
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for name, thing in self._included.items():
+            thing.load_state_dict(state["included"][name])
+        if self._block is not None:
+            self._block.load(state["outer"], state["numbers"])
+        if self.world.size > 1:
+            self._exchanger.sequence = state["sequence"]
+        self._flow.steps, self._flow.since = state["flow"]
+        self._samples, *self._since = state["counts"]
+        self._loaded_positions = state["positions"]
+        for position, saved in zip(self._positions.values(), state["positions"], strict=False):
+            position.load(saved)
+        randomness.restore(state["random"])
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ClosedError(self.world.sign("this run is closed; attach again to go on"))
+
+    def close(self) -> None:
+        """Come to the end together: merge what is left of the last block, wait for those who have more data, and
+        leave the global model in the user's model. May be called again."""
+        if self._closed:
+            return
+        try:
+            if self.world.size > 1:
+                self._leave()
+        finally:
+            self._detach()
+
+    def _leave(self) -> None:
+        while True:
+            if self._block is not None and not self._flow.lockstep:
+                meeting = self._exchange_block(leaving=True)
+            else:
+                meeting = self._join_gradients()
+            if meeting.all_leaving:
+                break
+        if self._block is not None and not self._flow.lockstep:
+            export.settle(self._block.global_lanes)
+        else:
+            self._even_out(meeting)
+
+    def _join_gradients(self) -> Meeting:
+        """Come to an exchange of gradients with nothing in hand."""
+        header = Header(
+            sequence=self._exchanger.sequence + 1,
+            kind=0,
+            brings=False,
+            leaving=True,
+            finite=True,
+            minibatches=0,
+            presence=0,
+            factor=0.0,
+            total=self._flow.steps,
+            checksum=0,
+        )
+        meeting = self._exchanger.meet(header, lambda kind: self._gradients[kind - 1].chunks())
+        if not meeting.empty:
+            kind = next(h.kind for h in meeting.headers if h.brings)
+            self._gradients[kind - 1].join_empty(meeting)
+        return meeting
+
+    def _even_out(self, meeting: Meeting) -> None:
+        """Workers that made fewer steps take the parameters of one that made the most."""
+        totals = [h.total for h in meeting.headers]
+        parameters = [pair for _, named in self._owned for pair in named]
+        parts = fragments("parameters", parameters) if len(set(totals)) > 1 else []
+        source = totals.index(max(totals))
+        for part in parts + fragments("buffers", averaged_buffers(self._model)):
+            flat = part.whole(self._transport.wire_device(part.device))
+            self._transport.broadcast(flat, source).wait()
+            part.write(0, part.numel, flat)
+
+    def _detach(self) -> None:
+        """Unhook and let the connection go, without a word to the others."""
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+        for optimizer in self._optimizers:
+            setattr(optimizer, checks.MARK, None)
+        if self._scaler_hook is not None:
+            self._scaler_hook.remove()
+        self._watch.close(self.blocks)
+        self._transport.close()
+
+    def abandon(self) -> None:
+        """Leave at once, after an error of this worker's own: the others find out from the closed connection."""
+        if not self._closed:
+            self._detach()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self._watch.note("error", message=f"{type(error).__name__}: {error}")
+        self.abandon()

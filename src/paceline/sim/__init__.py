@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 5, the simulator: the production rule with N virtual workers in one process."""
+
+from __future__ import annotations
+
+from paceline.sim.simulate import simulate
+
+__all__ = ["simulate"]

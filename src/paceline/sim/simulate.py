@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a function or an unchanged script with N virtual workers (:mod:`paceline.transport.virtual`)."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from paceline.transport import virtual
+
+Result = TypeVar("Result")
+
+
+class _Prefixed:
+    """A text stream that puts `[rank]` before every line."""
+
+    def __init__(self, stream: TextIO, rank: int) -> None:
+        self._stream, self._prefix, self._at_start = stream, f"[{rank}] ", True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            self._stream.write((self._prefix if self._at_start else "") + line)
+            self._at_start = line.endswith("\n")
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def simulate(
+    target: Callable[[], Result] | str | Path, workers: int, arguments: Sequence[str] = ()
+) -> list[Result | None]:
+    """Run `target` with `workers` virtual workers in this process; every run repeats bit for bit.
+
+    Each worker has its own thread, model, random generators and rank, and one runs at a time, so the wall time is that
+    of all minibatches one after another. Inside, `paceline.attach` finds the virtual cluster by itself.
+
+    Args:
+        target: a function without arguments, called once in each worker; or the path of a script, run in each worker as
+            `__main__` with `arguments` as its command line. Modules that a script imports are loaded once for all.
+        workers: N, at least 1.
+        arguments: the script's command line.
+
+    Returns:
+        What the function returned in each worker, in rank order; for a script, its global names.
+
+    Raises:
+        Whatever the first failing worker raised.
+    """
+    if callable(target):
+        if arguments:
+            raise ValueError("arguments are for scripts; bind a function's own with functools.partial")
+        return list(virtual.run(workers, target))
+    path = Path(target)
+    if not path.is_file():
+        raise ValueError(f"there is no script {path}")
+    code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
+    sys.path.insert(0, str(path.resolve().parent))  # as Python does for the script that it runs
+    try:
+        return list(virtual.run(workers, lambda: _run_script(code, path, arguments)))  # type: ignore[arg-type]
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+
+
+def _run_script(code: types.CodeType, path: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """The body of one worker: the script as its own `__main__`. All that is set here moves with the baton."""
+    transport = virtual.current()
+    assert transport is not None
+    main = types.ModuleType("__main__")
+    main.__file__ = str(path)
+    sys.modules["__main__"] = main
+    sys.argv = [str(path), *arguments]
+    sys.stdout = _Prefixed(sys.stdout, transport.world.rank)  # type: ignore[assignment]
+    exec(code, main.__dict__)
+    return main.__dict__

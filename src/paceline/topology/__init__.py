@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 2, the fourth choice of a rule: over which route?"""
+
+from __future__ import annotations
+
+from paceline.topology.flat import Flat
+from paceline.topology.ordered import Ordered
+
+Topology = Flat | Ordered
+
+__all__ = ["Flat", "Ordered", "Topology"]

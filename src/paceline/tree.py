@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State dictionaries as JSON plus tensors, so that nothing in a checkpoint is ever executed.
+
+Tensors are taken out into a flat dictionary for safetensors; the rest becomes JSON in which what JSON lacks is tagged:
+tuples, dictionaries whose keys are not strings, counters, complex and non-finite numbers, bytes, dtypes and devices.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+
+_TAG = "paceline."
+
+
+def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    """`value` as JSON's terms; its tensors are added to `tensors` under names that start with `path`."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Tensor):
+        name = path or "value"
+        tensors[name] = value.detach()
+        return {_TAG + "tensor": name}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
+        return {_TAG + "array": path}
+    if isinstance(value, (np.integer, np.floating, np.bool_)):
+        return flatten(value.item(), tensors, path)
+    if isinstance(value, (int, float)):
+        if isinstance(value, float) and not math.isfinite(value):
+            return {_TAG + "float": repr(value)}
+        return value
+    if isinstance(value, (bytes, torch.dtype, torch.device)):
+        return _flatten_word(value)
+    if isinstance(value, (list, tuple)):
+        items = [flatten(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
+        return items if isinstance(value, list) else {_TAG + "tuple": items}
+    if isinstance(value, dict):
+        return _flatten_dict(value, tensors, path)
+    raise CheckpointError(
+        f"{path or 'the state'} holds a {type(value).__name__}, which a checkpoint cannot hold without pickle; "
+        "leave it out, or give an object whose state_dict holds tensors, numbers, text, lists and dictionaries"
+    )
+
+
+def _flatten_word(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {_TAG + "bytes": base64.b64encode(value).decode()}
+    kind = "dtype" if isinstance(value, torch.dtype) else "device"
+    return {_TAG + kind: str(value).removeprefix("torch.")}
+
+
+def _flatten_dict(value: dict[Any, Any], tensors: dict[str, Tensor], path: str) -> Any:
+    if type(value) not in (dict, OrderedDict, Counter, defaultdict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}; only plain dictionaries can be saved")
+    plain = type(value) is not Counter and all(isinstance(k, str) and not k.startswith(_TAG) for k in value)
+    if plain:
+        return {key: flatten(item, tensors, f"{path}.{key}") for key, item in value.items()}
+    pairs = [
+        [flatten(key, tensors, f"{path}.key"), flatten(item, tensors, f"{path}.{key}")] for key, item in value.items()
+    ]
+    return {_TAG + ("counter" if type(value) is Counter else "dict"): pairs}
+
+
+def build(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `flatten`."""
+    if isinstance(value, list):
+        return [build(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, inner),) = value.items()
+        if key.startswith(_TAG):
+            return _build_tagged(key.removeprefix(_TAG), inner, tensors)
+    return {key: build(item, tensors) for key, item in value.items()}
+
+
+def _build_tagged(kind: str, inner: Any, tensors: dict[str, Tensor]) -> Any:
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "array":
+        return tensors[inner].numpy()
+    if kind == "float":
+        return float(inner)
+    if kind == "bytes":
+        return base64.b64decode(inner)
+    if kind == "dtype":
+        found = getattr(torch, inner, None)
+        if not isinstance(found, torch.dtype):
+            raise CheckpointError(f"the checkpoint names the dtype {inner!r}, which this torch does not have")
+        return found
+    if kind == "device":
+        return torch.device(inner)
+    if kind == "tuple":
+        return tuple(build(item, tensors) for item in inner)
+    if kind in ("dict", "counter"):
+        pairs = {build(key, tensors): build(item, tensors) for key, item in inner}
+        return Counter(pairs) if kind == "counter" else pairs
+    raise CheckpointError(f"the checkpoint holds the unknown tag {kind!r}; it was made by a newer paceline")

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says about itself: where its time goes, what it sends, what was left out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from paceline.exchange import Meeting, Timing
+from paceline.journal import Journal
+from paceline.transport import Transport
+
+logger = logging.getLogger("paceline")
+
+FOLD_S = 0.25
+"""Exchanges that follow each other faster than this share one line of the log."""
+
+
+class _Sums:
+    """What is folded into the next line of the log."""
+
+    def __init__(self) -> None:
+        self.exchanges, self.minibatches, self.samples = 0, 0, 0
+        self.compute_s = self.wait_s = self.exchange_s = 0.0
+        self.left_out: set[int] = set()
+
+
+class Watch:
+    """Times a run and writes its journal.
+
+    Args:
+        journal: where events go.
+        transport: whose bytes are counted.
+    """
+
+    def __init__(self, journal: Journal, transport: Transport) -> None:
+        self._journal, self._transport = journal, transport
+        self._sums = _Sums()
+        self._since = time.perf_counter()  # the end of the last exchange
+        self._written_s, self._bytes = self._since, transport.bytes_sent
+        self._steps, self._samples = 0, 0
+
+    def attached(self, rule: str, parameters: int, buffers: int) -> None:
+        """The first line: who, where, what."""
+        from paceline import __version__  # the version alone; importing it above would be a cycle
+
+        world = self._transport.world
+        self._journal.write(
+            "attach",
+            size=world.size,
+            host=world.host,
+            rule=rule,
+            transport=self._transport.name,
+            parameters=parameters,
+            buffers=buffers,
+            version=__version__,
+            unix_s=time.time(),
+            cores=os.cpu_count(),
+        )
+
+    def begin(self) -> None:
+        """An exchange begins; what came before was computing."""
+        self._sums.compute_s += time.perf_counter() - self._since
+
+    def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
+        """An exchange is over."""
+        sums = self._sums
+        sums.exchanges += 1
+        sums.wait_s += timing.wait_s
+        sums.exchange_s += timing.exchange_s
+        if meeting is not None and meeting.left_out:
+            sums.left_out |= set(meeting.left_out)
+            world = self._transport.world
+            logger.warning(
+                "%s left out of exchange %d: inf or nan in what it brought; it goes on from the global model",
+                world.names(meeting.left_out),
+                meeting.headers[0].sequence,
+            )
+        self._since = time.perf_counter()
+        if self._since - self._written_s >= FOLD_S or sums.left_out:
+            self._write(block, warmup)
+
+    def stepped(self, steps: int, samples: int, new_samples: int) -> None:
+        """The optimizer made a step."""
+        self._sums.minibatches += 1
+        self._sums.samples += new_samples
+        self._steps, self._samples = steps, samples
+        if self._transport.world.size == 1:
+            self._alone()
+
+    def _alone(self) -> None:
+        """With one worker nothing is exchanged; the log still shows how far it is."""
+        now = time.perf_counter()
+        if now - self._written_s >= FOLD_S:
+            self._sums.compute_s += now - self._since
+            self._since = now
+            self._write(0, False)
+
+    def _write(self, block: int, warmup: bool) -> None:
+        sums, sent = self._sums, self._transport.bytes_sent
+        self._journal.write(
+            "exchange",
+            block=block,
+            exchanges=sums.exchanges,
+            minibatches=sums.minibatches,
+            total_minibatches=self._steps,
+            samples=sums.samples or None,
+            total_samples=self._samples or None,
+            compute_s=round(sums.compute_s, 6),
+            wait_s=round(sums.wait_s, 6),
+            exchange_s=round(sums.exchange_s, 6),
+            bytes=sent - self._bytes,
+            left_out=sorted(sums.left_out),
+            warmup=warmup,
+        )
+        self._sums, self._bytes, self._written_s = _Sums(), sent, time.perf_counter()
+        self._block, self._warmup = block, warmup
+
+    def value(self, name: str, value: float) -> None:
+        """A number that the user logs."""
+        self._journal.write(
+            "value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None
+        )
+
+    def epoch(self, epoch: int, batches: int | None) -> None:
+        """A pass over a shared loader begins."""
+        self._journal.write("epoch", epoch=epoch, batches=batches)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Any other event."""
+        self._journal.write(kind, **fields)
+
+    def close(self, blocks: int) -> None:
+        """Write what is left and close the log."""
+        if self._sums.exchanges or self._sums.minibatches:
+            self._sums.compute_s += time.perf_counter() - self._since if not self._sums.exchanges else 0.0
+            self._write(blocks, False)
+        self._journal.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
+        self._journal.close()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who am I: one worker's coordinates in the cluster.
+
+Grammar of the names: `rank` is this worker, `size` counts workers, `local_rank` and `local_size` say the same within
+one host, `hosts[r]` is the host of rank r. A worker is one process with one device, or one virtual worker of
+:mod:`paceline.transport.virtual`.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+
+def host_name() -> str:
+    """The name of this host, for messages (never used to connect to anything)."""
+    return socket.gethostname()
+
+
+@dataclass(frozen=True)
+class World:
+    """Coordinates of one worker.
+
+    Attributes:
+        rank: this worker, 0 <= rank < size.
+        size: number of workers, N in the equations.
+        local_rank: this worker within its host, 0 <= local_rank < local_size.
+        local_size: number of workers on this host.
+        host: this host's name.
+        hosts: host of every rank, in rank order; empty until the workers have met.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = field(default_factory=host_name)
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank must lie in 0..{self.size - 1}, got {self.rank}")
+
+    def sign(self, message: str) -> str:
+        """`message` with the speaker's rank and host behind it, on a cluster of more than one."""
+        if self.size == 1:
+            return message
+        return f"{message} [rank {self.rank} of {self.size} on {self.host}]"
+
+    def name(self, rank: int) -> str:
+        """Rank `rank` as a person reads it: with its host where that is known."""
+        if rank < len(self.hosts):
+            return f"rank {rank} on {self.hosts[rank]}"
+        return f"rank {rank}"
+
+    def names(self, ranks: list[int]) -> str:
+        """Several ranks as a person reads them."""
+        return ", ".join(self.name(rank) for rank in ranks)
