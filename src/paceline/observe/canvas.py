@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PacelineError
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

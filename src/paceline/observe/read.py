@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import PacelineError
+from paceline.errors import PacelineError
+
 from .log import Epoch, Exchange, RunLog, Value, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `paceline`: run a program on many workers, report on a run, explain a rule.
+
+::
+
+    run        the command; workers.py starts and stops them, lines.py shows what they print,
+               status.py draws the bottom line, failure.py says what went wrong
+    report     logs -> page, pictures and a short table
+    explain    a recipe's five choices, equation, defaults and bytes
+    console    where all of them print
+"""
+
+from __future__ import annotations
+
+from .main import app
+
+__all__ = ["app"]

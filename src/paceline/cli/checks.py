@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `paceline run` refuses before anything starts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.observe.read import LOG_NAME
+
+from .cluster import Cluster
+from .console import refuse
+
+LOGS = "paceline-logs"
+
+
+def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> Cluster:
+    if workers < 1:
+        refuse(f"--workers must be at least 1, got {workers}")
+    if hosts < 1:
+        refuse(f"--hosts must be at least 1, got {hosts}")
+    if not 0 <= host_index < hosts:
+        refuse(f"--host-index must lie in 0..{hosts - 1} with --hosts {hosts}, got {host_index}")
+    if not timeout_s >= 1:
+        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
+    if hosts > 1 and master is None:
+        refuse(f"--hosts {hosts} needs --master HOST:PORT, the address where the hosts meet")
+    address = _address(master) if master is not None and hosts > 1 else None
+    return Cluster(workers, hosts, host_index, address, timeout_s)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        refuse(f"--master must be HOST:PORT such as node0:29500, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def check_script(script: Path) -> None:
+    if not script.is_file():
+        what = "is not a file" if script.exists() else "does not exist"
+        refuse(f"the program {script} {what} (looked in {Path.cwd()})")
+
+
+def check_rule(text: str | None) -> None:
+    """A rule that cannot be is refused here, once, and not by every worker."""
+    if text is None:
+        return
+    from paceline import recipes
+
+    try:
+        recipes.rule_from_text(text)
+    except PacelineError as error:
+        refuse(f"--rule: {error}")
+
+
+def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path:
+    if asked is None:
+        name = time.strftime("%Y%m%d-%H%M%S")
+        directory, turn = Path(LOGS) / name, 1
+        while directory.exists():
+            turn += 1
+            directory = Path(LOGS) / f"{name}-{turn}"
+    else:
+        directory = asked
+        _clear(directory, cluster, overwrite)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory.resolve()
+
+
+def _clear(directory: Path, cluster: Cluster, overwrite: bool) -> None:
+    """No run is written into another's logs. On several hosts each minds its own ranks' files."""
+    if directory.exists() and not directory.is_dir():
+        refuse(f"--log {directory} is a file; give a directory")
+    old = [path for path in directory.glob("rank-*.jsonl") if _ours(path, cluster)]
+    if old and not overwrite:
+        refuse(
+            f"the log directory {directory} already holds a run ({old[0].name}, ...): "
+            "give another one, or add --overwrite to replace it"
+        )
+    for path in old:
+        path.unlink()
+
+
+def _ours(path: Path, cluster: Cluster) -> bool:
+    match = LOG_NAME.fullmatch(path.name)
+    if not match:
+        return False
+    host = int(match[1]) // cluster.workers
+    return host == cluster.host_index or (host >= cluster.hosts and cluster.host_index == 0)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the commands print, and how they refuse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+USAGE = 2  # exit code of a command that was asked for something that cannot be
+
+
+def out() -> Console:
+    """Results. Made anew for each command, because tests and pipes change stdout."""
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    """Errors and notes, which must not end up in a file that collects results."""
+    return Console(stderr=True, highlight=False)
+
+
+def error_panel(title: str, *parts: RenderableType) -> Panel:
+    """The one shape of an error."""
+    return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", style="red")
+
+
+def refuse(message: str) -> NoReturn:
+    """Say what is wrong with the command, and end with exit code 2."""
+    err().print(error_panel("error", Text(message, style="default")))
+    raise typer.Exit(USAGE)
+
+
+def near(path: Path) -> str:
+    """A path as one would type it here: relative where it lies below, absolute elsewhere."""
+    shown = os.path.relpath(path)
+    return str(path) if shown.startswith("..") else shown

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the workers of this host to their end, whatever that end is.
+
+torchrun's agent works in a thread of its own. The main thread shows what the workers print and
+stays free for signals: a thread that waits for another host inside torch would not hear Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from .cluster import Cluster
+from .workers import GRACE_S, Agent, Command, Worker
+
+LOOK_EVERY_S = 0.05
+Look = Callable[[list[Worker], bool], None]  # the workers so far, whether they are being stopped
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class Outcome:
+    """How it ended. Exactly one of the first three says so; none of them: all workers succeeded."""
+
+    codes: dict[int, int] = field(default_factory=dict)  # rank -> return code of those that failed
+    stopped_by: signal.Signals | None = None
+    error: BaseException | None = None  # the hosts did not find each other, or a bug of ours
+    workers: list[Worker] = field(default_factory=list)
+    stuck: bool = False  # torch did not give its thread back: leave without waiting for it
+
+
+def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
+    """Start the workers and wait for all of them, calling `look` all the while."""
+    _hush_torch()
+    with _Listener() as listener:
+        runner = _Runner(cluster, command)
+        runner.start()
+        give_up_at = float("inf")
+        while runner.is_alive() and time.monotonic() < give_up_at:
+            runner.join(LOOK_EVERY_S)
+            look(runner.workers, bool(listener.heard))
+            if listener.heard and give_up_at == float("inf"):
+                give_up_at = time.monotonic() + (GRACE_S if runner.workers else 0.0) + 1.0
+            runner.heed(listener.heard)
+        return _outcome(runner, listener)
+
+
+def _outcome(runner: _Runner, listener: _Listener) -> Outcome:
+    outcome = Outcome(workers=runner.workers, stuck=runner.is_alive())
+    if listener.heard:
+        outcome.stopped_by = listener.heard[0]
+    elif runner.error is not None:
+        outcome.error = runner.error
+    elif runner.result is not None:
+        outcome.codes = {rank: f.exitcode for rank, f in runner.result.failures.items()}
+    return outcome
+
+
+class _Runner(threading.Thread):
+    """torchrun's agent in a thread."""
+
+    def __init__(self, cluster: Cluster, command: Command) -> None:
+        super().__init__(name="paceline-agent", daemon=True)
+        self.cluster, self.command = cluster, command
+        self.agent: Agent | None = None
+        self.result: RunResult | None = None
+        self.error: BaseException | None = None
+        self.stopping = threading.Event()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers that have been started so far."""
+        return [] if self.agent is None else list(self.agent.workers)
+
+    def run(self) -> None:
+        try:
+            _await_master(self.cluster, self.stopping)
+            spec = _spec(self.cluster)
+            self.agent = Agent(spec, self.command, self.cluster.hosts, self.cluster.timeout_s)
+            try:
+                self.result = self.agent.run()
+            finally:
+                spec.rdzv_handler.shutdown()
+        except SignalException:
+            pass  # the main thread asked for it
+        except BaseException as error:  # shown by the main thread, which has the terminal
+            self.error = error
+
+    def heed(self, heard: list[signal.Signals]) -> None:
+        """Pass on what the main thread heard; a second signal ends the grace."""
+        if not heard:
+            return
+        self.stopping.set()
+        if self.agent is not None:
+            self.agent.stop_signal = heard[0]
+            self.agent.impatient = len(heard) > 1
+
+
+class _Listener(AbstractContextManager["_Listener"]):
+    """Collects signals instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.heard: list[signal.Signals] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Listener:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(signal.Signals(number))
+
+
+def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
+    """Wait until host 0 listens. torch would wait too, but deaf to Ctrl-C and with pages of log."""
+    if cluster.master is None or cluster.host_index == 0:
+        return
+    deadline = time.monotonic() + cluster.timeout_s
+    while not stopping.is_set():
+        try:
+            socket.create_connection(cluster.master, timeout=2.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"host 0 does not answer: {error}") from error
+        stopping.wait(0.2)
+    raise SignalException("stopped while waiting for host 0", signal.SIGTERM)
+
+
+def _spec(cluster: Cluster) -> WorkerSpec:
+    """torchrun's description of the run. One host meets itself on a free port; several meet at the
+    master, where ranks follow the host index."""
+    if cluster.master is None:
+        backend, endpoint, run_id = "c10d", "localhost:0", uuid.uuid4().hex
+        settings: dict[str, Any] = {"is_host": True}
+    else:
+        backend, endpoint, run_id = "static", "{}:{}".format(*cluster.master), "paceline"
+        settings = {"rank": cluster.host_index}
+    parameters = RendezvousParameters(
+        backend=backend,
+        endpoint=endpoint,
+        run_id=run_id,
+        min_nodes=cluster.hosts,
+        max_nodes=cluster.hosts,
+        local_addr="127.0.0.1" if cluster.master is None else None,
+        timeout=int(cluster.timeout_s),
+        **settings,
+    )
+    return WorkerSpec(
+        role="worker",
+        local_world_size=cluster.workers,
+        rdzv_handler=get_rendezvous_handler(parameters),
+        entrypoint="worker",
+        max_restarts=0,
+        monitor_interval=0.1,
+        master_addr=None if cluster.master is None else cluster.master[0],
+        master_port=None if cluster.master is None else cluster.master[1],
+    )
+
+
+def _hush_torch() -> None:
+    """What the agent logs about a failure, `failure.py` says better."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False

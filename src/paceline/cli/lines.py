@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workers print, line by line, each with its rank in front."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+CHUNK_BYTES = 1 << 18  # read at one look, so that a talkative worker cannot starve the others
+COLOURS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "blue",
+    "bright_red",
+    "bright_cyan",
+    "bright_black",
+)
+
+Show = Callable[[int, str, bool], None]  # rank, line, whether it came from stderr
+
+
+@dataclass
+class Tail:
+    """Follows one growing file."""
+
+    path: Path
+    rank: int
+    is_error: bool
+    offset: int = 0
+    rest: bytes = b""
+
+    def read(self) -> list[str]:
+        """The lines that were completed since the last look."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(CHUNK_BYTES)
+        self.offset += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return [decode(line, self.rank) for line in lines]
+
+    def finish(self) -> list[str]:
+        """All that is left, the unfinished last line included."""
+        lines: list[str] = []
+        while self.offset < self.path.stat().st_size:
+            lines += self.read()
+        if self.rest:
+            lines.append(decode(self.rest, self.rank))
+            self.rest = b""
+        return lines
+
+
+class Tails:
+    """Follows every worker's output."""
+
+    def __init__(self, show: Show) -> None:
+        self.show = show
+        self.tails: list[Tail] = []
+        self.mute_errors = False  # stderr is then only kept in its file
+
+    def __len__(self) -> int:
+        return len(self.tails) // 2  # of a worker there are two
+
+    def follow(self, rank: int, stdout: Path, stderr: Path) -> None:
+        """Add a worker."""
+        self.tails += [Tail(stdout, rank, False), Tail(stderr, rank, True)]
+
+    def read(self) -> None:
+        """Show what is new."""
+        for tail in self.tails:
+            self._show(tail, tail.read())
+
+    def finish(self) -> None:
+        """Show all that is left."""
+        for tail in self.tails:
+            self._show(tail, tail.finish())
+
+    def _show(self, tail: Tail, lines: Iterable[str]) -> None:
+        if self.mute_errors and tail.is_error:
+            return
+        for line in lines:
+            self.show(tail.rank, line, tail.is_error)
+
+
+def plain(rank: int, line: str, is_error: bool) -> None:
+    """For pipes and files: no colour, stdout to stdout and stderr to stderr."""
+    stream = sys.stderr if is_error else sys.stdout
+    print(f"[{rank}] {line}", file=stream, flush=True)
+
+
+def on_terminal(console: Console) -> Show:
+    """For a terminal; where it has a live status line, the lines scroll above that."""
+
+    def show(rank: int, line: str, is_error: bool) -> None:
+        _coloured(console, rank, line)
+
+    return show
+
+
+def _coloured(console: Console, rank: int, line: str) -> None:
+    prefix = Text(f"[{rank}] ", style=COLOURS[rank % len(COLOURS)])
+    console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+
+
+def decode(line: bytes, rank: int) -> str:
+    """Text of a line; of a progress bar that rewrote its line, the last state.
+
+    torch puts `[rank3]: ` before the lines of a traceback, which would say the rank twice.
+    """
+    text = line.decode("utf-8", errors="replace").rstrip("\r")
+    return text.rsplit("\r", 1)[-1].removeprefix(f"[rank{rank}]: ")

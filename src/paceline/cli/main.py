@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command and its subcommands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+
+from . import explain, report, run
+
+app = typer.Typer(
+    name="paceline",
+    help="Give the training program you already have a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("run", context_settings=run.CONTEXT)(run.command)
+app.command("report")(report.command)
+app.command("explain")(explain.command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Give the training program you already have a cluster."""

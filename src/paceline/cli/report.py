@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline report`: a page, its pictures, and a short table here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from paceline.errors import PacelineError
+from paceline.observe.log import RunLog
+from paceline.observe.report import comparison, load, write_report
+from paceline.observe.summary import warnings
+
+from .console import err, out, refuse
+
+
+def command(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(help="Log directory of a run; several are compared.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option(help="Directory for the page (index.html) and its pictures.")] = Path(
+        "report"
+    ),
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+) -> None:
+    """Make a page with figures from the logs of one run, or compare several."""
+    try:
+        page = write_report(directories, output, title=title)
+        runs = load(directories)
+    except PacelineError as error:
+        refuse(str(error))
+    except OSError as error:
+        refuse(f"cannot write the report to {output}: {error}; choose another --output")
+    out().print(as_table(comparison(runs)))
+    for text in _notes(runs):
+        err().print(f"note: {text}", markup=False)
+    out().print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows that are runs, turned on their side: a terminal is narrow and runs are few."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(row["run"], justify="right", overflow="fold")
+    for name in dict.fromkeys(key for row in rows for key in row if key != "run"):
+        table.add_row(name, *(row.get(name, "") for row in rows))
+    return table
+
+
+def _notes(runs: Sequence[RunLog]) -> list[str]:
+    many = len(runs) > 1
+    return [f"{run.label}: {text}" if many else text for run in runs for text in warnings(run)]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line at the bottom of the terminal while a run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import RenderableType
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from ..observe.live import Live, Snapshot
+from ..observe.summary import value_text
+
+POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
+
+
+class Status:
+    """Renders the newest snapshot; reads the logs at most every `POLL_EVERY_S`."""
+
+    def __init__(self, live: Live, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.live, self.workers, self.clock = live, workers, clock
+        self.spinner = Spinner("dots")
+        self.snapshot = Snapshot()
+        self._read_at = -POLL_EVERY_S
+
+    def __rich__(self) -> RenderableType:
+        now = self.clock()
+        if now - self._read_at >= POLL_EVERY_S:
+            self.snapshot, self._read_at = self.live.poll(), now
+        return self._line(self.snapshot)
+
+    def _line(self, shot: Snapshot) -> RenderableType:
+        row = Table.grid(padding=(0, 1))
+        cells: list[RenderableType] = [self.spinner]
+        if shot.epoch_done is not None:
+            cells.append(ProgressBar(total=1.0, completed=shot.epoch_done, width=20))
+        cells.append(describe(shot, self.workers))
+        row.add_row(*cells)
+        return row
+
+
+def describe(shot: Snapshot, workers: int) -> Text:
+    """A snapshot in words: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
+    if not shot.size:
+        return Text(f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet")
+    parts = [] if shot.epoch is None else [f"epoch {shot.epoch}"]
+    parts.append(f"{shot.total:,} minibatches ({shot.minibatches_per_s:,.0f}/s)")
+    if len(shot.minibatches) > 1:
+        slowest, fastest = min(shot.minibatches.values()), max(shot.minibatches.values())
+        if slowest != fastest:
+            parts.append(f"{slowest:,} to {fastest:,} a worker")
+    if shot.loss is not None:
+        parts.append(f"loss {value_text(shot.loss)}")
+    parts.append(f"exchange {100 * shot.exchange_share:.0f} %")
+    return Text(" | ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the workers of this host, watches them, and leaves none behind.
+
+torchrun's machinery finds the other hosts, numbers the workers and calls the methods below; the
+processes themselves are ours, for three reasons: a worker's exit code is seen as it was, those that
+must stop get `GRACE_S` seconds and not thirty, and whatever a dead worker had started dies too.
+Every worker leads a session of its own, so that Ctrl-C reaches the launcher alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from paceline.errors import PacelineError
+
+GRACE_S = 5.0  # between the request to stop and the order
+ASK_EVERY_S = 1.0  # whether another host has failed
+END_KEY = "paceline/end"
+POLL_S = 0.02  # while workers are asked to stop
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process and the two files that take its output."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    stdout: Path
+    stderr: Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """What every worker runs."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    output: Path  # directory of the files that take the workers' output
+
+
+class OtherHostError(PacelineError, RuntimeError):
+    """The run ended because of another host; the message says which and why."""
+
+
+class Agent(SimpleElasticAgent):
+    """torchrun's agent with processes of our own.
+
+    What torchrun leaves out: a host whose worker failed writes so into the store through which the
+    hosts met, and the others stop within `ASK_EVERY_S` instead of waiting for the dead.
+    """
+
+    def __init__(self, spec: WorkerSpec, command: Command, hosts: int, timeout_s: float) -> None:
+        super().__init__(spec, exit_barrier_timeout=timeout_s)
+        self.command = command
+        self.hosts = hosts
+        self.workers: list[Worker] = []  # only ever appended to; the main thread reads it
+        self.stop_signal: signal.Signals | None = None  # set by the main thread
+        self.impatient = False  # set by a second Ctrl-C: no more grace
+        self._ask_at = 0.0
+        self._gone: set[int] = set()  # ranks whose session has been swept; their ids may be reused
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._heed_stop()
+        for member in worker_group.workers:
+            environment = {**os.environ, **self.command.environment}
+            environment |= _coordinates(worker_group, member)
+            self.workers.append(_spawn(self.command, member.global_rank, environment))
+        return {place: worker.process.pid for place, worker in enumerate(self.workers)}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._heed_stop()
+        codes = [self._poll(worker) for worker in self.workers]
+        failures = {
+            worker.rank: ProcessFailure(place, worker.process.pid, code, os.devnull)
+            for place, (worker, code) in enumerate(zip(self.workers, codes, strict=True))
+            if code
+        }
+        if failures:
+            self._tell(f"worker {min(failures)} on {socket.gethostname()} failed")
+            return RunResult(state=WorkerState.FAILED, failures=failures)
+        if None in codes:
+            self._ask()
+            return RunResult(state=WorkerState.HEALTHY)
+        done = {worker.rank: None for worker in self.workers}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self.stop(signal.SIGTERM)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        self.stop(death_sig)
+
+    def stop(self, how: signal.Signals) -> None:
+        """Ask every worker that still runs to stop, and after the grace end it and its children."""
+        running = [worker for worker in self.workers if self._poll(worker) is None]
+        for worker in running:
+            _signal_session(worker, how)
+        deadline = time.monotonic() + GRACE_S
+        while any(self._poll(worker) is None for worker in running):
+            if self.impatient or time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+        for worker in running:
+            if self._poll(worker) is None:
+                _signal_session(worker, signal.SIGKILL)
+                worker.process.wait()
+                self._gone.add(worker.rank)
+
+    def _poll(self, worker: Worker) -> int | None:
+        """The worker's exit code; when it is first seen, what the worker left behind is ended."""
+        code = worker.process.poll()
+        if code is not None and worker.rank not in self._gone:
+            _signal_session(worker, signal.SIGKILL)
+            self._gone.add(worker.rank)
+        return code
+
+    def _tell(self, what: str) -> None:
+        """Let the other hosts know why this one leaves."""
+        if self.hosts > 1 and self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the store's own host may be gone already
+                self._store.set(END_KEY, what)
+
+    def _ask(self) -> None:
+        """Leave when another host has left."""
+        if self.hosts == 1 or self._store is None or time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + ASK_EVERY_S
+        try:
+            what = self._store.get(END_KEY).decode() if self._store.check([END_KEY]) else ""
+        except RuntimeError as error:
+            raise OtherHostError("host 0 does not answer any more") from error
+        if what:
+            raise OtherHostError(what)
+
+    def _heed_stop(self) -> None:
+        if self.stop_signal is not None:
+            self._tell(f"stopped by {self.stop_signal.name} on {socket.gethostname()}")
+            raise SignalException(f"stopped by {self.stop_signal.name}", self.stop_signal)
+
+
+def _spawn(command: Command, rank: int, environment: dict[str, str]) -> Worker:
+    stdout, stderr = (command.output / f"rank-{rank:03d}.{name}" for name in ("out", "err"))
+    with stdout.open("wb") as out, stderr.open("wb") as err:
+        process = subprocess.Popen(
+            command.arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    return Worker(rank, process, stdout, stderr)
+
+
+def _signal_session(worker: Worker, which: signal.Signals) -> None:
+    """Signal the worker and all its descendants in its process group."""
+    try:
+        os.killpg(worker.process.pid, which)
+    except (ProcessLookupError, PermissionError):
+        return  # nobody of the group is left
+
+
+def _coordinates(group: WorkerGroup, member: Any) -> dict[str, str]:
+    """The variables by which torch.distributed and paceline know who this worker is."""
+    spec = group.spec
+    return {
+        "RANK": str(member.global_rank),
+        "LOCAL_RANK": str(member.local_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(member.role_rank),
+        "ROLE_NAME": spec.role,
+        "WORLD_SIZE": str(member.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(member.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+    }
