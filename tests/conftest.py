@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread for each test process, and no setting of a surrounding launcher."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*LAUNCHER, *OURS]:
+        if name in os.environ:
+            monkeypatch.delenv(name)
+    torch.manual_seed(0)

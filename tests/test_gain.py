@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How eta and zeta follow from what a user gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.gain import eta_zeta
+from paceline.outer import BlockMomentum, Nesterov
+
+
+@pytest.mark.parametrize(("workers", "eta"), [(4, 0.735), (16, 0.8995), (64, 0.9619)])
+def test_auto_follows_the_number_of_workers(workers: int, eta: float) -> None:
+    outer = BlockMomentum()
+    assert outer.lr_at(1, workers) == 0.7
+    assert outer.momentum_at(1, workers) == pytest.approx(eta, abs=1e-4)
+    assert 0.7 / (1 - outer.momentum_at(1, workers)) == pytest.approx(workers**0.7)
+
+
+def test_paper() -> None:
+    assert BlockMomentum(gain="paper").momentum_at(1, 16) == 1 - 1 / 16
+    assert BlockMomentum(gain="paper").lr_at(1, 16) == 1.0
+    assert (Nesterov(gain="paper").momentum_at(1, 16), Nesterov(gain="paper").lr_at(1, 16)) == (0.9, 0.7)
+
+
+PAPER = (0.75, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "lr", "gain", "want"),
+    [
+        (0.5, 0.3, "auto", (0.5, 0.3)),
+        (0.5, 0.3, "paper", (0.5, 0.3)),
+        (0.5, None, "auto", (0.5, 1.0)),
+        (0.5, None, "paper", (0.5, 1.0)),
+        (0.5, None, 4.0, (0.5, 2.0)),
+        (None, 0.5, 2.0, (0.75, 0.5)),
+        (None, 0.5, "paper", (0.75, 0.5)),
+        (None, None, "paper", (0.75, 1.0)),
+        (None, None, 2.8, (0.75, 0.7)),
+        (None, None, 0.5, (0.0, 0.5)),
+        (None, 1.0, "auto", (1 - 1 / 4**0.7, 1.0)),
+    ],
+)
+def test_two_numbers_give_the_third(
+    momentum: float | None, lr: float | None, gain: Any, want: tuple[float, float]
+) -> None:
+    assert eta_zeta(4, momentum, lr, gain, PAPER) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("recipe", ["bmuf", "bmuf_adam", "diloco"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"gain": 0}, "gain must be .* above 0, got 0"),
+        ({"gain": -1.0}, "got -1.0"),
+        ({"gain": "hot"}, "got 'hot'"),
+        ({"gain": True}, "got True"),
+        ({"gain": float("nan")}, "got nan"),
+        ({"momentum": 1.0}, "momentum must be .* below 1, got 1.0"),
+        ({"momentum": -0.1}, "got -0.1"),
+        ({"momentum": "0.9"}, "got '0.9'"),
+        ({"lr": 0}, "lr must be a number above 0, got 0"),
+        ({"ramp": -1}, "ramp must be .* got -1"),
+        ({"ramp": 1.5}, "got 1.5"),
+        ({"lr": 3.0, "gain": 2.0}, "lr=3 is larger than the gain of 2"),
+    ],
+)
+def test_senseless_numbers_are_refused(recipe: str, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(paceline.RuleError, match=said):
+        paceline.RECIPES[recipe].build(**arguments)
+
+
+def test_momentum_and_lr_and_gain_that_contradict_each_other_are_not_silently_dropped() -> None:
+    """Three numbers over-determine; whichever way it is solved, the gain that `numbers` reports must be true."""
+    try:
+        rule = paceline.RECIPES["bmuf"].build(momentum=0.5, lr=1.0, gain=8.0)
+    except paceline.RuleError:
+        return
+    numbers = rule.numbers(4)
+    assert numbers["gain"] == float(numbers["lr"]) / (1 - float(numbers["momentum"]))
+
+
+def test_numbers_of_a_rule() -> None:
+    numbers = paceline.RECIPES["bmuf"].build(period=8, ramp=5).numbers(16)
+    assert numbers["gain"] == pytest.approx(16**0.7)
+    assert numbers["period"] == 8 and numbers["ramp"] == 5 and numbers["lr"] == 0.7
+    assert paceline.RECIPES["sync"].build().numbers(16) == {"period": 1}
+    assert "gain" not in paceline.RECIPES["averaging"].build().numbers(16)
