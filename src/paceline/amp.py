@@ -26,9 +26,7 @@ class ScalerHook:
         ours: optimizer -> whether it belongs to this run and gradients are due.
     """
 
-    def __init__(
-        self, scaler: Any, exchange: Callable[[Optimizer], None], ours: Callable[[Optimizer], bool]
-    ) -> None:
+    def __init__(self, scaler: Any, exchange: Callable[[Optimizer], None], ours: Callable[[Optimizer], bool]) -> None:
         self._scaler, self._exchange, self._ours = scaler, exchange, ours
         self._unscale, self._step = scaler.unscale_, scaler.step
         self.done: set[int] = set()

@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from paceline.world import World
 FORMAT = 1
 MANIFEST = "manifest.json"
 GLOBAL = "global.safetensors"
+_OURS = re.compile(r"manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
 def rank_names(rank: int) -> tuple[str, str]:
@@ -69,7 +71,8 @@ def save(
     try:
         _refuse_foreign(path)
         if world.local_rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
+            _remove(path.with_name(path.name + ".old"), only_look=path.exists() is False)
             partial.mkdir(parents=True)
     except (OSError, CheckpointError) as error:
         problem = str(error)
@@ -93,6 +96,19 @@ def _refuse_foreign(path: Path) -> None:
     """Never delete something that is not a checkpoint of ours."""
     if path.exists() and not (path / MANIFEST).is_file():
         raise CheckpointError(f"{path} exists and is no checkpoint; choose another path, or remove it yourself")
+
+
+def _remove(directory: Path, only_look: bool = False) -> None:
+    """Delete a directory that we made; refuse one that holds anything else."""
+    if not directory.exists():
+        return
+    foreign = [file.name for file in directory.iterdir() if not _OURS.fullmatch(file.name)]
+    if foreign:
+        raise CheckpointError(
+            f"{directory} is in the way and holds {foreign[0]!r}, which is no part of a checkpoint; move it elsewhere"
+        )
+    if not only_look:
+        shutil.rmtree(directory)
 
 
 def _write_rank(directory: Path, rank: int, state: dict[str, Any]) -> dict[str, str]:
@@ -136,11 +152,11 @@ def _merge(sums: list[dict[str, str]]) -> dict[str, str]:
 def _replace(partial: Path, path: Path) -> None:
     """Put the new directory in the place of the old one."""
     old = path.with_name(path.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
+    if path.exists():  # else `old` may be all there is, after a kill between the two renames
+        _remove(old)
         path.rename(old)
     partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
     with contextlib.suppress(OSError):  # not every file system lets a directory be synced
         handle = os.open(path.parent, os.O_RDONLY)
         os.fsync(handle)
@@ -191,7 +207,9 @@ def _read_rank(path: Path, rank: int, manifest: dict[str, Any]) -> dict[str, Any
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")
         if sha256(file) != manifest["files"].get(name):
-            raise CheckpointError(f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint")
+            raise CheckpointError(
+                f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
+            )
     tensor_name, json_name = rank_names(rank)
     tensors = load_file(directory / tensor_name)
     state: dict[str, Any] = build(json.loads((directory / json_name).read_text(encoding="utf-8")), tensors)

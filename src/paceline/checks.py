@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -69,8 +70,8 @@ def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Op
                     continue
                 if id(parameter) not in names:
                     raise UnsupportedError(
-                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that the model "
-                        "does not have; pass every module that it trains: attach([encoder, decoder], optimizer)"
+                        f"{type(optimizer).__name__} holds a parameter of shape {tuple(parameter.shape)} that the "
+                        "model does not have; pass every module that it trains: attach([encoder, decoder], optimizer)"
                     )
                 if id(parameter) in taken:
                     raise UnsupportedError(
@@ -104,7 +105,9 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
             rule.payload.resolve(optimizer)
 
 
-def check_same(transport: Transport, rule: Rule, owned: list[tuple[Optimizer, Named]], settings: dict[str, Any]) -> None:
+def check_same(
+    transport: Transport, rule: Rule, owned: list[tuple[Optimizer, Named]], settings: dict[str, Any]
+) -> None:
     """Compare rule, settings and the model's layout over the workers; the same error on all where they differ."""
     rows = [row for _, named in owned for f in fragments("parameters", named) for row in f.layout()]
     everybody = transport.gather_json({"rule": rule.text(), "settings": settings, "rows": rows})
@@ -131,7 +134,8 @@ def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str
         if mine != theirs:
             return (
                 f"the workers' models differ: {who} has {mine[0]} of shape {tuple(mine[1])} and dtype {mine[2]}, "
-                f"{other} has {theirs[0]} of shape {tuple(theirs[1])} and dtype {theirs[2]}; build the same model everywhere"
+                f"{other} has {theirs[0]} of shape {tuple(theirs[1])} and dtype {theirs[2]}; "
+                "build the same model everywhere"
             )
     return (
         f"the workers' models differ: {who} trains {len(first['rows'])} tensors, {other} {len(one['rows'])}; "
@@ -166,9 +170,10 @@ def refuse_hidden_scaler() -> None:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def broadcast_start(transport: Transport, parts: list[Fragment]) -> None:
-    """Everybody starts from rank 0's values."""
+@torch.no_grad()
+def broadcast_start(transport: Transport, parts: list[Fragment], source: int = 0) -> None:
+    """Everybody takes the values of rank `source`."""
     for part in parts:
         flat = part.whole(transport.wire_device(part.device))
-        transport.broadcast(flat, 0).wait()
+        transport.broadcast(flat, source).wait()
         part.write(0, part.numel, flat)

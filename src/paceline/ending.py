@@ -5,37 +5,31 @@ from __future__ import annotations
 
 import atexit
 import sys
-import weakref
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from paceline.errors import UnsupportedError
 from paceline.transport import Transport, virtual
 from paceline.update import Named
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
+def at_end(run: virtual.Closable) -> Callable[[], None]:
+    """Close `run` when its program (or virtual worker) ends, if nobody has by then; returns what forgets it.
 
-    def abandon(self) -> None: ...
-
-
-def at_end(run: _Closable) -> None:
-    """Close `run` when its program (or virtual worker) ends, if nobody has by then.
-
-    A program that ends with an error leaves at once instead, so that its peers hear of it and do not wait.
+    A program that ends with an error leaves at once instead, so that its peers hear of it and do not wait. The run is
+    held until then: a user who does not keep it still has it.
     """
-    reference = weakref.ref(run)
-
-    def finish(failed: bool) -> None:
-        here = reference()
-        if here is not None:
-            (here.abandon if failed else here.close)()
-
     transport = virtual.current()
     if transport is not None:
-        transport.cluster.at_end(transport.world.rank, finish)
-    else:
-        atexit.register(lambda: finish(_failed()))
+        cluster, rank = transport.cluster, transport.world.rank
+        cluster.endings[rank].append(run)
+        return lambda: cluster.endings[rank].remove(run)
+
+    def finish() -> None:
+        (run.abandon if _failed() else run.close)()
+
+    atexit.register(finish)
+    return lambda: atexit.unregister(finish)
 
 
 def _failed() -> bool:

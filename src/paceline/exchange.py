@@ -25,7 +25,8 @@ from paceline.codec import Codec, Exchange, Wire
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
 from paceline.transport.base import Transport
 
-IN_FLIGHT = 2
+IN_FLIGHT = 3
+"""Chunks on their way at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
 _FIELDS = 10
 
 
@@ -178,15 +179,15 @@ class Exchanger:
         if not meeting.empty and not all(h.finite for h in meeting.headers) and meeting.weight == 0:
             raise NonFiniteError(
                 self.transport.world.sign(
-                    f"the contributions of all workers to exchange {header.sequence} hold inf or nan, so nothing is left "
-                    "to average; the global model is as it was before the block. Lower the learning rate, clip gradients, "
-                    "or resume from a checkpoint"
+                    f"the contributions of all workers to exchange {header.sequence} hold inf or nan, so nothing is "
+                    "left to average; the global model is as it was before the block. Lower the learning rate, clip "
+                    "gradients, or resume from a checkpoint"
                 )
             )
         return meeting
 
     def _payload(self, chunks: Sequence[Chunk], factor: float, read: Callable[[], Meeting]) -> Meeting:
-        """Send the chunks, two on their way at a time, and apply what comes back once the header is known good."""
+        """Send the chunks, a few on their way at a time, and apply what comes back once the header is known good."""
         under_way: deque[tuple[Chunk, Exchange]] = deque()
         meeting: Meeting | None = None
         failure: Exception | None = None
@@ -226,9 +227,9 @@ class Exchanger:
             odd = [rank for rank, s in enumerate(sums) if s != usual]
             raise DesyncError(
                 world.sign(
-                    f"workers that should hold the same global model do not: {world.names(odd)} differ from the others at "
-                    f"exchange {headers[0].sequence}. Something wrote to the model outside of the optimizer's step, or "
-                    "memory is faulty. Resume all workers from the last checkpoint"
+                    f"workers that should hold the same global model do not: {world.names(odd)} differ from the others "
+                    f"at exchange {headers[0].sequence}. Something wrote to the model outside of the optimizer's step, "
+                    "or memory is faulty. Resume all workers from the last checkpoint"
                 )
             )
 

@@ -16,16 +16,20 @@ class Flow:
         schedule: the rule's.
         steps: minibatches since attach.
         since: minibatches since the last exchange of a block.
+        warm: whether the warm-up is over; a worker that left during it is told by the others.
     """
 
     schedule: Schedule
     steps: int = 0
     since: int = 0
+    warm: bool = False
 
     @property
     def lockstep(self) -> bool:
         """Whether gradients are exchanged before the next step: always, or during the warm-up."""
-        return isinstance(self.schedule, EveryStep) or self.steps < self.schedule.warmup
+        if isinstance(self.schedule, EveryStep):
+            return True
+        return self.schedule.warmup > 0 and not self.warm
 
     def stepped(self) -> str:
         """Count a step: "block" when a block is over, "warm" when the warm-up is, else ""."""
@@ -33,6 +37,6 @@ class Flow:
         self.steps += 1
         if lockstep:
             over = not isinstance(self.schedule, EveryStep) and self.steps >= self.schedule.warmup
-            return "warm" if over else ""
+            return "warm" if over else ""  # and whoever is told so sets `warm`
         self.since += 1
         return "block" if self.since >= self.schedule.period else ""

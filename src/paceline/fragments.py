@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UnsupportedError
 
-BLOCK_ELEMENTS_CPU = 65_536
+BLOCK_ELEMENTS_CPU = 131_072
 """Outer arithmetic goes over this many elements at a time, so that its operands stay in a core's cache."""
 BLOCK_ELEMENTS_DEVICE = 1 << 24
 """The same on an accelerator, where the launch of a kernel is what costs."""
@@ -42,7 +42,7 @@ def outer_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype in _INTEGER_DTYPES:
         return torch.int64
     if dtype not in _WIRE_DTYPES:
-        raise UnsupportedError(f"tensors of {dtype} cannot be averaged; cast the model to a float type of 16 bits or more")
+        raise UnsupportedError(f"tensors of {dtype} cannot be averaged; use a float type of 16 bits or more")
     return _WIRE_DTYPES[dtype]
 
 
@@ -92,9 +92,7 @@ class Fragment:
             anew, an optimizer's state after it was loaded); None for tensors that stay.
     """
 
-    def __init__(
-        self, key: str, named: list[tuple[str, Tensor]], find: Callable[[str], Tensor] | None = None
-    ) -> None:
+    def __init__(self, key: str, named: list[tuple[str, Tensor]], find: Callable[[str], Tensor] | None = None) -> None:
         self.key = key
         self._find = find
         self.names = [name for name, _ in named]
@@ -176,11 +174,19 @@ class Fragment:
         Where one tensor of the outer dtype covers the range, its memory itself is returned and nothing is copied:
         callers read the result and never write to it.
         """
+        piece = self.piece(begin, end, out)
+        if piece is not out:
+            return piece
         pieces, places = self._cut(begin, end)
-        if len(pieces) == 1 and pieces[0].dtype == out.dtype and pieces[0].device == out.device:
-            return pieces[0]
         torch._foreach_copy_([out[low:high] for low, high in places], pieces)
         return out
+
+    def piece(self, begin: int, end: int, other: Tensor) -> Tensor:
+        """The memory of [begin, end) itself, where one tensor of `other`'s dtype and device covers it; else `other`."""
+        pieces, _ = self._cut(begin, end)
+        if len(pieces) == 1 and pieces[0].dtype == other.dtype and pieces[0].device == other.device:
+            return pieces[0]
+        return other
 
     @torch.no_grad()
     def write(self, begin: int, end: int, values: Tensor) -> None:
@@ -283,7 +289,7 @@ def find_buffer(model: Modules) -> Callable[[str], Tensor]:
             for own, buffer in module.named_buffers():
                 if prefix + _plain(own) == name:
                     return buffer
-        raise UnsupportedError(f"the buffer {name} was there at attach and is gone; keep the model's shape while attached")
+        raise UnsupportedError(f"the buffer {name} was there at attach and is gone; keep it while attached")
 
     return find
 

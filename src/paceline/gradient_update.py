@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 
 import torch
+from torch import Tensor
 
 from paceline.errors import UnsupportedError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, fold
@@ -54,9 +55,7 @@ class GradientUpdate:
         model: whose buffers are averaged along with these gradients; None where another optimizer's carry them.
     """
 
-    def __init__(
-        self, rule: Rule, exchanger: Exchanger, kind: int, named: Named, model: Modules | None
-    ) -> None:
+    def __init__(self, rule: Rule, exchanger: Exchanger, kind: int, named: Named, model: Modules | None) -> None:
         self._rule, self._exchanger, self.kind = rule, exchanger, kind
         self.parts = [_FlatGradient(fragment, exchanger) for fragment in fragments("parameters", named)]
         self._chunks: list[Chunk] = []

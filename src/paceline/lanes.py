@@ -102,8 +102,9 @@ class Lane(ABC):
     def capture(self) -> None:
         """Take the tensors as they are for the common start of the next block."""
 
+    @abstractmethod
     def restore(self) -> None:
-        """Put the tensors back to where the block began."""
+        """Put the tensors back to where the block began, as far as that is known."""
 
     def state(self) -> dict[str, Tensor]:
         """Outer state, by name; what a checkpoint holds."""
@@ -141,10 +142,11 @@ class ParameterLane(Lane):
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
-        out = self.scratch(1, end - begin)
+        out = self.fragment.piece(begin, end, self.scratch(1, end - begin))
         start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
         fold(self.checksum, start)
-        self.fragment.write(begin, end, start)
+        if start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
+            self.fragment.write(begin, end, start)
 
     def capture(self) -> None:
         self.anchor.copy_(self.fragment.whole(self.device))
@@ -242,7 +244,7 @@ class MomentLane(Lane):
             decay = block_decay(b, meeting.minibatches, weights)
             start = self.init[begin:end]
             compensate(mean, start, decay=decay, ahead=b**moves.ahead, square=self._moment.square, out=start)
-            if self.fragment.dtype != self.dtype:  # what the worker starts from is rounded, and so is what we compare with
+            if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
                 start.copy_(start.to(self.fragment.dtype))
         fold(self.checksum, start)
         self.fragment.write(begin, end, start)
@@ -250,6 +252,10 @@ class MomentLane(Lane):
     def capture(self) -> None:
         if self.init is not None:
             self.init.copy_(self.fragment.whole(self.device))
+
+    def restore(self) -> None:
+        if self.init is not None:
+            self.fragment.write(0, self.numel, self.init)
 
     def state(self) -> dict[str, Tensor]:
         return {} if self.init is None else {"init": self.init}

@@ -105,6 +105,8 @@ def ensure_state(optimizer: Optimizer, parameter: Tensor) -> None:
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if group.get("amsgrad"):
+            state["max_exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     elif isinstance(optimizer, SGD) and state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 

@@ -22,7 +22,7 @@ def capture() -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss],
         "python": [version, torch.tensor(words, dtype=torch.int64), next_gauss],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()  # of the device that this worker uses
     return state
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from paceline import checkpoint, checks, ending, export, randomness
 from paceline.amp import ScalerHook, skipped
 from paceline.data.share import Position, Share
 from paceline.errors import CheckpointError, ClosedError, NonFiniteError, UnsupportedError
-from paceline.exchange import Exchanger, Header, Meeting
+from paceline.exchange import Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
-from paceline.fragments import Modules, averaged_buffers, fragments, module_list
+from paceline.fragments import Fragment, Modules, averaged_buffers, fragments, module_list
 from paceline.gradient_update import GradientUpdate
 from paceline.journal import Journal
 from paceline.recipes import make_rule
@@ -30,6 +29,13 @@ from paceline.rule import Rule, is_block
 from paceline.transport import Transport, connect
 from paceline.update import BlockUpdate, Work
 from paceline.watch import Watch
+
+WARM = -1
+"""Kind of the exchange that ends a warm-up."""
+
+
+def _nothing(kind: int) -> list[Chunk]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ class Run:
         self._hook()
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
-        ending.at_end(self)
+        self._forget = ending.at_end(self)
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -159,9 +165,7 @@ class Run:
         settings = {"seed": self._settings.seed, "outer_state": self._settings.outer_state, "optimizer state": begun}
         checks.check_same(self._transport, self.rule, self._owned, settings)
         ending.claim(self._transport, self._owned)
-        parameters = [pair for _, named in self._owned for pair in named]
-        parts = fragments("parameters", parameters) + fragments("buffers", averaged_buffers(self._model))
-        checks.broadcast_start(self._transport, parts)
+        checks.broadcast_start(self._transport, self._start_parts())
         self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology.wire(self._transport))
         if is_block(self.rule):
             device = torch.device("cpu") if self._settings.outer_state == "host" else None
@@ -180,22 +184,13 @@ class Run:
                 self._scaler_hook = hook
 
     def _hook(self) -> None:
-        run = weakref.ref(self)  # an optimizer that lives on must not keep the run alive
-
-        def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            here = run()
-            if here is not None:
-                here._before_step(optimizer, args, kwargs)
-
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            here = run()
-            if here is not None:
-                here._after_step(optimizer)
+            self._after_step(optimizer)
 
         for optimizer in self._optimizers:
-            setattr(optimizer, checks.MARK, run)
+            setattr(optimizer, checks.MARK, self)
             if self._gradients:
-                self._handles.append(optimizer.register_step_pre_hook(before))
+                self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
 
     # -- inside optimizer.step() ------------------------------------------------------------------
@@ -211,8 +206,9 @@ class Run:
         if closure is not None:
             raise UnsupportedError(
                 self.world.sign(
-                    f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where {self.rule.text()} "
-                    "cannot exchange them; call backward() before step(), or use a rule that exchanges blocks"
+                    f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where "
+                    f"{self.rule.text()} cannot exchange them; call backward() before step(), or use a "
+                    "rule that exchanges blocks"
                 )
             )
         if self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done:
@@ -251,7 +247,14 @@ class Run:
             self._end_warmup()
 
     def _end_warmup(self) -> None:
+        """The synchronous steps are over: everybody, those too who have left, takes the same start."""
+        self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
+
+    def _take_start(self, meeting: Meeting) -> None:
         assert self._block is not None
+        self._flow.warm = True
+        self._block.prepare()
+        self._even_out(meeting, [lane.fragment for lane in self._block.lanes])
         self._block.capture()
         if self._scaler_hook is not None:
             self._scaler_hook.remove()
@@ -333,7 +336,8 @@ class Run:
         `state_dict` and a `load_state_dict`."""
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                raise UnsupportedError(f"{name} is a {type(thing).__name__}, which has no state_dict and load_state_dict")
+                kind = type(thing).__name__
+                raise UnsupportedError(f"{name} is a {kind}, which has no state_dict and load_state_dict")
             self._included[name] = thing
 
     @property
@@ -405,7 +409,7 @@ class Run:
             "outer": block.state() if block is not None else {},
             "numbers": block.numbers() if block is not None else {},
             "sequence": self._exchanger.sequence if self.world.size > 1 else 0,
-            "flow": [self._flow.steps, self._flow.since],
+            "flow": [self._flow.steps, self._flow.since, self._flow.warm],
             "counts": [self._samples, *self._since],
             "positions": [position.state() for position in self._positions.values()],
             "random": randomness.capture(),
@@ -432,7 +436,7 @@ class Run:
             self._block.load(state["outer"], state["numbers"])
         if self.world.size > 1:
             self._exchanger.sequence = state["sequence"]
-        self._flow.steps, self._flow.since = state["flow"]
+        self._flow.steps, self._flow.since, self._flow.warm = state["flow"]
         self._samples, *self._since = state["counts"]
         self._loaded_positions = state["positions"]
         for position, saved in zip(self._positions.values(), state["positions"], strict=False):
@@ -458,51 +462,45 @@ class Run:
 
     def _leave(self) -> None:
         while True:
-            if self._block is not None and not self._flow.lockstep:
-                meeting = self._exchange_block(leaving=True)
-            else:
-                meeting = self._join_gradients()
+            ahead = self._ahead
+            meeting = self._join_gradients() if ahead is None else self._exchange_block(leaving=True)
+            if any(h.kind == WARM for h in meeting.headers):
+                self._take_start(meeting)
             if meeting.all_leaving:
                 break
-        if self._block is not None and not self._flow.lockstep:
-            export.settle(self._block.global_lanes)
+        if ahead is not None:
+            export.settle(ahead.global_lanes)
         else:
-            self._even_out(meeting)
+            self._even_out(meeting, self._start_parts())
+
+    def _start_parts(self) -> list[Fragment]:
+        parameters = [pair for _, named in self._owned for pair in named]
+        return fragments("parameters", parameters) + fragments("buffers", averaged_buffers(self._model))
+
+    def _bare_header(self, kind: int, leaving: bool) -> Header:
+        """A header without a payload behind it."""
+        steps, number = self._flow.steps, self._exchanger.sequence + 1
+        return Header(number, kind, False, leaving, True, 0, 0, 0.0, steps, 0)
 
     def _join_gradients(self) -> Meeting:
         """Come to an exchange of gradients with nothing in hand."""
-        header = Header(
-            sequence=self._exchanger.sequence + 1,
-            kind=0,
-            brings=False,
-            leaving=True,
-            finite=True,
-            minibatches=0,
-            presence=0,
-            factor=0.0,
-            total=self._flow.steps,
-            checksum=0,
-        )
+        header = self._bare_header(0, leaving=True)
         meeting = self._exchanger.meet(header, lambda kind: self._gradients[kind - 1].chunks())
         if not meeting.empty:
             kind = next(h.kind for h in meeting.headers if h.brings)
             self._gradients[kind - 1].join_empty(meeting)
         return meeting
 
-    def _even_out(self, meeting: Meeting) -> None:
-        """Workers that made fewer steps take the parameters of one that made the most."""
+    def _even_out(self, meeting: Meeting, parts: list[Fragment]) -> None:
+        """Workers that made fewer steps take what one has that made the most."""
         totals = [h.total for h in meeting.headers]
-        parameters = [pair for _, named in self._owned for pair in named]
-        parts = fragments("parameters", parameters) if len(set(totals)) > 1 else []
-        source = totals.index(max(totals))
-        for part in parts + fragments("buffers", averaged_buffers(self._model)):
-            flat = part.whole(self._transport.wire_device(part.device))
-            self._transport.broadcast(flat, source).wait()
-            part.write(0, part.numel, flat)
+        if len(set(totals)) > 1:
+            checks.broadcast_start(self._transport, parts, totals.index(max(totals)))
 
     def _detach(self) -> None:
         """Unhook and let the connection go, without a word to the others."""
         self._closed = True
+        self._forget()
         for handle in self._handles:
             handle.remove()
         for optimizer in self._optimizers:

@@ -63,20 +63,11 @@ class Work:
 
 
 def cut(numel: int, pieces: int) -> list[tuple[int, int]]:
-    """Cut 0 .. numel into at most `pieces` ranges at even offsets; the outer ones are half as long.
-
-    The first has to be packed before anything moves and the last applied after all has arrived, so they are short.
-    """
+    """Cut 0 .. numel into at most `pieces` ranges of one length, at offsets that suit every dtype."""
     if numel < SMALL_ELEMENTS or pieces == 1:
         return [(0, numel)]
-    shares = [1.0, 1.0] if pieces == 2 else [0.5] + [1.0] * (pieces - 2) + [0.5]
-    ranges, begin, sum_of_shares = [], 0, sum(shares)
-    for number in range(pieces):
-        reached = sum(shares[: number + 1]) / sum_of_shares
-        end = numel if number == pieces - 1 else int(numel * reached) // 64 * 64
-        ranges.append((begin, end))
-        begin = end
-    return ranges
+    length = -(-numel // pieces // 64) * 64
+    return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
 
 
 class BlockUpdate:
@@ -188,7 +179,7 @@ class BlockUpdate:
             self._chunks = self._cut_chunks()
 
     def _cut_chunks(self) -> list[LaneChunk]:
-        """All lanes as chunks; two wire buffers for each dtype and device take turns."""
+        """All lanes as chunks; a few wire buffers for each dtype and device take turns."""
         pieces: list[tuple[Lane, int, int]] = []
         total = sum(lane.numel for lane in self.lanes)
         for lane in self.lanes:
@@ -265,8 +256,12 @@ class BlockUpdate:
         with torch.no_grad():
             for lane in self.lanes:
                 lane.restore()
-        for (optimizer, named), _ in zip(self._owned, self.choices, strict=True):
-            reset_state(optimizer, [p for _, p in named])
+        for number, ((optimizer, named), choice) in enumerate(zip(self._owned, self.choices, strict=True)):
+            if choice != "compensate":  # nothing of the block's start was kept
+                reset_state(optimizer, [p for _, p in named])
+                self.counts[number] = 0.0
+            else:
+                set_step_count(optimizer, [p for _, p in named], self.counts[number])
 
     def capture(self) -> None:
         """Take model and moments, which are the same on all workers, for the start of the first block."""

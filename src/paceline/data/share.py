@@ -3,7 +3,8 @@
 
 With one worker the user's loader itself is iterated. With several, a map-style `DataLoader` is rebuilt around a batch
 sampler of ours and keeps everything else (collate, worker processes, pinning); the order of an epoch comes from the
-user's own sampler, run on every worker from a seed made of (seed, epoch). Any other iterable of batches is dealt in turn.
+user's own sampler, run on every worker from a seed made of (seed, epoch). Any other iterable of batches is dealt in
+turn.
 
 The position is the number of batches that were handed out in this epoch. After a resume, iteration goes on there.
 """
@@ -39,21 +40,33 @@ class Position:
         epoch: passes over the data that have been begun, less one.
         batches: batches handed out in this epoch.
         epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
+        generators: the loader's own generators, where it has some.
     """
 
     def __init__(self) -> None:
         self.epoch, self.batches = 0, 0
         self.fresh = True  # no batch of this epoch was asked for yet
         self.epoch_start: dict[str, Any] | None = None
+        self.generators: list[torch.Generator] = []
+        self._loaded: list[Tensor] = []
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"epoch": self.epoch, "batches": self.batches, "epoch_start": self.epoch_start}
+        now = [generator.get_state() for generator in self.generators]
+        return {"epoch": self.epoch, "batches": self.batches, "epoch_start": self.epoch_start, "generators": now}
 
     def load(self, state: dict[str, Any]) -> None:
         """From the checkpoint; the next iteration goes on from here."""
         self.epoch, self.batches, self.epoch_start = state["epoch"], state["batches"], state["epoch_start"]
-        self.fresh = True
+        self.fresh, self._loaded = True, state["generators"]
+        self.track(self.generators)
+
+    def track(self, generators: list[torch.Generator]) -> None:
+        """The generators that the user's loader draws from are part of the position."""
+        self.generators = generators
+        if generators and self._loaded:
+            _set_states(generators, self._loaded)
+            self._loaded = []
 
     def begin(self) -> int:
         """Start to iterate: the number of batches to pass over (not 0 only after a resume)."""
@@ -91,6 +104,8 @@ class Share:
         self.loader, self._world, self._seed, self._position = loader, world, seed, position
         self._handed_out, self._began = handed_out, began
         self._plan: _Plan | None = None
+        if world.size == 1:
+            position.track(_generators(loader))
         if world.size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             self._plan = _Plan(loader, world, seed, position)
 
@@ -144,11 +159,14 @@ class Share:
         """One worker: the loader as it is. After a resume the epoch's start is played again up to the position."""
         skip = self._position.begin()
         now = randomness.capture()
-        replay = skip > 0 and self._position.epoch_start is not None
-        if replay and self._position.epoch_start is not None:
-            randomness.restore(self._position.epoch_start)
+        generators = self._position.generators
+        start = self._position.epoch_start
+        replay = skip > 0 and start is not None
+        if replay and start is not None:
+            randomness.restore(start)
+            _set_states(generators, start["loader"])
         else:
-            self._position.epoch_start = now
+            self._position.epoch_start = {**now, "loader": [g.get_state() for g in generators]}
         self._announce()
         batches = iter(self.loader)
         for _ in range(skip):
@@ -186,6 +204,19 @@ class Share:
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine))
 
 
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The generators of a loader and its samplers, each once."""
+    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners = [loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(state)
+
+
 class _Plan:
     """A map-style loader rebuilt around the epoch's split."""
 
@@ -194,10 +225,10 @@ class _Plan:
         self._skip = 0
         self._cached: tuple[int, list[list[Any]]] | None = None
         self.batch_size = loader.batch_size or 0
-        if loader.batch_size is None and not isinstance(loader.batch_sampler, BatchSampler) and loader.batch_sampler is None:
+        if loader.batch_size is None and loader.batch_sampler is None:
             raise UnsupportedError(
-                "the loader has batch_size=None, so its samples are batches already; give it a batch_size, or share the "
-                "list of batches instead"
+                "the loader has batch_size=None, so its samples are batches already; give it a batch_size, or share "
+                "the list of batches instead"
             )
         self._loader = self._rebuild()
 

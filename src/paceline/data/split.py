@@ -2,16 +2,17 @@
 """The split of an epoch over workers: a pure function of (order, batch size, N), so that no traffic is needed.
 
 An epoch is cut into rounds. In a full round each of N workers takes one batch of b samples, worker r the samples
-r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of N b. What
-remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be; where it has
-fewer samples than there are workers, the last two rounds are cut anew, so that everybody always has something to do and
-all workers make the same number of steps. Only where that is impossible (fewer samples than workers, or batches of one)
-do some workers get one batch less.
+r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of N b.
+What remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be; where it
+has fewer samples than there are workers, the last two rounds are cut anew, so that everybody always has
+something to do and all workers make the same number of steps. Only where that is impossible (fewer samples than
+workers, or batches of one) do some workers get one batch less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -23,7 +24,7 @@ def even_parts(count: int, parts: int) -> list[tuple[int, int]]:
     bounds = [0]
     for part in range(parts):
         bounds.append(bounds[-1] + small + (1 if part < longer else 0))
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def round_bounds(samples: int, batch: int, workers: int) -> list[tuple[int, int]]:

@@ -25,9 +25,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def compensate(
-    mean: Tensor, init: Tensor, *, decay: float, ahead: float, square: bool, out: Tensor
-) -> Tensor:
+def compensate(mean: Tensor, init: Tensor, *, decay: float, ahead: float, square: bool, out: Tensor) -> Tensor:
     """The moment from which the next block starts, shape (n,), written to `out`.
 
     Args:

@@ -60,7 +60,8 @@ def simulate(
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
     sys.path.insert(0, str(path.resolve().parent))  # as Python does for the script that it runs
     try:
-        return list(virtual.run(workers, lambda: _run_script(code, path, arguments)))  # type: ignore[arg-type]
+        results: list[Any] = list(virtual.run(workers, lambda: _run_script(code, path, arguments)))
+        return results
     finally:
         sys.path.remove(str(path.resolve().parent))
 
@@ -73,6 +74,6 @@ def _run_script(code: types.CodeType, path: Path, arguments: Sequence[str]) -> d
     main.__file__ = str(path)
     sys.modules["__main__"] = main
     sys.argv = [str(path), *arguments]
-    sys.stdout = _Prefixed(sys.stdout, transport.world.rank)  # type: ignore[assignment]
+    sys.stdout = _Prefixed(sys.stdout, transport.world.rank)
     exec(code, main.__dict__)
     return main.__dict__

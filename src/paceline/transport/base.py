@@ -83,10 +83,7 @@ class Transport(ABC):
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = torch.empty(self.world.size, longest, dtype=torch.uint8)
         self._on_wire(rows, row)
-        return [
-            json.loads(bytes(line[: int(size)].tolist()))
-            for line, size in zip(rows, sizes.flatten(), strict=True)
-        ]
+        return [json.loads(bytes(line[: int(size)].tolist())) for line, size in zip(rows, sizes.flatten(), strict=True)]
 
     def _on_wire(self, out: Tensor, x: Tensor) -> None:
         """all_gather of small host tensors over whatever device the carrier wants."""

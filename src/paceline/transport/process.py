@@ -2,8 +2,8 @@
 """Real processes over torch.distributed, on any back end that it offers.
 
 The process group is made by us from what the launcher (torchrun, `paceline run`) put into the environment, or it is the
-user's, who already called `init_process_group`. Either way the exchanges run on groups of our own with the deadline that
-the user gave, so that nothing here waits for the thirty minutes that torch would.
+user's, who already called `init_process_group`. Either way the exchanges run on groups of our own with the deadline
+that the user gave, so that nothing here waits for the thirty minutes that torch would.
 
 When an exchange fails, the survivors say so in the store, tear their group down (which wakes those who still wait), and
 look who else has spoken: who has not is named in the error.
@@ -134,9 +134,9 @@ class ProcessTransport(Transport):
         who = self.world.names(missing) if missing else "nobody that we can name"
         raise PeerLostError(
             self.world.sign(
-                f"exchange {self._operations} ({operation}, deadline {self.timeout_s:g} s) failed: {who} did not answer. "
-                "Look at the last lines of that worker; it died, hung, was cut off, or made fewer steps and left "
-                f"without run.close(). The back end said: {_first_line(error)}"
+                f"exchange {self._operations} ({operation}, deadline {self.timeout_s:g} s) failed: {who} did not "
+                "answer. Look at the last lines of that worker; it died, hung, was cut off, or made fewer steps and "
+                f"left without run.close(). The back end said: {_first_line(error)}"
             )
         ) from error
 

@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,14 @@ def current() -> VirtualTransport | None:
     return getattr(_here, "transport", None)
 
 
+class Closable(Protocol):
+    """What comes to its end with a worker's program: closed after a good one, abandoned after a failed one."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
 class _Globals:
     """What one worker sees as its own process's state, taken and put back with the baton."""
 
@@ -45,7 +53,7 @@ class _Globals:
 
     def take(self) -> None:
         self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         self.numpy = np.random.get_state()
         self.random = random.getstate()
         self.argv, self.stdout, self.main = sys.argv, sys.stdout, sys.modules["__main__"]
@@ -80,12 +88,8 @@ class Cluster:
         self._results: list[Any] = []
         self._over = threading.Semaphore(0)
         self.owners: dict[int, tuple[int, Any]] = {}  # id of a parameter -> (rank that attached it, the parameter)
-        self._endings: list[list[Callable[[bool], None]]] = [[] for _ in range(size)]
+        self.endings: list[list[Closable]] = [[] for _ in range(size)]  # what each worker has to close at its end
         self._broken: str | None = None
-
-    def at_end(self, rank: int, finish: Callable[[bool], None]) -> None:
-        """Call `finish(failed)` when this worker's program has ended."""
-        self._endings[rank].append(finish)
 
     def meet(self, rank: int, label: str, brings: Any, combine: Combine) -> Any:
         """Wait until every worker has come with the same `label`; then this worker's part of `combine(brought)`."""
@@ -155,12 +159,12 @@ class Cluster:
             except SystemExit as error:
                 if error.code not in (None, 0):
                     raise
-            for finish in self._endings[rank]:
-                finish(False)
+            for ending in list(self.endings[rank]):
+                ending.close()
         except BaseException as error:  # handed to the caller of run()
             me.error = error
-            for finish in self._endings[rank]:
-                finish(True)
+            for ending in list(self.endings[rank]):
+                ending.abandon()
         finally:
             me.finished = True
             heir = self._heir(rank)

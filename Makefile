@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target makes its own virtual environment first, so that on a bare machine each is one command.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format records clean
+
+demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
+	$(BIN)/python examples/char_lm/demo.py
+
+test: $(READY)          ## the whole test suite
+	$(BIN)/python -m pytest -n 2 -q
+
+check: $(READY)         ## linter and type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)        ## bring the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:                  ## remove what the other targets made
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache
+
+# Debian's python3 comes without venv's ensurepip; virtualenv, where it is there, does without.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m virtualenv $(VENV) || \
+		{ echo "cannot make a virtual environment: install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the workers of a benchmark: this script again, once for each rank, on one host or in network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import Any
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_worker() -> bool:
+    """Whether this process was started by `launch`."""
+    return "RANK" in os.environ
+
+
+def answer(values: dict[str, Any]) -> None:
+    """Print what rank 0 found, for `launch` to read."""
+    if os.environ["RANK"] == "0":
+        print("ANSWER " + json.dumps(values), flush=True)
+
+
+def launch(
+    script: str, arguments: list[str], workers: int, timeout_s: float, hosts: Hosts | None = None
+) -> dict[str, Any]:
+    """Run `script` in `workers` processes of one thread each, and return what rank 0 answered."""
+    address = hosts.address(0) if hosts else "127.0.0.1"
+    port = str(free_port())
+    processes = []
+    for rank in range(workers):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(workers),
+            "LOCAL_RANK": "0" if hosts else str(rank),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1",
+        }
+        if hosts:
+            environment["GLOO_SOCKET_IFNAME"] = hosts.interface(rank)
+        command = [*(hosts.prefix(rank) if hosts else []), sys.executable, script, *arguments]
+        out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=None, text=True))
+    try:
+        text, _ = processes[0].communicate(timeout=timeout_s)
+        for process in processes[1:]:
+            process.wait(timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+    for line in text.splitlines():
+        if line.startswith("ANSWER "):
+            found: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+            return found
+    raise SystemExit(f"{script} {' '.join(arguments)}: rank 0 gave no answer; it printed:\n{text}")
+
+
+class Hosts:
+    """Two network namespaces joined by a pair of interfaces of a given rate; needs root, iproute2 and tc.
+
+    Args:
+        rate_mbit: of each direction, in Mbit/s.
+    """
+
+    def __init__(self, rate_mbit: float) -> None:
+        self._names = [f"paceline{os.getpid()}h{k}" for k in (0, 1)]
+        self._rate = rate_mbit
+
+    @staticmethod
+    def possible() -> str:
+        """Why namespaces cannot be made here; empty where they can."""
+        if os.geteuid() != 0:
+            return "needs root"
+        missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+        return f"needs {' and '.join(missing)} (iproute2)" if missing else ""
+
+    def address(self, rank: int) -> str:
+        """The address of host `rank`."""
+        return f"10.83.47.{rank + 1}"
+
+    def interface(self, rank: int) -> str:
+        """Its interface."""
+        return f"veth{rank}"
+
+    def prefix(self, rank: int) -> list[str]:
+        """What runs a command on host `rank`."""
+        return ["ip", "netns", "exec", self._names[rank]]
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes that left host `rank`, headers of TCP, IP and Ethernet included."""
+        path = f"/sys/class/net/{self.interface(rank)}/statistics/tx_bytes"
+        return int(subprocess.run([*self.prefix(rank), "cat", path], check=True, capture_output=True, text=True).stdout)
+
+    def __enter__(self) -> Hosts:
+        a, b = self._names
+        for name in self._names:
+            self._do(f"ip netns add {name}")
+        self._do(f"ip link add veth0 netns {a} type veth peer name veth1 netns {b}")
+        for rank, name in enumerate(self._names):
+            inside = f"ip netns exec {name}"
+            self._do(f"{inside} ip addr add {self.address(rank)}/24 dev veth{rank}")
+            self._do(f"{inside} ip link set veth{rank} up")
+            self._do(f"{inside} ip link set lo up")
+            self._do(f"{inside} tc qdisc add dev veth{rank} root tbf rate {self._rate}mbit burst 256kb latency 50ms")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in self._names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    @staticmethod
+    def _do(command: str) -> None:
+        subprocess.run(command.split(), check=True, capture_output=True)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one block synchronisation costs, over one bare all-reduce of as many bytes.
+
+Two processes hold a 100 MB fp32 model (25 tensors of 4 MB). In turn, ten times each, they make one `bmuf`
+synchronisation of it and one gloo all-reduce of a flat 100 MB buffer; the figure is the ratio of the medians. On
+loopback the passes over memory are the cost; between two network namespaces joined at 1 Gbit/s the network is.
+
+    python benchmarks/sync_cost.py [--repeats 10] [--rate 1000]
+
+The last line is a JSON object: `ratio` and `ratio_1gbit` (null where namespaces cannot be made, with the reason).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _workers import Hosts, answer, is_worker, launch
+from torch import nn
+
+import paceline
+
+TENSORS, ELEMENTS = 25, 1_000_000
+
+
+class Model(nn.Module):
+    """100 MB of parameters that nobody computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(1000, ELEMENTS // 1000)) for _ in range(TENSORS))
+
+
+def timed(action: Callable[[], Any]) -> float:
+    """Seconds that `action` takes, from a common start."""
+    dist.barrier()
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
+    """The nearest peer's synchronisation of the same model, where it is installed: its steps over the same gloo."""
+    try:
+        from torchft.local_sgd import DiLoCo
+    except ImportError:
+        return None
+    from unittest.mock import create_autospec
+
+    from torchft.manager import Manager
+
+    manager = create_autospec(Manager)
+    manager._use_async_quorum = False
+    manager.should_commit.return_value = True
+    manager.current_step.return_value = 0
+
+    def allreduce(tensor: torch.Tensor, **_: Any) -> Any:
+        work = dist.all_reduce(tensor, async_op=True)
+        return work
+
+    manager.allreduce.side_effect = allreduce
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    diloco = DiLoCo(manager, [model], inner, outer, sync_every=1)
+    diloco.__enter__()
+
+    def sync() -> None:
+        inner.step()
+
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return sync
+
+
+def worker(repeats: int) -> None:
+    """One rank: time both in turn."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = paceline.attach(model, optimizer, "bmuf(period=1)")
+    flat = torch.randn(TENSORS * ELEMENTS)
+    rows: dict[str, list[float]] = {"bmuf": [], "all_reduce": []}
+    for repeat in range(repeats + 2):
+        with torch.no_grad():
+            for weight in model.weights:
+                weight.add_(0.01)
+        sync_s = timed(optimizer.step)  # no gradients: the step is the synchronisation
+        bare_s = timed(lambda: dist.all_reduce(flat))
+        flat.mul_(0.5)
+        if repeat >= 2:  # the first touch of memory is not what is measured
+            rows["bmuf"].append(sync_s)
+            rows["all_reduce"].append(bare_s)
+    run.close()
+    peer = torchft_row(Model())
+    if peer is not None:
+        rows["torchft"] = [timed(peer) for _ in range(repeats + 2)][2:]
+    answer({name: statistics.median(values) for name, values in rows.items()})
+
+
+def main() -> None:
+    """Run both settings and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=1000.0, help="Mbit/s between the namespaces")
+    options = parser.parse_args()
+    if is_worker():
+        worker(options.repeats)
+        return
+    arguments = ["--repeats", str(options.repeats)]
+    results = {"loopback": launch(__file__, arguments, 2, 600)}
+    reason = Hosts.possible()
+    if not reason:
+        with Hosts(options.rate) as hosts:
+            results[f"{options.rate:g} Mbit/s"] = launch(__file__, arguments, 2, 900, hosts)
+    print(f"{'network':14} {'what':12} {'median':>10} {'over all-reduce':>16}")
+    for network, medians in results.items():
+        for name, seconds in medians.items():
+            print(f"{network:14} {name:12} {1e3 * seconds:7.1f} ms {seconds / medians['all_reduce']:16.3f}")
+    ratios = [medians["bmuf"] / medians["all_reduce"] for medians in results.values()]
+    found = {"ratio": round(ratios[0], 3), "ratio_1gbit": round(ratios[1], 3) if len(ratios) > 1 else None}
+    if reason:
+        found["no_1gbit_because"] = reason
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
