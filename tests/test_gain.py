@@ -12,7 +12,7 @@ from paceline.gain import eta_zeta
 from paceline.outer import BlockMomentum, Nesterov
 
 
-@pytest.mark.parametrize(("workers", "eta"), [(4, 0.735), (16, 0.8995), (64, 0.9619)])
+@pytest.mark.parametrize(("workers", "eta"), [(4, 0.7347), (16, 0.8995), (64, 0.9619)])
 def test_auto_follows_the_number_of_workers(workers: int, eta: float) -> None:
     outer = BlockMomentum()
     assert outer.lr_at(1, workers) == 0.7
