@@ -37,9 +37,7 @@ def worker_events(rank: int, size: int, rule: str, host: str, samples: bool) -> 
         events.append({"kind": "value", **stamp, "name": "loss", "value": loss, **count})
         if block % 10 == 0:
             validation = 1.6 + 2.0 * math.exp(-block / 6)
-            events.append(
-                {"kind": "value", **stamp, "name": "validation loss", "value": validation, **count}
-            )
+            events.append({"kind": "value", **stamp, "name": "validation loss", "value": validation, **count})
         events.append(
             {
                 "kind": "exchange", **stamp, "block": block, "exchanges": 1, "minibatches": PERIOD,

@@ -25,10 +25,11 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from .cluster import Cluster
-from .workers import GRACE_S, Agent, Command, Worker
+from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
 
 LOOK_EVERY_S = 0.05
 Look = Callable[[list[Worker], bool], None]  # the workers so far, whether they are being stopped
+STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -54,8 +55,10 @@ def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
             runner.join(LOOK_EVERY_S)
             look(runner.workers, bool(listener.heard))
             if listener.heard and give_up_at == float("inf"):
-                give_up_at = time.monotonic() + (GRACE_S if runner.workers else 0.0) + 1.0
+                give_up_at = time.monotonic() + (STOP_S if runner.workers else 1.0)
             runner.heed(listener.heard)
+        if runner.is_alive() and runner.agent is not None:
+            runner.agent.kill()
         return _outcome(runner, listener)
 
 

@@ -104,8 +104,8 @@ def on_terminal(console: Console) -> Show:
 
 
 def _coloured(console: Console, rank: int, line: str) -> None:
-    prefix = Text(f"[{rank}] ", style=COLOURS[rank % len(COLOURS)])
-    console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+    prefix = (f"[{rank}] ", COLOURS[rank % len(COLOURS)])
+    console.print(Text.assemble(prefix, Text.from_ansi(line)), soft_wrap=True)
 
 
 def decode(line: bytes, rank: int) -> str:

@@ -34,7 +34,8 @@ from paceline.errors import PacelineError
 
 GRACE_S = 5.0  # between the request to stop and the order
 ASK_EVERY_S = 1.0  # whether another host has failed
-END_KEY = "paceline/end"
+LINGER_S = 2.5  # that host 0 stays for the others to learn of the end
+END_KEY, READ_KEY = "paceline/end", "paceline/end-read"
 POLL_S = 0.02  # while workers are asked to stop
 
 
@@ -134,22 +135,39 @@ class Agent(SimpleElasticAgent):
         return code
 
     def _tell(self, what: str) -> None:
-        """Let the other hosts know why this one leaves."""
-        if self.hosts > 1 and self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the store's own host may be gone already
-                self._store.set(END_KEY, what)
+        """Let the other hosts know why this one leaves.
+
+        Host 0 keeps the store, so it stays for a moment until the others have read it.
+        """
+        if self.hosts == 1 or self._store is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the store's own host may be gone already
+            self._store.set(END_KEY, what)
+            deadline = time.monotonic() + LINGER_S
+            while self._worker_group.group_rank == 0 and time.monotonic() < deadline:
+                if self._store.add(READ_KEY, 0) >= self.hosts - 1:
+                    return
+                time.sleep(POLL_S)
 
     def _ask(self) -> None:
         """Leave when another host has left."""
         if self.hosts == 1 or self._store is None or time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + ASK_EVERY_S
+        what = ""
         try:
-            what = self._store.get(END_KEY).decode() if self._store.check([END_KEY]) else ""
+            if self._store.check([END_KEY]):
+                what = self._store.get(END_KEY).decode()
+                self._store.add(READ_KEY, 1)
         except RuntimeError as error:
             raise OtherHostError("host 0 does not answer any more") from error
         if what:
             raise OtherHostError(what)
+
+    def kill(self) -> None:
+        """End every worker at once. For the main thread, when the agent's own is stuck."""
+        self.impatient = True
+        self.stop(signal.SIGKILL)
 
     def _heed_stop(self) -> None:
         if self.stop_signal is not None:

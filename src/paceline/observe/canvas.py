@@ -54,8 +54,7 @@ def style() -> AbstractContextManager[Any]:
         from matplotlib import rc_context
     except ImportError as error:
         raise MissingExtraError(
-            "the report's figures need matplotlib, which is not installed: "
-            'pip install "paceline[report]"'
+            'the report\'s figures need matplotlib, which is not installed: pip install "paceline[report]"'
         ) from error
     return rc_context(STYLE)
 

@@ -17,9 +17,7 @@ from .log import Exchange, RunLog, Value, WorkerLog
 
 Points = npt.NDArray[np.float64]
 
-MANY_POINTS = (
-    60  # a curve of more points than this is noise around a mean, not a row of measurements
-)
+MANY_POINTS = 60  # a curve of more points than this is noise around a mean, not a row of measurements
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,7 @@ def bytes_over_time(runs: Runs) -> Figure | None:
     return figure
 
 
-def _loss_figure(
-    runs: Runs, curve_of: Callable[[RunLog, str], Curve], x_label: str
-) -> Figure | None:
+def _loss_figure(runs: Runs, curve_of: Callable[[RunLog, str], Curve], x_label: str) -> Figure | None:
     names = list(dict.fromkeys(name for run in runs for name in losses(run)))[:MOST_PANELS]
     if not names:
         return None

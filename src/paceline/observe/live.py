@@ -95,9 +95,12 @@ class _Follower:
         self._rest = b""
 
     def read(self) -> None:
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return  # gone for the moment, or for good; a status line is not worth an error
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -164,7 +167,5 @@ def _sum_up(logs: list[_Follower]) -> Snapshot:
 
 
 def _latest_loss(logs: list[_Follower]) -> float | None:
-    reports = [
-        (name != "loss", -at, value) for log in logs for name, (at, value) in log.losses.items()
-    ]
+    reports = [(name != "loss", -at, value) for log in logs for name, (at, value) in log.losses.items()]
     return min(reports)[2] if reports else None

@@ -80,8 +80,7 @@ def heading(title: str) -> str:
 def cards(facts: Mapping[str, str]) -> str:
     """Tiles, each a number over its name."""
     tiles = (
-        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for name, value in facts.items()
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts.items()
     )
     return f'<div class="cards">{"".join(tiles)}</div>'
 
@@ -101,15 +100,9 @@ def table(rows: Sequence[Mapping[str, Any]], note: str = "") -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = {column for column in columns if not _numeric(row.get(column) for row in rows)}
     head = "".join(_cell("th", column, column in text) for column in columns)
-    body = "".join(
-        f"<tr>{''.join(_cell('td', row.get(c, ''), c in text) for c in columns)}</tr>\n"
-        for row in rows
-    )
+    body = "".join(f"<tr>{''.join(_cell('td', row.get(c, ''), c in text) for c in columns)}</tr>\n" for row in rows)
     below = f'<p class="note">{escape(note)}</p>' if note else ""
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>'
-        f"</table></div>{below}"
-    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{below}'
 
 
 def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:

@@ -102,9 +102,7 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.attach = event
     elif kind == "epoch":
         batches = event.get("batches")
-        log.epochs.append(
-            Epoch(at_s, int(event.get("epoch", 0)), None if batches is None else int(batches))
-        )
+        log.epochs.append(Epoch(at_s, int(event.get("epoch", 0)), None if batches is None else int(batches)))
     elif kind == "exchange":
         log.exchanges.append(_exchange(at_s, event))
     elif kind == "value":

@@ -218,9 +218,7 @@ def _lead(runs: list[RunLog]) -> str:
     if len(runs) > 1:
         return '<p class="lead">Event logs of several runs, side by side.</p>'
     run = runs[0]
-    hosts = (
-        f"{len(run.hosts)} hosts ({', '.join(run.hosts)})" if len(run.hosts) > 1 else run.hosts[0]
-    )
+    hosts = f"{len(run.hosts)} hosts ({', '.join(run.hosts)})" if len(run.hosts) > 1 else run.hosts[0]
     parameters = "" if run.parameters is None else f" {run.parameters:,} parameters,"
     text = f"{run.size} worker{'s' if run.size > 1 else ''} on {hosts},{parameters} {run.transport}"
     return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>'

@@ -76,9 +76,7 @@ def left_out(run: RunLog) -> int:
 
     Every worker's log names all of them, so the log that names most is the count.
     """
-    return max(
-        (sum(len(line.left_out) for line in worker.exchanges) for worker in run.workers), default=0
-    )
+    return max((sum(len(line.left_out) for line in worker.exchanges) for worker in run.workers), default=0)
 
 
 def warnings(run: RunLog) -> list[str]:
@@ -88,14 +86,10 @@ def warnings(run: RunLog) -> list[str]:
         found.append(f"No log of {_ranks(run.missing)}: the totals lack their share.")
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut:
-        found.append(
-            f"The log of {_ranks(cut)} ends in the middle of a line: the worker was cut off."
-        )
+        found.append(f"The log of {_ranks(cut)} ends in the middle of a line: the worker was cut off.")
     still = [worker.rank for worker in run.workers if worker.closed is None]
     if still:
-        found.append(
-            f"{_ranks(still).capitalize()} never closed the run: killed, or still at work."
-        )
+        found.append(f"{_ranks(still).capitalize()} never closed the run: killed, or still at work.")
     if left_out(run):
         found.append(
             f"Left out of the mean because not finite: {left_out(run)} contribution(s) of "

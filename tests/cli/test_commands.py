@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline`, `paceline report`, `paceline explain`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import paceline
+from paceline.cli import app
+from paceline.cli.explain import parse_count
+from paceline.recipes import RECIPES, rule_from_text
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def make_run(directory: Path, workers: int) -> Path:
+    directory.mkdir()
+    for rank in range(workers):
+        stamp = {"at_s": 10.0, "rank": rank, "total_minibatches": 50, "total_samples": 1600}
+        events = [
+            {"kind": "attach", "at_s": 0.0, "rank": rank, "size": workers, "rule": "bmuf()"},
+            {"kind": "value", "name": "loss", "value": 1.25, **stamp},
+            {"kind": "exchange", "minibatches": 50, "compute_s": 9.0, "exchange_s": 1.0,
+             "bytes": 2000, **stamp},
+        ]  # fmt: skip
+        text = "".join(json.dumps(event) + "\n" for event in events)
+        (directory / f"rank-{rank:03d}.jsonl").write_text(text)
+    return directory
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = call("--version")
+    assert (result.exit_code, result.stdout) == (0, f"paceline {paceline.__version__}\n")
+
+
+@pytest.mark.processes
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "--version"],
+        env={"PYTHONPATH": str(Path(paceline.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"paceline {paceline.__version__}\n"
+
+
+def test_report_writes_the_page_and_prints_the_numbers(tmp_path: Path) -> None:
+    result = call("report", make_run(tmp_path / "run", 2), "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert f"report: {tmp_path / 'out' / 'index.html'}" in result.stdout
+    assert (tmp_path / "out" / "index.html").exists()
+    rows = {line.split("  ")[0].strip(): line.split()[-1] for line in result.stdout.splitlines()}
+    assert rows["loss"] == "1.2500"
+    assert rows["workers"] == "2"
+    assert rows["minibatches per second"] == "10"
+    assert "Workers 0, 1 never closed the run" in result.stderr
+
+
+def test_report_compares_several_runs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "alone", 1), make_run(tmp_path / "two", 2)]
+    result = call("report", *runs, "--output", tmp_path / "out")
+    assert result.stdout.splitlines()[0].split() == ["alone", "two"]
+    assert "two: Workers 0, 1 never closed" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "says"), [("nowhere", "does not exist"), ("", "no worker's log")])
+def test_report_refuses_what_is_no_run(tmp_path: Path, name: str, says: str) -> None:
+    result = call("report", tmp_path / name, "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_report_refuses_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call("report", make_run(tmp_path / "run", 1), "--output", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "choose another --output" in result.stderr
+
+
+def test_explain_lists_every_recipe() -> None:
+    result = call("explain")
+    assert result.exit_code == 0
+    assert RECIPES
+    for recipe in RECIPES.values():
+        assert recipe.name in result.stdout
+        assert recipe.summary in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_explain_tells_all_of_a_recipe(name: str) -> None:
+    result = call("explain", name, "--workers", 8, "--parameters", "1M")
+    assert result.exit_code == 0, result.output
+    rule, recipe = rule_from_text(name), RECIPES[name]
+    for choice in ("schedule", "payload", "codec", "topology", "outer"):
+        assert getattr(rule, choice).describe(8) in result.stdout
+    for line in recipe.equation.splitlines():
+        assert line in result.stdout
+    for key in rule.numbers(8):
+        assert key in result.stdout
+    assert rule.bytes_formula() in result.stdout
+    assert recipe.source in result.stdout
+    assert "1,000,000 parameters" in result.stdout
+
+
+def test_explain_follows_the_settings_and_the_workers() -> None:
+    result = call("explain", "bmuf(period=5, gain='paper')", "--workers", 4)
+    assert "every 5 minibatches" in result.stdout
+    assert "momentum     0.75" in result.stdout
+    assert "numbers with 4 workers" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bmf"], "did you mean 'bmuf'"),
+        (["bmuf(", "--workers", 4], "cannot read the rule"),
+        (["bmuf", "--workers", 0], "--workers must be at least 1"),
+        (["bmuf", "--parameters", "many"], "got 'many'"),
+        (["bmuf", "--parameters", "0"], "got '0'"),
+    ],
+)
+def test_explain_refuses(arguments: list[object], says: str) -> None:
+    result = call("explain", *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("250000", 250_000), ("25M", 25_000_000), ("1.3B", 1_300_000_000), ("25_000k", 25_000_000)],
+)
+def test_model_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
+    assert parse_count(text) == count

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers print, who is to blame, and the status line: without starting anybody."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.cli import failure, lines
+from paceline.cli.status import Status, describe
+from paceline.observe.live import Live, Snapshot
+
+Shown = list[tuple[int, str, bool]]
+
+TRACEBACK = """\
+a warning
+[rank2]: Traceback (most recent call last):
+[rank2]:   File "train.py", line 3, in <module>
+[rank2]:     f()
+[rank2]: ValueError: odd
+[rank2]: and so on
+a library's warning at exit
+"""
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return []
+
+
+@pytest.fixture
+def tails(shown: Shown, tmp_path: Path) -> lines.Tails:
+    (tmp_path / "out").touch()
+    (tmp_path / "err").touch()
+    found = lines.Tails(lambda rank, line, is_error: shown.append((rank, line, is_error)))
+    found.follow(3, tmp_path / "out", tmp_path / "err")
+    return found
+
+
+def test_lines_are_shown_whole_and_once(tails: lines.Tails, shown: Shown, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"one\ntw")
+    tails.read()
+    assert shown == [(3, "one", False)]
+    out.write_bytes(b"one\ntwo\nthree")
+    tails.read()
+    assert shown[1:] == [(3, "two", False)]
+    tails.finish()
+    tails.finish()
+    assert shown[2:] == [(3, "three", False)]
+
+
+def test_a_long_output_is_finished_in_pieces(
+    tails: lines.Tails, shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 7)
+    (tmp_path / "err").write_bytes(b"".join(b"line %d\n" % i for i in range(50)))
+    tails.finish()
+    assert shown == [(3, f"line {i}", True) for i in range(50)]
+
+
+def test_muted_errors_are_not_shown(tails: lines.Tails, shown: Shown, tmp_path: Path) -> None:
+    tails.mute_errors = True
+    (tmp_path / "out").write_text("saved\n")
+    (tmp_path / "err").write_text("KeyboardInterrupt\n")
+    tails.finish()
+    assert shown == [(3, "saved", False)]
+
+
+def test_lines_are_made_readable() -> None:
+    assert lines.decode(b" 10%\r 50%\r100%", 0) == "100%"
+    assert lines.decode(b"windows\r", 0) == "windows"
+    assert lines.decode(b"[rank4]: ValueError", 4) == "ValueError"
+    assert lines.decode(b"[rank3]: of another", 4) == "[rank3]: of another"
+    assert lines.decode(b"\xff", 0) == "\ufffd"
+
+
+def test_markup_in_a_workers_line_is_not_ours() -> None:
+    sheet = StringIO()
+    lines.on_terminal(Console(file=sheet, width=20))(1, "loss [bold]1.5[/] " + "x" * 30, False)
+    assert sheet.getvalue() == "[1] loss [bold]1.5[/] " + "x" * 30 + "\n"
+
+
+def test_the_exception_is_found_among_the_last_words(tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    path.write_text(TRACEBACK)
+    headline, tail = failure.last_words(path, 2)
+    assert headline == "ValueError: odd"
+    assert tail[0] == "Traceback (most recent call last):"
+    assert tail[-2:] == ["and so on", "a library's warning at exit"]
+
+
+def test_without_a_traceback_the_last_line_speaks(tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    path.write_text("one\ntwo\n\n")
+    assert failure.last_words(path, 0) == ("two", ["one"])
+    path.write_text("")
+    assert failure.last_words(path, 0) == ("", [])
+
+
+def test_the_cause_is_blamed_and_not_its_echo(tmp_path: Path) -> None:
+    texts = {
+        0: "RuntimeError: [gloo] Connection closed by peer [10.0.0.2]",
+        1: "paceline.errors.PeerLostError: rank 2 did not answer",
+        2: "ValueError: odd",
+        3: "",
+    }
+    files = {rank: tmp_path / str(rank) for rank in texts}
+    for rank, text in texts.items():
+        files[rank].write_text(text)
+    assert failure.culprit({0: 1, 1: 1, 2: 1}, files) == 2
+    assert failure.culprit({0: 1, 1: 1, 2: 1, 3: -9}, files) == 3
+    assert failure.culprit({0: 1, 1: 1}, files) == 0
+
+
+@pytest.mark.parametrize(("code", "wanted"), [(3, 3), (-9, 137), (-15, 143)], ids=["exit", "SIGKILL", "SIGTERM"])
+def test_exit_codes_are_those_of_a_shell(code: int, wanted: int) -> None:
+    assert failure.exit_code(code) == wanted
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(-9, "dmesg"), (-11, "PYTHONFAULTHANDLER"), (-15, "ask who sent it"), (1, "correct")],
+)
+def test_the_panel_says_what_to_do(tmp_path: Path, code: int, says: str) -> None:
+    path = tmp_path / "err"
+    path.write_text(TRACEBACK)
+    sheet = StringIO()
+    Console(file=sheet, width=100).print(failure.panel(2, code, path, 3))
+    assert says in sheet.getvalue()
+    assert "ValueError: odd" in sheet.getvalue()
+    assert "the other 3 here were stopped" in sheet.getvalue()
+
+
+def test_the_status_line_tells_the_snapshot() -> None:
+    shot = Snapshot(4, "bmuf()", {0: 600, 1: 634}, 411.6, 3, 0.5, 1.49834, 0.042)
+    assert describe(shot, 4).plain == (
+        "epoch 3 | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | exchange 4 %"
+    )
+    assert describe(Snapshot(), 4).plain == "4 workers running, none attached yet"
+
+
+def test_the_status_reads_the_logs_now_and_then(tmp_path: Path) -> None:
+    now = 0.0
+    status = Status(Live(tmp_path), 1, clock=lambda: now)
+    sheet = StringIO()
+    console = Console(file=sheet, width=100)
+    console.print(status)
+    assert "none attached" in sheet.getvalue()
+    event = '{"kind": "attach", "at_s": 0, "rank": 0, "size": 1}\n'
+    (tmp_path / "rank-000.jsonl").write_text(event)
+    console.print(status)
+    assert "minibatches" not in sheet.getvalue()  # too soon
+    now = 1.0
+    console.print(status)
+    assert "0 minibatches" in sheet.getvalue()

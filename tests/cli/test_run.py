@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline run`: workers start, speak, fail and stop, and none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import paceline
+from paceline.cli import app
+
+DEADLINE_S = 60.0
+Script = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in an empty directory, and what they export ends with the test."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PACELINE_RULE", "PACELINE_LOG", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    def write(text: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+@contextlib.contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process of its own, which does not outlive the test."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a dead one that nobody has waited for does not count."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 5.0
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+PRINT_WHO = """
+    import os, sys
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_RULE", "PACELINE_TIMEOUT_S",
+             "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PACELINE_LOG")
+    print(*(os.environ.get(name) for name in names))
+    print("arguments", sys.argv[1:])
+    print("complaint", file=sys.stderr)
+"""
+
+FAMILY = """
+    import os, signal, subprocess, time
+    {ignore}
+    child = subprocess.Popen(["sleep", "300"])
+    with open(f"new-{{os.environ['RANK']}}", "w") as file:
+        file.write(f"{{os.getpid()}} {{child.pid}}")
+    os.rename(file.name, file.name.replace("new", "pids"))
+    print("ready")
+    {then}
+    time.sleep(300)
+"""
+
+
+def family(directory: Path) -> list[int]:
+    return [int(pid) for path in directory.glob("pids-*") for pid in path.read_text().split()]
+
+
+@pytest.mark.processes
+def test_every_worker_knows_who_it_is(script: Script, tmp_path: Path) -> None:
+    path = script(PRINT_WHO)
+    result = run(
+        "--workers", 2, "--rule", "bmuf(period=4)", "--timeout", 30, "--log", "log", path,
+        "--", "--lr", 0.1, "--",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    for rank in range(2):
+        wanted = f"[{rank}] {rank} 2 {rank} bmuf(period=4) 30 {threads} 1 {tmp_path / 'log'}"
+        assert wanted in result.stdout.splitlines()
+        assert f"[{rank}] arguments ['--lr', '0.1', '--']" in result.stdout
+        assert f"[{rank}] complaint" in result.stderr
+        assert "complaint\n" in (tmp_path / "log" / "output" / f"rank-{rank:03d}.err").read_text()
+    assert "2 workers finished" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_log_directory_is_made_and_named(script: Script, tmp_path: Path) -> None:
+    path = script(
+        """
+        import os
+        with open(os.environ["PACELINE_LOG"] + "/rank-000.jsonl", "w") as log:
+            log.write('{"kind": "close", "at_s": 1}\\n')
+        """
+    )
+    result = run(path)
+    assert result.exit_code == 0, result.output
+    (directory,) = (tmp_path / "paceline-logs").iterdir()
+    assert f"paceline report paceline-logs/{directory.name}" in result.stderr
+
+
+@pytest.mark.processes
+def test_quiet_says_nothing_of_its_own(script: Script) -> None:
+    result = run("--quiet", script("print('hello')"))
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "[0] hello\n", "")
+
+
+@pytest.mark.processes
+def test_a_worker_that_raises_is_named_with_its_last_words(script: Script) -> None:
+    path = script(
+        """
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise ValueError("the third number is odd")
+        time.sleep(300)
+        """
+    )
+    result = run("--workers", 2, path)
+    assert result.exit_code == 1
+    panel = result.stderr.split("\u256d")[1]
+    assert f"worker 1 on {socket.gethostname()} failed" in panel
+    assert panel.index("ValueError: the third number is odd") < panel.index("Traceback")
+    assert "the other 1 here was stopped" in panel
+    assert "rank-001.err" in panel
+    assert "elastic" not in result.output
+
+
+@pytest.mark.processes
+def test_the_exit_code_is_the_workers(script: Script) -> None:
+    assert run(script("raise SystemExit(7)")).exit_code == 7
+
+
+@pytest.mark.processes
+def test_a_killed_worker_takes_its_family_and_the_others_along(script: Script, tmp_path: Path) -> None:
+    kill = """
+    if os.environ["RANK"] == "1":
+        while not os.path.exists("pids-0"):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    path = script(FAMILY.format(ignore="", then=textwrap.dedent(kill).replace("\n", "\n    ")))
+    result = run("--workers", 2, path)
+    assert result.exit_code == 128 + signal.SIGKILL
+    assert "worker 1 on" in result.stderr
+    assert "killed by SIGKILL (9)" in result.stderr
+    assert "memory" in result.stderr
+    pids = family(tmp_path)
+    assert len(pids) == 4
+    assert_gone(pids)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("which", "ignore"),
+    [
+        (signal.SIGINT, ""),
+        (signal.SIGTERM, "signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
+    ],
+)
+def test_a_signal_stops_everything(script: Script, tmp_path: Path, which: signal.Signals, ignore: str) -> None:
+    path = script(FAMILY.format(ignore=ignore, then=""))
+    with started("--workers", 2, path) as process:
+        assert process.stdout is not None
+        ready = sorted(process.stdout.readline() for _ in range(2))
+        assert ready == ["[0] ready\n", "[1] ready\n"]
+        process.send_signal(which)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + which
+    assert f"stopped by {which.name}" in errors
+    assert "Traceback" not in errors
+    pids = family(tmp_path)
+    assert len(pids) == 4
+    assert_gone(pids)
+
+
+@pytest.mark.processes
+def test_two_hosts_are_one_cluster_and_fail_together(script: Script) -> None:
+    path = script(
+        """
+        import os, time
+        print("of", os.environ["WORLD_SIZE"])
+        if os.environ["RANK"] == "3":
+            raise SystemExit(5)
+        time.sleep(300)
+        """
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = ["--workers", 2, "--hosts", 2, "--master", f"127.0.0.1:{port}", "--timeout", 40]
+    with (
+        started(*common, "--host-index", 0, "--log", "a", path) as first,
+        started(*common, "--host-index", 1, "--log", "b", path) as second,
+    ):
+        out_1, err_1 = second.communicate(timeout=DEADLINE_S)
+        out_0, err_0 = first.communicate(timeout=DEADLINE_S)
+    assert set(out_0.split("\n")) <= {"[0] of 4", "[1] of 4", ""}
+    assert "[3] of 4" in out_1
+    assert (first.returncode, second.returncode) == (1, 5)
+    assert "worker 3 on" in err_0
+    assert "worker 3 on" in err_1
+
+
+def test_a_host_that_meets_nobody_says_so(script: Script) -> None:
+    path = script("print('never')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    result = run("--hosts", 2, "--host-index", 1, "--master", address, "--timeout", 1, path)
+    assert result.exit_code == 1
+    assert f"the 2 hosts did not meet at {address} within 1 s" in result.stderr
+    assert "never" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--workers", 0], "--workers must be at least 1, got 0"),
+        (["--rule", "bmuf(periode=4)"], "did you mean 'period'"),
+        (["--rule", "bmuff"], "there is no rule 'bmuff'"),
+        (["--rule", "__import__('os')"], "--rule: "),
+        (["--hosts", 2], "--hosts 2 needs --master HOST:PORT"),
+        (["--hosts", 2, "--master", "node0"], "got 'node0'"),
+        (["--hosts", 2, "--master", "node0:99999"], "got 'node0:99999'"),
+        (["--host-index", 1], "--host-index must lie in 0..0"),
+        (["--timeout", 0], "--timeout must be at least 1 second, got 0.0"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    script: Script, tmp_path: Path, arguments: list[object], says: str
+) -> None:
+    result = run(*arguments, script("print('never')"))
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "never" not in result.stdout
+    assert not (tmp_path / "paceline-logs").exists()
+
+
+def test_a_missing_program_is_refused(tmp_path: Path) -> None:
+    result = run("nothing.py")
+    assert result.exit_code == 2
+    assert "nothing.py does not exist" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_run_is_not_written_over_another(script: Script, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "rank-005.jsonl").touch()
+    path = script("print('hello')")
+    refused = run("--log", log, path)
+    assert refused.exit_code == 2
+    assert "already holds a run" in refused.stderr
+    assert (log / "rank-005.jsonl").exists()
+    assert run("--log", log, "--overwrite", path).exit_code == 0
+    assert not (log / "rank-005.jsonl").exists()

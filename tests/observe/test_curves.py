@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Curves: x counts all workers, y is what was reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.observe import read_run
+from paceline.observe.curves import Curve, by_samples, by_time, bytes_by_time, losses, smooth, thin
+
+Write = Callable[..., Path]
+
+
+def test_samples_are_summed_over_the_workers(write_run: Write) -> None:
+    run = read_run(write_run(size=4))
+    curve = by_samples(run, "validation loss")
+    assert curve.unit == "samples"
+    assert curve.x == pytest.approx([4 * 32 * 4 * block for block in (10, 20, 30, 40)])
+    assert not curve.noisy
+
+
+def test_workers_that_do_not_go_in_step_keep_their_own_points(write_run: Write) -> None:
+    def later(rank: int, events: list[dict[str, float]]) -> list[dict[str, float]]:
+        """Worker 1 has done half as much at each moment, worker 2 a third."""
+        for event in events:
+            for key in ("total_minibatches", "total_samples"):
+                if key in event:
+                    event[key] //= rank + 1
+        return events
+
+    run = read_run(write_run(size=3, change=later))
+    curve = by_samples(run, "validation loss")
+    assert len(curve.x) == 3 * 4
+    done = [320 * 4, 320 * 4 // 2, 320 * 4 // 3]  # of each worker at the first report
+    assert curve.x[0] == pytest.approx(sum(done), abs=3)
+
+
+def test_the_same_minibatch_of_all_workers_is_one_point(write_run: Write) -> None:
+    run = read_run(write_run(size=2))
+    curve = by_time(run, "loss")
+    assert len(curve.x) == 40
+    first = [worker.values[0].value for worker in run.workers]
+    assert curve.y[0] == pytest.approx(sum(first) / 2)
+
+
+def test_without_samples_x_counts_minibatches(write_run: Write) -> None:
+    run = read_run(write_run(size=2, samples=False))
+    curve = by_samples(run, "loss", counted=False)
+    assert curve.unit == "minibatches"
+    assert curve.x[-1] == pytest.approx(2 * 160)
+
+
+def test_bytes_of_all_workers_add_up(write_run: Write) -> None:
+    curve = bytes_by_time(read_run(write_run(size=3)))
+    assert curve.y[0] == 0
+    assert curve.y[-1] == 3 * 40_000
+    assert np.all(np.diff(curve.y) >= 0)
+
+
+def test_losses_are_found_by_name(write_run: Write) -> None:
+    assert losses(read_run(write_run())) == ["loss", "validation loss"]
+
+
+def test_smoothing_leaves_a_slope_and_removes_noise() -> None:
+    x = np.arange(1000.0)
+    line = Curve("line", "samples", x, 5 - 0.001 * x)
+    inner = slice(0, 980)  # at the end the window looks back
+    assert smooth(line).y[inner] == pytest.approx(line.y[inner])
+    noise = Curve("noise", "samples", x, np.random.default_rng(0).normal(size=1000))
+    assert smooth(noise).y.std() < 0.3 * noise.y.std()
+
+
+def test_smoothing_passes_over_what_is_not_finite() -> None:
+    curve = Curve("c", "samples", np.arange(5.0), np.array([1.0, np.nan, 1.0, np.inf, 1.0]))
+    assert smooth(curve).y == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_thinning_keeps_the_mean() -> None:
+    curve = Curve("c", "samples", np.arange(10_001.0), np.sin(np.arange(10_001.0)))
+    few = thin(curve, most=100)
+    assert len(few.x) == 100
+    assert few.x.mean() == pytest.approx(curve.x.mean(), rel=0.01)
+    assert thin(few, most=100) is few

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live view: the same numbers while the files still grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.observe.live import Live
+
+Write = Callable[..., Path]
+
+
+def test_nothing_is_there_at_first(tmp_path: Path) -> None:
+    live = Live(tmp_path / "not yet")
+    assert live.poll().size == 0
+    (tmp_path / "not yet").mkdir()
+    assert live.poll().total == 0
+
+
+def test_the_numbers_follow_the_files(write_run: Write, tmp_path: Path) -> None:
+    whole = write_run("whole", size=2)
+    growing = tmp_path / "growing"
+    growing.mkdir()
+    live = Live(growing)
+    rows = {name: (whole / name).read_text().splitlines(True) for name in
+            ("rank-000.jsonl", "rank-001.jsonl")}  # fmt: skip
+    for name, lines in rows.items():
+        (growing / name).write_text("".join(lines[:23]))  # ten blocks
+    shot = live.poll()
+    assert shot.size == 2
+    assert shot.rule == "bmuf(period=4)"
+    assert shot.epoch == 1
+    assert shot.minibatches == {0: 40, 1: 40}
+    assert shot.epoch_done == pytest.approx(0.25)
+    assert shot.minibatches_per_s == pytest.approx(2 * 4)  # four a second and worker
+    assert shot.exchange_share == pytest.approx(0.2)
+    for name, lines in rows.items():
+        with (growing / name).open("a") as log:
+            log.writelines(lines[23:])
+    shot = live.poll()
+    assert shot.total == 320
+    assert shot.epoch_done == 1.0
+    assert live.poll() == shot
+
+
+def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+    line = json.dumps({"kind": "exchange", "at_s": 1.0, "rank": 0, "minibatches": 8, "total_minibatches": 8})
+    log = tmp_path / "rank-000.jsonl"
+    log.write_text("no event at all\n" + line[:30])
+    live = Live(tmp_path)
+    assert live.poll().total == 0
+    log.write_text("no event at all\n" + line + "\n")
+    assert live.poll().total == 8
+
+
+def test_the_value_named_loss_is_the_loss(write_run: Write) -> None:
+    directory = write_run(size=1)
+    rows = [json.loads(row) for row in (directory / "rank-000.jsonl").read_text().splitlines()]
+    last = [row["value"] for row in rows if row.get("name") == "loss"][-1]
+    assert Live(directory).poll().loss == last
+
+
+def test_a_second_attach_takes_over(write_run: Write) -> None:
+    directory = write_run(size=2)
+    live = Live(directory)
+    assert live.poll().size == 2
+    write_run(size=1, number=2, rule="sync()")
+    assert live.poll().size == 1
+    assert live.poll().rule == "sync()"

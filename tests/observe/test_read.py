@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader: what it adds up, what it forgives, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.observe import LogError, read_run, read_runs
+from paceline.observe.summary import summarize, warnings
+
+Write = Callable[..., Path]
+
+
+def test_totals_are_those_that_were_written(write_run: Write) -> None:
+    run = read_run(write_run(size=4))
+    assert (run.size, run.rule, run.transport, run.parameters) == (4, "bmuf(period=4)", "gloo", 250)
+    assert run.hosts == ["host-0", "host-1"]
+    numbers = summarize(run)
+    assert numbers.minibatches == 4 * 160
+    assert numbers.samples == 4 * 160 * 32
+    assert numbers.blocks == 40
+    assert numbers.bytes_per_worker == 40_000
+    assert numbers.bytes_per_block == 1000
+    assert numbers.wall_s == 40.5
+    assert numbers.minibatches_per_s == pytest.approx(640 / 40.5)
+    assert numbers.shares.compute == pytest.approx(0.8)
+    assert numbers.shares.wait == pytest.approx(0.15)
+    assert numbers.shares.exchange == pytest.approx(0.05)
+    assert warnings(run) == []
+
+
+def test_the_last_value_is_the_mean_over_the_workers(write_run: Write) -> None:
+    run = read_run(write_run(size=2))
+    finals = [[v.value for v in w.values if v.name == "loss"][-1] for w in run.workers]
+    assert finals[0] != finals[1]
+    assert run.last("loss") == pytest.approx(sum(finals) / 2)
+    assert run.last("no such value") is None
+
+
+def test_uncounted_samples_stay_unknown(write_run: Write) -> None:
+    numbers = summarize(read_run(write_run(samples=False)))
+    assert numbers.samples is None
+    assert numbers.samples_per_s is None
+    assert numbers.minibatches == 320
+
+
+def test_unknown_kinds_and_fields_are_passed_over(write_run: Write) -> None:
+    directory = write_run()
+    log = directory / "rank-000.jsonl"
+    log.write_text('{"kind": "from the future", "at_s": 1, "news": []}\n' + log.read_text())
+    assert summarize(read_run(directory)).minibatches == 320
+
+
+def test_a_cut_off_last_line_is_counted_and_skipped(write_run: Write) -> None:
+    directory = write_run()
+    log = directory / "rank-001.jsonl"
+    log.write_bytes(log.read_bytes()[:-20])
+    run = read_run(directory)
+    assert run.workers[1].truncated == 1
+    assert run.workers[1].closed is None
+    text = "\n".join(warnings(run))
+    assert "log of worker 1 ends in the middle" in text
+    assert "Worker 1 never closed" in text
+
+
+def test_a_broken_line_in_the_middle_names_file_and_line(write_run: Write) -> None:
+    directory = write_run()
+    log = directory / "rank-001.jsonl"
+    rows = log.read_text().splitlines()
+    rows[2] = '{"kind": "value", "at_s"'
+    log.write_text("\n".join(rows) + "\n")
+    with pytest.raises(LogError, match=r"rank-001\.jsonl, line 3: .*begins with"):
+        read_run(directory)
+
+
+@pytest.mark.parametrize("row", ["17", '{"kind": "value", "at_s": 1}', '{"kind": "x", "at_s": []}'])
+def test_json_that_is_no_event_is_refused(write_run: Write, row: str) -> None:
+    directory = write_run(size=1)
+    log = directory / "rank-000.jsonl"
+    log.write_text(row + "\n" + log.read_text())
+    with pytest.raises(LogError, match="line 1"):
+        read_run(directory)
+
+
+def test_not_finite_values_arrive_as_text(write_run: Write) -> None:
+    directory = write_run(size=1)
+    event = '{"kind": "value", "at_s": 99, "rank": 0, "name": "loss", "value": "nan"}\n'
+    with (directory / "rank-000.jsonl").open("a") as log:
+        log.write(event)
+    last = read_run(directory).workers[0].values[-1]
+    assert last.value != last.value
+
+
+def test_missing_workers_are_named(write_run: Write) -> None:
+    directory = write_run(size=4)
+    (directory / "rank-002.jsonl").unlink()
+    run = read_run(directory)
+    assert run.size == 4
+    assert run.missing == [2]
+    assert "No log of worker 2" in warnings(run)[0]
+
+
+def test_errors_and_left_out_contributions_become_warnings(write_run: Write) -> None:
+    def spoil(rank: int, events: list[dict[str, object]]) -> list[dict[str, object]]:
+        hit = next(e for e in events if e.get("block") == 7)
+        hit["left_out"] = [1]
+        if rank == 1:
+            events.append({"kind": "error", "at_s": 41.0, "rank": 1, "message": "disk is full"})
+        return events
+
+    run = read_run(write_run(size=2, change=spoil))
+    assert summarize(run).left_out == 1  # both workers' logs tell of the same one
+    assert warnings(run) == [
+        "Worker 1 on host-0: disk is full",
+        "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
+    ]
+
+
+def test_more_workers_than_cores_are_told(write_run: Write) -> None:
+    def small(rank: int, events: list[dict[str, object]]) -> list[dict[str, object]]:
+        events[0]["cores"] = 1
+        return events
+
+    assert "2 workers shared the 1 cores of host-0" in warnings(read_run(write_run(change=small)))[0]
+
+
+def test_each_attach_is_a_run_of_its_own(write_run: Write) -> None:
+    directory = write_run(size=2, rule="sync()")
+    write_run(size=1, number=2)
+    first, second = read_runs(directory)
+    assert (first.label, first.size, first.rule) == ("run (1)", 2, "sync()")
+    assert (second.label, second.size, second.rule) == ("run (2)", 1, "bmuf(period=4)")
+    assert read_run(directory).number == 2
+
+
+def test_directories_without_a_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="does not exist"):
+        read_runs(tmp_path / "nowhere")
+    with pytest.raises(LogError, match="no worker's log"):
+        read_runs(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(PacelineError, match="is a file"):
+        read_runs(tmp_path / "file")
