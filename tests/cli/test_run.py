@@ -243,6 +243,25 @@ def test_two_hosts_are_one_cluster_and_fail_together(script: Script) -> None:
     assert "worker 3 on" in err_1
 
 
+@pytest.mark.processes
+def test_a_signal_is_heard_while_waiting_for_other_hosts(script: Script) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    master = f"{address[0]}:{address[1]}"
+    path = script("print('never')")
+    with started("--hosts", 2, "--master", master, "--timeout", 300, path) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # until the store of host 0 listens, so that torch is waiting for host 1
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, printed) == (130, "")
+    assert "stopped by SIGINT" in errors
+
+
 def test_a_host_that_meets_nobody_says_so(script: Script) -> None:
     path = script("print('never')")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -71,3 +71,21 @@ def test_a_second_attach_takes_over(write_run: Write) -> None:
     write_run(size=1, number=2, rule="sync()")
     assert live.poll().size == 1
     assert live.poll().rule == "sync()"
+
+
+@pytest.mark.parametrize(
+    ("known", "start", "now"),
+    [(92, 100, 150), (20, 20, 60)],
+    ids=["the pass was finished", "the pass was left early"],
+)
+def test_an_epoch_begins_where_the_one_before_ended(tmp_path: Path, known: int, start: int, now: int) -> None:
+    """Lines are folded, so the log is a little behind when a pass begins."""
+    rows: list[dict[str, float | str]] = [{"kind": "epoch", "at_s": 0, "epoch": 0, "batches": 100}]
+    line = {"kind": "exchange", "rank": 0}
+    rows += [{**line, "at_s": i, "total_minibatches": known * i / 10} for i in range(1, 11)]
+    rows.append({"kind": "epoch", "at_s": 11, "epoch": 1, "batches": 100})
+    rows.append({**line, "at_s": 12, "total_minibatches": now})
+    (tmp_path / "rank-000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shot = Live(tmp_path).poll()
+    assert shot.epoch == 1
+    assert shot.epoch_done == pytest.approx((now - start) / 100)

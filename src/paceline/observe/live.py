@@ -15,6 +15,7 @@ from pathlib import Path
 from .log import WorkerLog
 from .read import LOG_NAME, parse_line, take
 
+LAG_S = 2.0  # between what a worker has done and what its log says
 WINDOW_S = 10.0  # the rate is that of the last ten seconds of the log
 
 
@@ -116,8 +117,8 @@ class _Follower:
             self.size = int(event.attach.get("size", 0))
             self.rule = str(event.attach.get("rule", ""))
         for start in event.epochs:
+            self.epoch_start = self._start_of_next_epoch()
             self.epoch, self.epoch_batches = start.epoch, start.batches
-            self.epoch_start = self.minibatches
         for line in event.exchanges:
             self.busy_s += line.compute_s + line.wait_s + line.exchange_s
             self.exchange_s += line.wait_s + line.exchange_s
@@ -126,6 +127,12 @@ class _Follower:
             if "loss" in value.name.lower():
                 self.losses[value.name] = (value.at_s, value.value)
             self._advance(value.at_s, value.total_minibatches)
+
+    def _start_of_next_epoch(self) -> int:
+        """Minibatches done when a pass begins. The last line may be a moment old; if no more than a
+        moment's work is missing to the end of the pass before, that pass was finished."""
+        finished = self.epoch_start + (self.epoch_batches or 0)
+        return finished if finished - self.minibatches <= LAG_S * self.rate else self.minibatches
 
     def _advance(self, at_s: float, minibatches: int) -> None:
         self.minibatches = max(self.minibatches, minibatches)
@@ -146,7 +153,8 @@ class _Follower:
         """Share of the worker's pass that is done."""
         if not self.epoch_batches:
             return None
-        return min(1.0, (self.minibatches - self.epoch_start) / self.epoch_batches)
+        done = (self.minibatches - self.epoch_start) / self.epoch_batches
+        return min(1.0, max(0.0, done))
 
 
 def _sum_up(logs: list[_Follower]) -> Snapshot:
