@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes and the dense codec: what is summed, in which order, and what it costs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.codec import Dense
+from paceline.topology import Flat, Ordered
+from paceline.transport import Alone, virtual
+from paceline.update import SMALL_ELEMENTS, cut
+
+
+def inputs(elements: int, workers: int) -> list[Tensor]:
+    g = torch.Generator().manual_seed(elements)
+    return [torch.randn(elements, generator=g) * 10.0 ** (r % 5) for r in range(workers)]
+
+
+def over(route: Flat | Ordered, brought: list[Tensor], cuts: list[tuple[int, int]]) -> list[tuple[Tensor, int]]:
+    def body() -> tuple[Tensor, int]:
+        transport = virtual.current()
+        assert transport is not None
+        x = brought[transport.world.rank].clone()
+        wire = route.wire(transport)
+        for low, high in cuts:
+            total, sent, _ = Dense().begin(x[low:high].clone(), wire, {}).finish()
+            assert sent.shape == total.shape
+            x[low:high] = total
+        return x, transport.bytes_sent
+
+    return [r for r in virtual.run(len(brought), body) if r is not None]
+
+
+@pytest.mark.parametrize("route", [Flat(), Ordered()])
+@pytest.mark.parametrize("elements", [1, 3, 4, 12, 1001])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_the_sum(route: Flat | Ordered, elements: int, workers: int) -> None:
+    brought = inputs(elements, workers)
+    for x, _ in over(route, brought, [(0, elements)]):
+        torch.testing.assert_close(x.double(), sum(b.double() for b in brought), rtol=1e-5, atol=1e-2)
+
+
+def test_ordered_bits_do_not_depend_on_the_cut() -> None:
+    brought = inputs(1000, 4)
+    want = ((brought[0] + brought[1]) + brought[2]) + brought[3]
+    for cuts in ([(0, 1000)], [(0, 1), (1, 500), (500, 1000)], [(k, k + 100) for k in range(0, 1000, 100)]):
+        for x, _ in over(Ordered(), brought, cuts):
+            assert torch.equal(x, want)
+
+
+def test_order_matters_for_these_numbers() -> None:
+    """Else the test above could not fail."""
+    brought = inputs(1000, 4)
+    other = ((brought[3] + brought[2]) + brought[1]) + brought[0]
+    assert not torch.equal(((brought[0] + brought[1]) + brought[2]) + brought[3], other)
+
+
+@pytest.mark.parametrize("route", [Flat(), Ordered()])
+def test_bytes(route: Flat | Ordered) -> None:
+    for _, sent in over(route, inputs(1000, 4), [(0, 1000)]):
+        assert sent == 2 * 3 * 4 * 1000 // 4 == Dense().bytes_sent(1000, 4)
+    assert Dense().bytes_sent(1000, 1) == 0
+
+
+def test_ordered_with_double_and_whole_numbers() -> None:
+    brought = [torch.arange(10) * (r + 1) for r in range(3)]
+    assert all(torch.equal(x, torch.arange(10) * 6) for x, _ in over(Ordered(), brought, [(0, 10)]))
+
+
+@pytest.mark.parametrize("route", [Flat(), Ordered()])
+def test_alone(route: Flat | Ordered) -> None:
+    x = torch.randn(7)
+    total, _, _ = Dense().begin(x.clone(), route.wire(Alone()), {}).finish()
+    assert torch.equal(total, x)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("elements", [0, 1, SMALL_ELEMENTS - 1, SMALL_ELEMENTS, 1_000_003])
+def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
+    ranges = cut(elements, pieces)
+    assert ranges[0][0] == 0 and ranges[-1][1] == elements and len(ranges) <= pieces
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+    if elements >= SMALL_ELEMENTS:
+        assert len(ranges) == pieces and all(low < high for low, high in ranges)
