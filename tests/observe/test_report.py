@@ -154,6 +154,15 @@ def test_long_noisy_losses_are_drawn_with_their_mean(write_run: Write) -> None:
     assert validation.get_marker() == "o"
 
 
+def test_counts_are_shortened_and_times_are_not(write_run: Write) -> None:
+    figures = {stem: figure for stem, _, _, figure in draw_all([read_run(write_run(size=4))])}
+    by_samples, by_time = (
+        figures[stem].axes[0].xaxis.get_major_formatter() for stem in ("loss-by-samples", "loss-by-time")
+    )
+    assert by_samples(20_000) == "20k"
+    assert "m" not in by_time(0.5)
+
+
 def test_without_matplotlib_the_extra_is_named(
     write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,8 @@ def _draw_all(axes: Axes, curves: list[tuple[Curve, str]]) -> None:
         _draw(axes, curve, colour(turn), label)
     axes.margins(x=0.02)
     axes.set_xlim(left=0)
-    short_counts(axes)
+    if any(curve.unit in ("samples", "minibatches") for curve, _ in curves):
+        short_counts(axes)
     _range_of_y(axes, [curve for curve, _ in curves])
 
 

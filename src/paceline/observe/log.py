@@ -184,9 +184,14 @@ class RunLog:
         return list(dict.fromkeys(v.name for worker in self.workers for v in worker.values))
 
     def last(self, name: str) -> float | None:
-        """The last report of a value: the mean over the workers that reported it."""
+        """Where a value ended: the mean over the workers of their last reports.
+
+        The last twentieth of a worker's reports counts, so that a loss reported at each minibatch
+        does not hang on the luck of one, and of a few reports the last one alone.
+        """
         final: list[float] = []
         for worker in self.workers:
             own = [value.value for value in worker.values if value.name == name]
-            final.extend(own[-1:])
+            latest = own[-max(1, len(own) // 20) :]
+            final += [sum(latest) / len(latest)] if latest else []
         return sum(final) / len(final) if final else None

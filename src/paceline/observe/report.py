@@ -232,4 +232,7 @@ def _footer(runs: list[RunLog]) -> str:
     started = [run.started_unix_s for run in runs if run.started_unix_s is not None]
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(started))) if started else "unknown"
     versions = ", ".join(dict.fromkeys(run.version for run in runs))
-    return f"<footer>Started {escape(when)}. Logs written by paceline {escape(versions)}.</footer>"
+    return (
+        "<footer>Last values are means over the last twentieth of each worker's reports. "
+        f"Started {escape(when)}. Logs written by paceline {escape(versions)}.</footer>"
+    )
