@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run.share`: law 11, every sample of an epoch exactly once, with the loaders that people have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+import paceline
+from paceline.data.share import samples_in
+from tests.helpers import simulate
+
+Batches = list[list[int]]
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    """0 .. n."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.n:
+            raise IndexError(index)
+        return index
+
+
+class Reversed(Sampler[int]):
+    """A sampler of the user's own, with a generator that it does not show."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(reversed(torch.randperm(self.n).tolist()))
+
+    def __len__(self) -> int:
+        return self.n
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(23))
+
+
+def attached(seed: int = 0) -> paceline.Run:
+    model = nn.Linear(1, 1)
+    return paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1), "averaging", seed=seed)
+
+
+def passes(make: Callable[[], Iterable[Any]], workers: int, epochs: int = 2, seed: int = 0) -> list[list[Batches]]:
+    """What every worker sees in every epoch: found[worker][epoch] = batches."""
+
+    def program() -> list[Batches]:
+        run = attached(seed)
+        shared = run.share(make())
+        found = []
+        for _ in range(epochs):
+            expected = None if isinstance(getattr(shared.loader, "dataset", None), Stream) else len(shared)
+            batches = [torch.as_tensor(batch).view(-1).tolist() for batch in shared]
+            assert expected is None or len(batches) == expected
+            found.append(batches)
+        run.close()
+        return found
+
+    return simulate(program, workers)
+
+
+def flat(found: list[list[Batches]], epoch: int) -> list[int]:
+    return [i for worker in found for batch in worker[epoch] for i in batch]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(("n", "batch"), [(48, 4), (50, 4), (13, 4), (5, 2), (3, 4), (7, 1), (33, 16)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_sample_once(workers: int, n: int, batch: int, shuffle: bool) -> None:
+    found = passes(lambda: DataLoader(Numbers(n), batch, shuffle=shuffle), workers)
+    for epoch in range(2):
+        assert sorted(flat(found, epoch)) == list(range(n))
+    assert all(len(b) <= batch for worker in found for e in worker for b in e)
+    if shuffle and n > 10:
+        assert flat(found, 0) != flat(found, 1)  # shuffled anew
+    if not shuffle:
+        assert flat(found, 0) == flat(found, 1)
+
+
+def test_without_shuffling_the_rounds_are_in_order() -> None:
+    found = passes(lambda: DataLoader(Numbers(12), 2), 3)
+    assert [worker[0] for worker in found] == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]
+
+
+def test_drop_last_drops_what_the_users_loader_would() -> None:
+    found = passes(lambda: DataLoader(Numbers(50), 4, drop_last=True), 3)
+    assert sorted(flat(found, 0)) == list(range(48))
+
+
+SAMPLERS: dict[str, Callable[[], DataLoader[int]]] = {
+    "random": lambda: DataLoader(Numbers(31), 4, sampler=RandomSampler(Numbers(31))),
+    "own": lambda: DataLoader(Numbers(31), 4, sampler=Reversed(31)),
+    "generator": lambda: DataLoader(Numbers(31), 4, shuffle=True, generator=torch.Generator()),
+    "subset": lambda: DataLoader(Numbers(90), 4, sampler=SubsetRandomSampler(range(31))),
+    "batch_sampler": lambda: DataLoader(Numbers(31), batch_sampler=BatchSampler(Reversed(31), 4, False)),
+    "buckets": lambda: DataLoader(Numbers(31), batch_sampler=Buckets()),
+    "distributed": lambda: DataLoader(Numbers(31), 4, sampler=DistributedSampler(Numbers(31), 4, 1)),
+    "list": lambda: torch.arange(31).split(4),  # type: ignore[dict-item,return-value]
+    "stream": lambda: DataLoader(Stream(), 4),
+}
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of unequal size, in an order of its own."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        parts = [list(p) for p in torch.arange(31).split([5, 1, 7, 2, 6, 4, 3, 3])]
+        for k in torch.randperm(len(parts)).tolist():
+            yield [int(i) for i in parts[k]]
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_every_sample_once_with_other_loaders(name: str, workers: int) -> None:
+    found = passes(SAMPLERS[name], workers)
+    want = list(range(23 if name == "stream" else 31))
+    for epoch in range(2):
+        assert sorted(flat(found, epoch)) == want
+
+
+def test_with_replacement_the_users_draw_is_kept() -> None:
+    found = passes(lambda: DataLoader(Numbers(9), 2, sampler=WeightedRandomSampler([1.0] * 9, 20)), 2)
+    assert len(flat(found, 0)) == 20 and set(flat(found, 0)) <= set(range(9))
+
+
+def test_the_order_is_a_matter_of_the_seed_alone() -> None:
+    make: Callable[[], Any] = lambda: DataLoader(Numbers(40), 4, shuffle=True)  # noqa: E731
+    assert passes(make, 2, seed=1) == passes(make, 2, seed=1)
+    assert flat(passes(make, 2, seed=1), 0) != flat(passes(make, 2, seed=2), 0)
+
+
+def test_the_union_does_not_depend_on_n_in_full_rounds() -> None:
+    make: Callable[[], Any] = lambda: DataLoader(Numbers(48), 2, shuffle=True)  # noqa: E731
+    two, four = passes(make, 2), passes(make, 4)
+
+    def rounds(found: list[list[Batches]]) -> list[int]:
+        return [i for step in zip(*(worker[0] for worker in found), strict=True) for batch in step for i in batch]
+
+    assert rounds(two) == rounds(four)
+
+
+def test_one_worker_gets_the_users_own_loader() -> None:
+    torch.manual_seed(3)
+    want = [[b.tolist() for b in DataLoader(Numbers(31), 4, shuffle=True)] for _ in range(1)]
+    run = attached()
+    torch.manual_seed(3)
+    assert [b.tolist() for b in run.share(DataLoader(Numbers(31), 4, shuffle=True))] == want[0]
+    run.close()
+
+
+def test_a_pass_that_is_left_early_counts_as_an_epoch() -> None:
+    def program() -> list[Any]:
+        run = attached()
+        shared = run.share(DataLoader(Numbers(48), 4, shuffle=True))
+        first = next(iter(shared)).tolist()
+        second = next(iter(shared)).tolist()
+        epoch = shared.epoch
+        run.close()
+        return [first, second, epoch]
+
+    for first, second, epoch in simulate(program, 2):
+        assert first != second and epoch == 1
+
+
+def test_a_loader_built_anew_for_each_epoch_goes_on() -> None:
+    data = Numbers(48)
+
+    def program() -> list[list[int]]:
+        run = attached()
+        found = []
+        for _ in range(2):
+            found.append([i for batch in run.share(DataLoader(data, 4, shuffle=True)) for i in batch.tolist()])
+        run.close()
+        return found
+
+    for first, second in simulate(program, 2):
+        assert first != second
+
+
+def test_what_the_script_asks_of_its_loader_is_still_there() -> None:
+    def program() -> list[Any]:
+        run = attached()
+        data = Numbers(10)
+        shared = run.share(DataLoader(data, 4))
+        found = [shared.dataset is data, shared.batch_size, len(shared)]
+        run.close()
+        return found
+
+    assert simulate(program, 2) == [[True, 4, 2]] * 2
+    with pytest.raises(AttributeError):
+        _ = attached().share([1, 2]).nonsense
+
+
+def test_dictionaries_tuples_and_scalars_in_the_last_round() -> None:
+    batches = [{"x": torch.arange(k, k + 4), "name": list("abcd"), "scale": torch.tensor(2.0)} for k in (0, 4, 8)]
+
+    def program() -> list[tuple[list[int], list[str]]]:
+        run = attached()
+        found = [(b["x"].tolist(), b["name"]) for b in run.share(batches)]
+        run.close()
+        return found
+
+    one, other = simulate(program, 2)
+    assert one == [([0, 1, 2, 3], list("abcd")), ([8, 9], ["a", "b"])]
+    assert other == [([4, 5, 6, 7], list("abcd")), ([10, 11], ["c", "d"])]
+
+
+def test_worker_processes_see_every_sample_once() -> None:
+    found = passes(lambda: DataLoader(Numbers(21), 4, shuffle=True, num_workers=1), 2, epochs=2)
+    for epoch in range(2):
+        assert sorted(flat(found, epoch)) == list(range(21))
+
+
+def test_samples_in_a_batch() -> None:
+    assert samples_in((torch.zeros(3, 2), torch.zeros(3))) == 3
+    assert samples_in({"a": "text", "b": torch.zeros(5)}) == 5
+    assert samples_in([torch.tensor(1.0), torch.zeros(2)]) == 2
+    assert samples_in("text") == 0
+
+
+def test_sequential_sampler_draws_nothing() -> None:
+    def program() -> bool:
+        run = attached()
+        shared = run.share(DataLoader(Numbers(20), 4, sampler=SequentialSampler(Numbers(20))))
+        before = torch.get_rng_state()
+        list(shared)
+        untouched = torch.equal(before, torch.get_rng_state())
+        run.close()
+        return untouched
+
+    assert simulate(program, 2) == [True, True]
+
+
+@pytest.mark.parametrize("name", ["random", "own", "buckets", "list", "stream"])
+@pytest.mark.parametrize("at", [1, 3, 4, 5])
+def test_a_resumed_pass_goes_on_behind_the_last_batch(name: str, at: int, tmp_path: Path) -> None:
+    def program(resume: bool, stop: int | None) -> Callable[[], list[list[int]]]:
+        def body() -> list[list[int]]:
+            run = attached()
+            if resume:
+                run.resume(tmp_path / "c")
+            shared = run.share(SAMPLERS[name]())
+            seen: list[list[int]] = []
+            for _ in range(run.epoch, 2):
+                for batch in shared:
+                    seen.append(torch.as_tensor(batch).tolist())
+                    if len(seen) == stop:
+                        run.save(tmp_path / "c")
+                        run.abandon()
+                        return seen
+            run.close()
+            return seen
+
+        return body
+
+    whole = simulate(program(False, None), 2)
+    first = simulate(program(False, at), 2)
+    second = simulate(program(True, None), 2)
+    assert [a + b for a, b in zip(first, second, strict=True)] == whole

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State dictionaries as JSON plus tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import CheckpointError
+from paceline.tree import build, flatten
+
+
+def there_and_back(value: Any) -> Any:
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(flatten(value, tensors, ""), allow_nan=False)
+    assert all(isinstance(name, str) and name for name in tensors)
+    return build(json.loads(text), tensors)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2.5,
+        1e-300,
+        "text",
+        [],
+        {},
+        (),
+        [1, (2, "x"), {"a": [None]}],
+        {1: "one", 2.5: "two", ("a", 1): "pair", None: 0},
+        {"paceline.tensor": "not ours"},
+        {"paceline.tensor": 1, "b": 2},
+        b"\x00\xff",
+        torch.float32,
+        torch.device("cpu"),
+        float("inf"),
+        -float("inf"),
+        [float("inf")],
+        {"é": "ü"},
+        {"": {"": 1}},
+        {True: "yes"},
+    ],
+)
+def test_values_come_back_equal(value: Any) -> None:
+    found = there_and_back(value)
+    assert found == value and type(found) is type(value)
+
+
+def test_nan() -> None:
+    assert math.isnan(there_and_back({"a": float("nan")})["a"])
+
+
+def test_counters_keep_their_type_and_their_numbers() -> None:
+    found = there_and_back(Counter({30: 2, 60: 1}))
+    assert found == Counter({30: 2, 60: 1}) and type(found) is Counter
+    assert there_and_back(Counter("aab")) == Counter("aab")
+
+
+def test_ordered_and_default_dictionaries_become_plain() -> None:
+    assert there_and_back(OrderedDict(b=1, a=2)) == {"b": 1, "a": 2}
+    assert there_and_back(defaultdict(int, {3: 4})) == {3: 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+def test_tensors(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[1, 0], [1, 1]]).to(dtype)
+    for value in (tensor, [tensor, {"x": tensor}], {"a": {"b": tensor, 0: tensor + tensor}}):
+        found = there_and_back(value)
+        flat_found, flat_value = str(found), str(value)
+        assert flat_found == flat_value
+
+
+def test_names_do_not_collide() -> None:
+    value = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), "x": [torch.tensor(3)], "x.0": torch.tensor(4)}
+    found = there_and_back(value)
+    assert [int(found["a"]["b"]), int(found["a.b"]), int(found["x"][0]), int(found["x.0"])] == [1, 2, 3, 4]
+
+
+def test_keys_of_several_types_do_not_collide() -> None:
+    found = there_and_back({0: torch.tensor(1), "0": torch.tensor(2)})
+    assert int(found[0]) == 1 and int(found["0"]) == 2
+
+
+def test_numpy() -> None:
+    found = there_and_back({"a": np.arange(4.0), "n": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True)})
+    assert found["a"].tolist() == [0, 1, 2, 3] and isinstance(found["a"], np.ndarray)
+    assert (found["n"], found["f"], found["b"]) == (3, 0.5, True)
+
+
+def test_an_optimizers_state() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([p], lr=torch.tensor(0.1), foreach=False)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    found = there_and_back(optimizer.state_dict())
+    assert str(found) == str(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(("value", "said"), [(object(), "object"), ({1, 2}, "set"), ({"f": print}, "builtin_function")])
+def test_what_would_need_pickle_is_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        flatten({"mine": value}, {}, "state")
+    with pytest.raises(CheckpointError, match=r"state\.mine"):
+        flatten({"mine": value}, {}, "state")
+
+
+def test_unknown_tags_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="unknown tag"):
+        build({"paceline.spell": 1}, {})
+    with pytest.raises(CheckpointError, match="float99"):
+        build({"paceline.dtype": "float99"}, {})
+    with pytest.raises(CheckpointError, match="nn"):
+        build({"paceline.dtype": "nn"}, {})
