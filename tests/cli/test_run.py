@@ -30,7 +30,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("PACELINE_RULE", "PACELINE_LOG", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -86,7 +85,7 @@ def assert_gone(pids: list[int]) -> None:
 PRINT_WHO = """
     import os, sys
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_RULE", "PACELINE_TIMEOUT_S",
-             "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PACELINE_LOG")
+             "OMP_NUM_THREADS", "PACELINE_LOG")
     print(*(os.environ.get(name) for name in names))
     print("arguments", sys.argv[1:])
     print("complaint", file=sys.stderr)

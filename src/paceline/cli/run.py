@@ -81,7 +81,6 @@ def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str
     added = {
         "PACELINE_LOG": str(directory),
         "PACELINE_TIMEOUT_S": f"{cluster.timeout_s:g}",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
     if "OMP_NUM_THREADS" not in os.environ:

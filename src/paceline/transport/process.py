@@ -11,6 +11,7 @@ look who else has spoken: who has not is named in the error.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import time
@@ -28,8 +29,6 @@ from paceline.world import World, host_name
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _opened = 0  # numbers the connections of this process, alike on every worker
-_ours = False  # whether the default group was made here
-_living = 0  # connections not yet closed
 
 
 def launched() -> bool:
@@ -61,13 +60,12 @@ class ProcessTransport(Transport):
     """
 
     def __init__(self, timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
-        global _opened, _living
+        global _opened
         self.timeout_s = timeout_s
         timeout = timedelta(seconds=timeout_s)
         if not dist.is_initialized():
             _join_launcher(timeout)
         _opened += 1
-        _living += 1
         self._number = _opened
         self._operations = 0
         self._own_group = group is None
@@ -161,18 +159,12 @@ class ProcessTransport(Transport):
             dist.destroy_process_group(self._group)
 
     def close(self) -> None:
-        global _living, _ours
-        _living -= 1
-        with contextlib.suppress(Exception):  # after a failure there is nothing left to destroy
-            if _living == 0 and _ours:
-                _ours = False
-                dist.destroy_process_group()
-            elif self._own_group:
+        if self._own_group:
+            with contextlib.suppress(Exception):  # after a failure there is nothing left to destroy
                 dist.destroy_process_group(self._group)
 
 
 def _join_launcher(timeout: timedelta) -> None:
-    global _ours
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         raise UnsupportedError(
@@ -183,7 +175,15 @@ def _join_launcher(timeout: timedelta) -> None:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
-    _ours = True
+    # The default group stays until the program ends: one that was destroyed cannot be made again over the same store,
+    # where the old addresses still stand, and a program may attach more than once.
+    atexit.register(_leave_launcher)
+
+
+def _leave_launcher() -> None:
+    with contextlib.suppress(Exception):
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _store() -> Any:
