@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot work is refused, with words that say what and what to do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline import MismatchError, UnsupportedError
+from tests.helpers import adam, momentum_sgd, sgd, simulate
+
+RANK = r"\[rank \d of 2 on \S+\]"
+
+
+def rank() -> int:
+    found = paceline.transport.virtual.current()
+    assert found is not None
+    return found.world.rank
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def refused(said: str, model: Any, optimizer: Any, rule: str = "bmuf", **settings: Any) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        paceline.attach(model, optimizer, rule, **settings)
+
+
+def on_both(body: Callable[[], None], error: type[Exception], said: str) -> None:
+    """Both workers raise `error`."""
+    seen = []
+
+    def program() -> None:
+        with pytest.raises(error, match=said):
+            body()
+        seen.append(rank())
+
+    simulate(program, 2)
+    assert sorted(seen) == [0, 1]
+
+
+# -- at attach ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_optimizer() -> None:
+    model = nn.Linear(3, 1)
+    refused("must be a torch.optim.Optimizer or a list of them, got dict", model, {})
+    refused("list of optimizers is empty", model, [])
+
+
+def test_what_is_no_model() -> None:
+    refused("model must be a torch.nn.Module", [nn.Linear(1, 1), 3], sgd(nn.Linear(1, 1).parameters()))
+
+
+def test_attached_twice() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = sgd(model.parameters())
+    run = paceline.attach(model, optimizer, "bmuf")
+    refused("attached already; close that run", model, optimizer)
+    run.close()
+    paceline.attach(model, optimizer, "bmuf").close()
+
+
+def test_a_failed_attach_leaves_the_optimizer_free() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = sgd(model.parameters())
+    refused("averages Adam's moments, and the optimizer is SGD", model, optimizer, "bmuf_adam")
+    paceline.attach(model, optimizer, "bmuf").close()
+
+
+def test_two_runs_over_one_parameter() -> None:
+    model = nn.Linear(3, 1)
+    refused("stands in two optimizers", model, [sgd(model.parameters()), sgd([model.weight])])
+
+
+def test_a_parameter_that_the_model_lacks() -> None:
+    model, other = nn.Linear(3, 1), nn.Linear(2, 5)
+    refused(
+        r"SGD holds a parameter of shape \(5, 2\) that the model does not have",
+        model,
+        sgd([*model.parameters(), *other.parameters()]),
+    )
+
+
+def test_nothing_to_train() -> None:
+    model = nn.Linear(3, 1).requires_grad_(False)
+    refused("no parameter of the model both requires a gradient", model, sgd(model.parameters()))
+
+
+def test_wrapped_models() -> None:
+    model = nn.DataParallel(nn.Linear(3, 1))
+    refused(r"wrapped in DataParallel.*model\.module", model, sgd(model.parameters()))
+
+
+def test_lazy_and_meta_parameters() -> None:
+    lazy = nn.Sequential(nn.Linear(3, 2), nn.LazyLinear(1))
+    refused("1.weight is a lazy parameter", lazy, sgd(lazy.parameters()))
+    meta = nn.Linear(3, 1, device="meta")
+    refused("weight lies on the meta device", meta, sgd(meta.parameters()))
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(warmup=3)"])
+def test_optimizers_that_compute_their_own_gradients(rule: str) -> None:
+    model = nn.Linear(3, 1)
+    refused("LBFGS computes gradients inside its step", model, torch.optim.LBFGS(model.parameters()), rule)
+    refused("SparseAdam wants sparse gradients", model, torch.optim.SparseAdam(model.parameters()), rule)
+
+
+def test_optimizers_that_a_rule_cannot_serve() -> None:
+    model = nn.Linear(3, 1)
+    refused("the optimizer is SGD", model, sgd(model.parameters()), "bmuf_adam")
+    refused("the optimizer is RMSprop", model, torch.optim.RMSprop(model.parameters()), "bmuf_adam")
+    refused("running maximum", model, torch.optim.Adam(model.parameters(), amsgrad=True), "bmuf_adam")
+    refused("not for RMSprop", model, torch.optim.RMSprop(model.parameters()), "bmuf", local_state="compensate")
+
+
+def test_settings() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = sgd(model.parameters())
+    refused('outer_state must be "device" or "host", got \'disk\'', model, optimizer, outer_state="disk")
+    refused("timeout_s must be a number of seconds above 0, got 0", model, optimizer, timeout_s=0)
+    refused("seed must be a whole number, got '3'", model, optimizer, seed="3")
+    with pytest.raises(paceline.RuleError, match="bmuf has no setting 'perod'"):
+        paceline.attach(model, optimizer, "bmuf", perod=3)
+
+
+def test_included_objects_need_a_state() -> None:
+    model = nn.Linear(3, 1)
+    run = paceline.attach(model, sgd(model.parameters()), "bmuf")
+    with pytest.raises(UnsupportedError, match="thing is a int, which has no state_dict"):
+        run.include(thing=3)
+    run.close()
+
+
+# -- across workers ----------------------------------------------------------------------------------------------------
+
+
+def test_different_shapes() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1 + rank())
+        paceline.attach(model, sgd(model.parameters()), "bmuf")
+
+    on_both(
+        body,
+        MismatchError,
+        rf"rank 0 on \S+ has weight of shape \(1, 3\).*rank 1 on \S+ has .*\(2, 3\).*{RANK}",
+    )
+
+
+def test_different_depths() -> None:
+    def body() -> None:
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(1 + rank())))
+        paceline.attach(model, sgd(model.parameters()), "bmuf")
+
+    on_both(body, MismatchError, "trains 2 tensors, rank 1 on .* 4")
+
+
+def test_different_dtypes() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1).to(torch.float64 if rank() else torch.float32)
+        paceline.attach(model, sgd(model.parameters()), "bmuf")
+
+    on_both(body, MismatchError, "float32.*float64")
+
+
+def test_different_rules() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        paceline.attach(model, sgd(model.parameters()), "bmuf", period=4 + rank())
+
+    on_both(body, MismatchError, r"rank 0 on \S+ runs the rule bmuf\(period=4\) and rank 1 on \S+ bmuf\(period=5\)")
+
+
+def test_different_seeds() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        paceline.attach(model, sgd(model.parameters()), "bmuf", seed=rank())
+
+    on_both(body, MismatchError, "seed=0 and rank 1 on .* 1")
+
+
+def test_different_buffers() -> None:
+    """Buffers travel too, so their shapes have to agree as well."""
+
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        model.register_buffer("table", torch.zeros(2 + rank()))
+        paceline.attach(model, sgd(model.parameters()), "bmuf")
+
+    on_both(body, MismatchError, "table")
+
+
+def test_different_frozen_parts() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        model.bias.requires_grad_(rank() == 0)
+        paceline.attach(model, sgd(model.parameters()), "bmuf")
+
+    on_both(body, MismatchError, "trains")
+
+
+def test_different_kinds_of_optimizer() -> None:
+    """Compensated moments of SGD and of Adam have different shapes on the wire; attach has to say so."""
+
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = (adam if rank() else momentum_sgd)(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf", local_state="average", period=1)
+        backward(model)
+        optimizer.step()
+        run.close()
+
+    on_both(body, MismatchError, "SGD.*Adam|optimizer")
+
+
+# -- later -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=1)"])
+def test_parameters_added_after_attach(rule: str) -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = sgd(model.parameters())
+        paceline.attach(model, optimizer, rule)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        backward(model)
+        optimizer.step()
+
+    on_both(
+        body, UnsupportedError, r"SGD had 2 trainable parameters at attach and has 3 now \(1 new, 0 gone or frozen\)"
+    )
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=1)"])
+def test_parameters_frozen_after_attach(rule: str) -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = sgd(model.parameters())
+        paceline.attach(model, optimizer, rule)
+        model.bias.requires_grad_(False)
+        backward(model)
+        optimizer.step()
+
+    on_both(body, UnsupportedError, "0 new, 1 gone or frozen")
+
+
+def test_a_model_that_changes_its_shape() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = sgd(model.parameters())
+        paceline.attach(model, optimizer, "bmuf", period=1)
+        model.weight.data = torch.zeros(1, 4)
+        optimizer.step()
+
+    on_both(body, UnsupportedError, "must keep its shape")
+
+
+def test_sparse_gradients() -> None:
+    def body() -> None:
+        model = nn.Embedding(5, 2, sparse=True)
+        optimizer = sgd(model.parameters())
+        paceline.attach(model, optimizer, "sync")
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    on_both(body, UnsupportedError, "weight has a sparse gradient.*sparse=False")
+
+
+def test_sparse_gradients_are_fine_in_blocks() -> None:
+    def body() -> torch.Tensor:
+        model = nn.Embedding(5, 2, sparse=True)
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "averaging", period=1)
+        model(torch.tensor([rank()])).sum().backward()
+        optimizer.step()
+        run.close()
+        return model.weight.detach()
+
+    one, other = simulate(body, 2)
+    assert torch.equal(one, other)
+
+
+def test_a_closure_under_sync() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = sgd(model.parameters())
+        paceline.attach(model, optimizer, "sync")
+
+        def closure() -> float:
+            backward(model)
+            return 0.0
+
+        optimizer.step(closure)
+
+    on_both(body, UnsupportedError, rf"SGD\.step\(closure\) computes gradients inside the step.*{RANK}")
+
+
+def test_lbfgs_in_blocks() -> None:
+    def body() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        run = paceline.attach(model, optimizer, "averaging", period=2)
+        x = torch.randn(8, 3) + rank()
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = (model(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        run.close()
+        return model.weight.detach()
+
+    one, other = simulate(body, 2)
+    assert torch.equal(one, other) and bool(torch.isfinite(one).all())
+
+
+def test_workers_at_different_places_of_the_program() -> None:
+    """One steps its two optimizers in the other order."""
+
+    def body() -> None:
+        model = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
+        pair = [sgd(model[0].parameters()), sgd(model[1].parameters())]
+        paceline.attach(model, pair, "sync")
+        backward(model[0])
+        backward(model[1])
+        for optimizer in pair if rank() == 0 else reversed(pair):
+            optimizer.step()
+
+    on_both(body, MismatchError, "different places of the program")
+
+
+def test_copying_an_attached_model_is_allowed() -> None:
+    def body() -> float:
+        model = nn.Linear(3, 1)
+        run = paceline.attach(model, sgd(model.parameters()), "bmuf")
+        twin = copy.deepcopy(model)
+        run.close()
+        return float(twin.weight.detach().sum() - model.weight.detach().sum())
+
+    assert simulate(body, 2) == [0.0, 0.0]

@@ -1,0 +1,611 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face, and the things that people do in a training loop."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+import paceline
+from tests.helpers import Place, adam, make_data, make_net, momentum_sgd, same_bits, sgd, simulate, state_of, train
+
+
+def rank() -> int:
+    found = paceline.transport.virtual.current()
+    return 0 if found is None else found.world.rank
+
+
+def steps(model: nn.Module, optimizer: Any, count: int, seed: int | None = None) -> None:
+    torch.manual_seed(rank() if seed is None else seed)
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+
+
+def agree(states: list[dict[str, torch.Tensor]]) -> bool:
+    return all(same_bits(state, states[0]) for state in states)
+
+
+# -- the end of a run --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["sync", "averaging(period=3)", "bmuf_adam(period=3)"])
+def test_a_run_that_nobody_keeps_still_works_and_is_closed_at_the_end(rule: str) -> None:
+    def program() -> nn.Module:
+        model = make_net()
+        optimizer = adam(model.parameters())
+        paceline.attach(model, optimizer, rule)
+        gc.collect()
+        steps(model, optimizer, 4)
+        return model
+
+    assert agree([state_of(m) for m in simulate(program, 3)])
+
+
+def test_a_run_local_to_a_function_is_closed_at_the_end() -> None:
+    def program() -> nn.Module:
+        def main() -> nn.Module:
+            model = make_net()
+            optimizer = sgd(model.parameters())
+            run = paceline.attach(model, optimizer, "averaging", period=3)
+            steps(model, optimizer, 4)
+            assert run.blocks == 1
+            return model
+
+        model = main()
+        gc.collect()
+        return model
+
+    assert agree([state_of(m) for m in simulate(program, 3)])
+
+
+def test_with_closes_and_an_error_does_not_hang_the_others() -> None:
+    seen = []
+
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        try:
+            with paceline.attach(model, optimizer, "averaging", period=2) as run:
+                steps(model, optimizer, 2)
+                if rank() == 1:
+                    raise ValueError("mine")
+                steps(model, optimizer, 2)
+                del run
+        except (ValueError, paceline.PeerLostError) as error:
+            seen.append(type(error).__name__)
+            raise
+
+    with pytest.raises(ValueError, match="mine"):
+        simulate(program, 3)
+    assert sorted(seen) == ["PeerLostError", "PeerLostError", "ValueError"]
+
+
+def test_after_close_the_optimizer_is_the_users_again() -> None:
+    def program() -> tuple[Any, Any]:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, "averaging", period=2) as run:
+            steps(model, optimizer, 2)
+        sent = run.bytes_sent
+        steps(model, optimizer, 2)
+        return run.bytes_sent - sent, state_of(model)
+
+    (zero, one), (_, other) = simulate(program, 2)
+    assert zero == 0 and not same_bits(one, other)
+
+
+# -- the global model --------------------------------------------------------------------------------------------------
+
+
+def test_global_model_is_inside_and_own_model_outside() -> None:
+    def program() -> bool:
+        model = make_net(norm=True)
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf", period=2)
+        steps(model, optimizer, 5)
+        own, exported = state_of(model), state_of(run.model_for_export())
+        assert not same_bits(own, exported)
+        with run.global_model() as inside:
+            assert inside is model and same_bits(state_of(model), exported)
+        assert same_bits(state_of(model), own)
+        assert same_bits(run.global_state(), exported)
+        run.close()
+        return same_bits(state_of(model), run.global_state())
+
+    assert simulate(program, 2) == [True, True]
+
+
+def test_tied_weights_stay_tied() -> None:
+    def program() -> Any:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        model[2].weight = model[0].weight
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf", period=2)
+        steps(model, optimizer, 5)
+        exported, state = run.model_for_export(), run.global_state()
+        assert exported[0].weight is exported[2].weight
+        assert torch.equal(state["0.weight"], state["2.weight"])
+        assert torch.equal(state["0.weight"], exported[0].weight)
+        run.close()
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+def test_frozen_parameters_stay_where_they_are() -> None:
+    def program() -> Any:
+        model = make_net()
+        model[0].weight.requires_grad_(False)
+        before = model[0].weight.clone()
+        optimizer = momentum_sgd([p for p in model.parameters() if p.requires_grad])
+        run = paceline.attach(model, optimizer, "bmuf", period=2)
+        steps(model, optimizer, 5)
+        run.close()
+        assert torch.equal(before, model[0].weight)
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+def test_everybody_starts_from_rank_zero() -> None:
+    def program() -> Any:
+        model = make_net(seed=rank(), norm=True)
+        paceline.attach(model, sgd(model.parameters()), "bmuf").close()
+        return state_of(model)
+
+    states = simulate(program, 3)
+    assert agree(states) and same_bits(states[0], state_of(make_net(seed=0, norm=True)))
+
+
+def test_several_models_in_a_dictionary() -> None:
+    def program() -> Any:
+        parts = {"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 3)}
+        optimizer = momentum_sgd([p for m in parts.values() for p in m.parameters()])
+        run = paceline.attach(parts, optimizer, "bmuf", period=2)
+        steps(nn.Sequential(*parts.values()), optimizer, 5)
+        assert set(run.global_state()) == {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
+        assert set(run.model_for_export()) == {"encoder", "decoder"}
+        run.close()
+        return run.global_state()
+
+    assert agree(simulate(program, 2))
+
+
+# -- what people do ----------------------------------------------------------------------------------------------------
+
+
+def accumulate(rule: str, parts: int) -> list[dict[str, torch.Tensor]]:
+    """The same samples in one batch of eight, or in `parts` micro-batches."""
+
+    def program() -> Any:
+        model = make_net(dtype=torch.float64)
+        optimizer = momentum_sgd(model.parameters())
+        x, y = make_data(96, dtype=torch.float64).tensors
+        with paceline.attach(model, optimizer, rule) as run:
+            for bx, by in run.share(list(zip(x.split(8), y.split(8), strict=True))):
+                optimizer.zero_grad()
+                for px, py in zip(bx.chunk(parts), by.chunk(parts), strict=True):
+                    (nn.functional.cross_entropy(model(px), py) / parts).backward()
+                optimizer.step()
+            assert run.minibatches == 6
+        return state_of(model)
+
+    return simulate(program, 2)
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)"])
+def test_gradient_accumulation(rule: str) -> None:
+    whole, parts = accumulate(rule, 1), accumulate(rule, 4)
+    assert agree(parts)
+    assert max(float((whole[0][k] - parts[0][k]).abs().max()) for k in whole[0]) < 1e-12
+
+
+def test_gradient_accumulation_over_shared_batches_weighs_all_of_them() -> None:
+    def program() -> float:
+        model = nn.Linear(1, 1, bias=False).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "sync")
+        batches = list(run.share(torch.arange(16.0).double().split(2)))
+        assert len(batches) == 4
+        grads = []
+        for k, batch in enumerate(batches):
+            part = batch.mean().view(1, 1) / 2
+            model.weight.grad = part if k % 2 == 0 else model.weight.grad + part  # type: ignore[operator]
+            if k % 2 == 1:
+                optimizer.step()
+                grads.append(float(model.weight.grad))
+        run.close()
+        return sum(grads) / len(grads)
+
+    assert simulate(program, 2) == [7.5, 7.5]
+
+
+def test_parameter_groups_with_rates_and_betas_of_their_own() -> None:
+    """Under a constant gradient every group's bias-corrected moments are the gradient, at every block."""
+
+    def program() -> list[float]:
+        model = nn.ModuleList([nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)])
+        optimizer = torch.optim.Adam(
+            [
+                {"params": model[0].parameters(), "betas": (0.5, 0.9)},
+                {"params": model[1].parameters(), "betas": (0.95, 0.999), "lr": 0.1},
+            ],
+            lr=0.01,
+        )
+        run = paceline.attach(model, optimizer, "bmuf_adam", period=4, gain="paper")
+        found = []
+        for step in range(16):
+            for part, g in zip(model, (2.0, -3.0), strict=True):
+                part.weight.grad = torch.full_like(part.weight, g)
+            optimizer.step()
+            if step % 4 == 3:
+                for group in optimizer.param_groups:
+                    state = optimizer.state[group["params"][0]]
+                    (b1, b2), k = group["betas"], float(state["step"])
+                    found.append(float(state["exp_avg"][0, 0]) / (1 - b1**k))
+                    found.append(float(state["exp_avg_sq"][0, 0]) / (1 - b2**k))
+        run.close()
+        return found
+
+    assert simulate(program, 4)[0] == pytest.approx([2.0, 4.0, -3.0, 9.0] * 4, rel=1e-4)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "foreach": {"foreach": True},
+    "for": {"foreach": False},
+    "fused": {"fused": True},
+}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_adam_read_the_real_valued_counter(kind: Any, form: str) -> None:
+    def program() -> tuple[list[float], dict[str, torch.Tensor]]:
+        model = make_net()
+        optimizer = kind(model.parameters(), lr=0.01, betas=(0.5, 0.9), **FORMS[form])
+        run = paceline.attach(model, optimizer, "bmuf_adam", period=3, gain="paper")
+        counters = []
+        torch.manual_seed(rank())
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            counters.append(float(optimizer.state[model[0].weight]["step"]))
+        run.close()
+        return counters, state_of(model)
+
+    (counters, state), (_, other) = simulate(program, 2)
+    # eta 1/2: rho = 3, 4.5; k = 3 + 1.5, then 7.5 + 2.25
+    assert counters == [1, 2, 4.5, 5.5, 6.5, 9.75]
+    assert same_bits(state, other)
+    plain = _plain_form(program, kind)
+    assert max(float((state[k] - plain[k]).abs().max()) for k in state) < 1e-5
+
+
+def _plain_form(program: Any, kind: Any) -> dict[str, torch.Tensor]:
+    """The same with the form that loops over parameters; kept apart so that each form is compared with it."""
+
+    def reference() -> dict[str, torch.Tensor]:
+        model = make_net()
+        optimizer = kind(model.parameters(), lr=0.01, betas=(0.5, 0.9), foreach=False)
+        run = paceline.attach(model, optimizer, "bmuf_adam", period=3, gain="paper")
+        steps(model, optimizer, 6)
+        run.close()
+        return state_of(model)
+
+    return simulate(reference, 2)[0]
+
+
+def test_bias_correction_uses_the_counter() -> None:
+    """A fractional step changes the size of the next update exactly as 1 - b^k says, in every form."""
+    for form in FORMS.values():
+        p = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.Adam([p], lr=0.1, betas=(0.5, 0.9), eps=0.0, **form)
+        optimizer.state[p] = {
+            "step": torch.tensor(3.5),
+            "exp_avg": torch.tensor([0.4]),
+            "exp_avg_sq": torch.tensor([0.09]),
+        }
+        p.grad = torch.tensor([1.0])
+        optimizer.step()
+        m, v, k = 0.5 * 0.4 + 0.5, 0.9 * 0.09 + 0.1, 4.5
+        want = -0.1 * (m / (1 - 0.5**k)) / (v / (1 - 0.9**k)) ** 0.5
+        assert float(p.detach()) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["list", "two attaches"])
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)", "averaging(period=2, warmup=2)", "bmuf_adam(period=2)"])
+def test_two_optimizers_over_disjoint_parameters(form: str, rule: str) -> None:
+    def program() -> Any:
+        model = make_net(norm=True)
+        halves = [adam(model[0].parameters()), adam([*model[1].parameters(), *model[3].parameters()])]
+        if form == "list":
+            runs = [paceline.attach(model, halves, rule)]
+        else:
+            runs = [paceline.attach(model, half, rule) for half in halves]
+        torch.manual_seed(rank())
+        for _ in range(5):
+            for half in halves:
+                half.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            for half in halves:
+                half.step()
+        for run in runs:
+            run.close()
+        assert runs[0].minibatches == 5
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+def test_two_optimizers_stepped_in_turn_by_one_run_end_equal() -> None:
+    def program() -> Any:
+        model = make_net()
+        halves = [sgd(model[0].parameters()), sgd(model[2].parameters())]
+        with paceline.attach(model, halves, "sync"):
+            torch.manual_seed(rank())
+            for _ in range(3 + 2 * rank()):  # one worker has more to do
+                model(torch.randn(4, 6)).square().mean().backward()
+                for half in halves:
+                    half.step()
+                    half.zero_grad()
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)"])
+def test_a_parameter_that_only_some_workers_use(rule: str) -> None:
+    def program() -> Any:
+        model = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
+        optimizer = adam(model.parameters())
+        with paceline.attach(model, optimizer, rule):
+            torch.manual_seed(rank())
+            for step in range(4):
+                optimizer.zero_grad()
+                model[(step + rank()) % 2](torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+        return state_of(model)
+
+    assert agree(simulate(program, 3))
+
+
+def test_under_sync_a_gradient_that_nobody_has_stays_absent() -> None:
+    def program() -> bool:
+        model = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
+        optimizer = adam(model.parameters())
+        with paceline.attach(model, optimizer, "sync"):
+            model[0](torch.randn(4, 6)).sum().backward()
+            optimizer.step()
+            return model[1].weight.grad is None and model[1].weight not in optimizer.state
+
+    assert simulate(program, 2) == [True, True]
+
+
+@pytest.mark.parametrize("rule", ["averaging", "bmuf_adam"])
+def test_a_parameter_used_later_under_amsgrad_or_averaged_moments(rule: str) -> None:
+    def program() -> Any:
+        model = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
+        amsgrad = {"amsgrad": True} if rule == "averaging" else {}
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **amsgrad)
+        with paceline.attach(model, optimizer, rule, period=2, local_state="average"):
+            torch.manual_seed(rank())
+            for step in range(8):
+                optimizer.zero_grad()
+                model[int(step >= 4)](torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+def test_a_compiled_model() -> None:
+    def program() -> Any:
+        inner = make_net()
+        model: Any = torch.compile(inner, backend="eager")
+        optimizer = momentum_sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf", period=2)
+        steps(model, optimizer, 5)
+        names = set(run.global_state())
+        assert names == set(inner.state_dict())
+        exported = run.model_for_export()
+        assert type(exported) is nn.Sequential
+        run.close()
+        return state_of(inner)
+
+    def plain() -> Any:
+        model = make_net()
+        optimizer = momentum_sgd(model.parameters())
+        with paceline.attach(model, optimizer, "bmuf", period=2):
+            steps(model, optimizer, 5)
+        return state_of(model)
+
+    compiled = simulate(program, 2)
+    assert agree(compiled)
+    assert same_bits(compiled[0], simulate(plain, 2)[0])
+
+
+def test_activation_checkpointing() -> None:
+    def program(saving: bool) -> Callable[[], Any]:
+        def body() -> Any:
+            model = make_net(dropout=0.3)
+            optimizer = momentum_sgd(model.parameters())
+            with paceline.attach(model, optimizer, "bmuf", period=2):
+                torch.manual_seed(rank())
+                for _ in range(5):
+                    optimizer.zero_grad()
+                    x = torch.randn(4, 6, requires_grad=True)
+                    out = recompute(model, x, use_reentrant=False) if saving else model(x)
+                    out.square().mean().backward()
+                    optimizer.step()
+            return state_of(model)
+
+        return body
+
+    one = simulate(program(True), 2)
+    assert agree(one) and same_bits(one[0], simulate(program(False), 2)[0])
+
+
+def test_channels_last_and_a_moved_model() -> None:
+    def program() -> Any:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+        optimizer = momentum_sgd(model.parameters())
+        with paceline.attach(model, optimizer, "bmuf", period=2):
+            torch.manual_seed(rank())
+            for step in range(6):
+                optimizer.zero_grad()
+                model(torch.randn(2, 3, 5, 5)).square().mean().backward()
+                optimizer.step()
+                if step == 3:
+                    for p in model.parameters():
+                        p.data = p.data.clone()
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+def test_loading_optimizer_state_in_the_middle_is_followed() -> None:
+    def program() -> Any:
+        model = make_net()
+        optimizer = adam(model.parameters())
+        with paceline.attach(model, optimizer, "bmuf_adam", period=2):
+            steps(model, optimizer, 2)
+            optimizer.load_state_dict(optimizer.state_dict())
+            steps(model, optimizer, 3)
+        return state_of(model)
+
+    assert agree(simulate(program, 2))
+
+
+def test_moments_from_before_attach_are_a_common_start() -> None:
+    def program() -> Any:
+        model = make_net()
+        optimizer = adam(model.parameters())
+        steps(model, optimizer, 2, seed=rank())  # alone, and different on each worker
+        with paceline.attach(model, optimizer, "bmuf_adam", period=2):
+            first = optimizer.state[model[0].weight]["exp_avg"].clone()
+            steps(model, optimizer, 4)
+        return {"m": first, **state_of(model)}
+
+    assert agree(simulate(program, 2))
+
+
+def test_outer_state_on_the_host_changes_nothing() -> None:
+    one, other = (
+        train("bmuf_adam(period=2)", 2, optimizer=adam, settings={"outer_state": where})[0]
+        for where in ("device", "host")
+    )
+    assert same_bits(one.model, other.model)
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_chunks_change_nothing_on_virtual_workers(reproducible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.update.SMALL_ELEMENTS", 1)
+    rules = [f"bmuf_adam(period=2, chunks={c}, reproducible={reproducible})" for c in (1, 2, 7)]
+    outs = [train(rule, 3, optimizer=adam, norm=True)[0] for rule in rules]
+    assert all(same_bits(out.model, outs[0].model) for out in outs)
+
+
+def test_learning_rate_schedules_are_the_users() -> None:
+    outs = train("bmuf(period=2)", 3, schedule=True, samples=60)
+    assert outs[0].minibatches == 10
+    assert all(same_bits(out.model, outs[0].model) for out in outs)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "copies"),
+    [
+        ("averaging", 1),
+        ("bmuf", 2),
+        ("bmuf(nesterov=False)", 2),
+        ("diloco", 2),
+        ("bmuf_adam", 4),
+        ("bmuf_adam(local_state='average')", 2),
+        ("bmuf_adam(local_state='keep')", 2),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outer_state_is_small(rule: str, copies: int, dtype: torch.dtype) -> None:
+    def program() -> int:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10)).to(dtype)
+        optimizer = adam(model.parameters())
+        with paceline.attach(model, optimizer, rule, period=1) as run:
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+            assert run._block is not None
+            return sum(t.numel() * t.element_size() for t in run._block.state().values())
+
+    parameters = 64 * 64 + 64 + 640 + 10
+    assert simulate(program, 2) == [copies * 4 * parameters] * 2
+
+
+# -- what a run says ---------------------------------------------------------------------------------------------------
+
+
+def test_the_event_log(tmp_path: Path) -> None:
+    def log(place: Place) -> None:
+        place.run.log(loss=1.5 if place.step else float("nan"))
+
+    train("bmuf(period=2)", 2, settings={"log": tmp_path}, after_step=log)
+    for r in range(2):
+        events = [json.loads(line) for line in (tmp_path / f"rank-00{r}.jsonl").read_text().splitlines()]
+        kinds = [e["kind"] for e in events]
+        assert kinds[0] == "attach" and kinds[-1] == "close"
+        assert {e["rank"] for e in events} == {r}
+        assert events[0]["size"] == 2 and events[0]["rule"] == "bmuf(period=2)" and events[0]["parameters"] == 83
+        assert [e["value"] for e in events if e["kind"] == "value"][:2] == ["nan", 1.5]
+        exchanges = [e for e in events if e["kind"] == "exchange"]
+        assert sum(e["minibatches"] for e in exchanges) == 12
+        assert sum(e["samples"] or 0 for e in exchanges) == 48
+        assert [e["epoch"] for e in events if e["kind"] == "epoch"] == [0, 1]
+        assert [e["at_s"] for e in events] == sorted(e["at_s"] for e in events)
+
+
+def test_a_second_run_has_a_log_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        model = make_net()
+        paceline.attach(model, sgd(model.parameters()), "bmuf", log=tmp_path).close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-000.2.jsonl", "rank-000.jsonl"]
+
+
+def test_settings_of_the_launcher_yield_to_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_RULE", "diloco(period=9)")
+    monkeypatch.setenv("PACELINE_LOG", str(tmp_path / "theirs"))
+    model = make_net()
+    run = paceline.attach(model, sgd(model.parameters()))
+    assert run.rule.text() == "diloco(period=9)"
+    run.close()
+    run = paceline.attach(model, sgd(model.parameters()), "averaging", log=tmp_path / "ours")
+    assert run.rule.name == "averaging"
+    run.close()
+    assert [p.name for p in (tmp_path / "theirs").iterdir()] == ["rank-000.jsonl"]
+    assert [p.name for p in (tmp_path / "ours").iterdir()] == ["rank-000.jsonl"]
+
+
+def test_nothing_is_logged_without_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="paceline"):
+        train("bmuf(period=2)", 2)
+    assert not caplog.records
+
+
+def test_public_names() -> None:
+    for name in paceline.__all__:
+        assert hasattr(paceline, name), name
+    assert issubclass(paceline.DesyncError, RuntimeError) and issubclass(paceline.MismatchError, ValueError)
+    errors = [getattr(paceline, n) for n in paceline.__all__ if n.endswith("Error") and n != "PacelineError"]
+    assert len(errors) == 8 and all(issubclass(e, paceline.PacelineError) for e in errors)
