@@ -2,7 +2,8 @@
 """What being attached costs a step between two synchronisations.
 
 Two processes train a small model with two plain SGD optimizers over the same parameters, a step of each in turn; one of
-them is attached under `bmuf` with a block that does not end. The model is sized so that a step takes about 5 ms. The figure is the ratio of the medians.
+them is attached under `bmuf` with a block that does not end. The model is sized so that a step takes
+about 5 ms. The figure is the ratio of the medians.
 
     python benchmarks/step_overhead.py [--steps 500]
 
@@ -21,7 +22,6 @@ from _workers import answer, is_worker, launch
 from torch import nn
 
 import paceline
-
 
 WARM = 20
 

@@ -98,7 +98,7 @@ class GradientUpdate:
                 presence=zlib.crc32(presence.encode()),
                 factor=work.factor if finite else 0.0,
                 total=work.total,
-                checksum=self._checksum() if checked else 0,
+                checksum=self.checksum() if checked else 0,
             ),
             lambda kind: self._chunks,
         )
@@ -125,7 +125,8 @@ class GradientUpdate:
                 part.has = [False] * len(part.has)
             self._share_presence()
 
-    def _checksum(self) -> int:
+    def checksum(self) -> int:
+        """Of the parameters, which all workers hold alike."""
         total = 0
         for part in self.parts:
             sums = torch.zeros((), dtype=torch.int64, device=part.fragment.device)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -472,6 +472,12 @@ class Run:
             export.settle(ahead.global_lanes)
         else:
             self._even_out(meeting, self._start_parts())
+        self._compare(ahead.checksum() if ahead is not None else self._gradients[-1].checksum())
+
+    def _compare(self, checksum: int) -> None:
+        """A last header that nobody follows up: whether all workers end with the same bits."""
+        header = replace(self._bare_header(0, leaving=True), checksum=checksum)
+        self._exchanger.meet(header, _nothing)
 
     def _start_parts(self) -> list[Fragment]:
         parameters = [pair for _, named in self._owned for pair in named]

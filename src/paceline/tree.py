@@ -26,12 +26,9 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Tensor):
-        name = path or "value"
-        tensors[name] = value.detach()
-        return {_TAG + "tensor": name}
+        return {_TAG + "tensor": _put(value.detach(), tensors, path)}
     if isinstance(value, np.ndarray):
-        tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
-        return {_TAG + "array": path}
+        return {_TAG + "array": _put(torch.from_numpy(np.ascontiguousarray(value)), tensors, path)}
     if isinstance(value, (np.integer, np.floating, np.bool_)):
         return flatten(value.item(), tensors, path)
     if isinstance(value, (int, float)):
@@ -49,6 +46,15 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         f"{path or 'the state'} holds a {type(value).__name__}, which a checkpoint cannot hold without pickle; "
         "leave it out, or give an object whose state_dict holds tensors, numbers, text, lists and dictionaries"
     )
+
+
+def _put(tensor: Tensor, tensors: dict[str, Tensor], path: str) -> str:
+    """Add a tensor under a name of its own: {"a": {"b": t}, "a.b": u} has two of one path."""
+    name = path or "value"
+    while name in tensors:
+        name += "'"
+    tensors[name] = tensor
+    return name
 
 
 def _flatten_word(value: Any) -> Any:

@@ -219,7 +219,7 @@ class BlockUpdate:
             presence=0,
             factor=work.minibatches / self._rule.schedule.period if finite else 0.0,
             total=work.total,
-            checksum=self._checksum(),
+            checksum=self.checksum(),
         )
         try:
             meeting = self._exchanger.meet(header, lambda kind: self._chunks)
@@ -230,7 +230,7 @@ class BlockUpdate:
             self._advance(meeting, finite)
         return meeting
 
-    def _checksum(self) -> int:
+    def checksum(self) -> int:
         """Of the state that the last exchange left, combined over the lanes; taken once."""
         total = 0
         for lane in self.lanes:

@@ -118,7 +118,7 @@ def test_every_worker_knows_who_it_is(script: Script, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     for rank in range(2):
-        wanted = f"[{rank}] {rank} 2 {rank} bmuf(period=4) 30 {threads} 1 {tmp_path / 'log'}"
+        wanted = f"[{rank}] {rank} 2 {rank} bmuf(period=4) 30 {threads} {tmp_path / 'log'}"
         assert wanted in result.stdout.splitlines()
         assert f"[{rank}] arguments ['--lr', '0.1', '--']" in result.stdout
         assert f"[{rank}] complaint" in result.stderr
