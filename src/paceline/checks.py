@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from paceline.errors import MismatchError, UnsupportedError
-from paceline.fragments import Fragment, Modules, fragments, module_list, trainable
+from paceline.fragments import Fragment, Modules, module_list, trainable
 from paceline.payload import Delta
 from paceline.rule import Rule, is_block
 from paceline.transport import Transport
@@ -105,11 +106,23 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
             rule.payload.resolve(optimizer)
 
 
-def check_same(
-    transport: Transport, rule: Rule, owned: list[tuple[Optimizer, Named]], settings: dict[str, Any]
-) -> None:
+def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:
+    """What has to be the same of the workers' optimizers: their kinds, their groups, and whether they have begun."""
+    names = {id(parameter): name for _, named in owned for name, parameter in named}
+    groups = [
+        [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
+        for optimizer, _ in owned
+    ]
+    return {
+        "optimizer": [type(optimizer).__name__ for optimizer, _ in owned],
+        "optimizer state at attach": [len(optimizer.state) > 0 for optimizer, _ in owned],
+        "parameters of the groups": [[zlib.crc32(" ".join(group).encode()) for group in one] for one in groups],
+    }
+
+
+def check_same(transport: Transport, rule: Rule, parts: list[Fragment], settings: dict[str, Any]) -> None:
     """Compare rule, settings and the model's layout over the workers; the same error on all where they differ."""
-    rows = [row for _, named in owned for f in fragments("parameters", named) for row in f.layout()]
+    rows = [row for part in parts for row in part.layout()]
     everybody = transport.gather_json({"rule": rule.text(), "settings": settings, "rows": rows})
     world, first = transport.world, everybody[0]
     for rank, one in enumerate(everybody):
@@ -138,7 +151,7 @@ def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str
                 "build the same model everywhere"
             )
     return (
-        f"the workers' models differ: {who} trains {len(first['rows'])} tensors, {other} {len(one['rows'])}; "
+        f"the workers' models differ: {who} has {len(first['rows'])} tensors, {other} {len(one['rows'])}; "
         "build the same model everywhere"
     )
 
