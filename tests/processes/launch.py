@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts N real processes as a launcher would, with a deadline, and collects what they said."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Ended:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Launch:
+    """N processes that run one of the programs in :mod:`tests.processes.programs`.
+
+    Each is a session of its own, so that nothing survives the test.
+    """
+
+    def __init__(self, program: str, workers: int, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))},
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "WORLD_SIZE": str(workers),
+            "LOCAL_WORLD_SIZE": str(workers),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        command = [sys.executable, "-m", "tests.processes.programs", program, str(directory), *arguments]
+        self.processes = []
+        for rank in range(workers):
+            with (directory / f"out.{rank}").open("w") as out, (directory / f"err.{rank}").open("w") as err:
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdout=out,
+                        stderr=err,
+                        cwd=directory,
+                        start_new_session=True,
+                    )
+                )
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def until(self, name: str, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until a program has written the file `name`."""
+        end = time.monotonic() + deadline_s
+        while not (self.directory / name).exists():
+            assert time.monotonic() < end, f"{name} did not appear: {self.said()}"
+            assert any(p.poll() is None for p in self.processes), self.said()
+            time.sleep(0.02)
+
+    def wait(self, ranks: list[int] | None = None, deadline_s: float = DEADLINE_S) -> dict[int, Ended]:
+        """How the processes ended; fails where one does not end by the deadline."""
+        end = time.monotonic() + deadline_s
+        found = {}
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            try:
+                code = self.processes[rank].wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"rank {rank} did not end within {deadline_s} s: {self.said()}") from None
+            found[rank] = Ended(code, self._read("out", rank), self._read("err", rank))
+        return found
+
+    def _read(self, kind: str, rank: int) -> str:
+        return (self.directory / f"{kind}.{rank}").read_text()
+
+    def said(self) -> str:
+        """The end of everybody's error stream."""
+        return "\n".join(f"rank {r}: {self._read('err', r)[-1500:]}" for r in range(len(self.processes)))
+
+
+def run(program: str, workers: int, directory: Path, *arguments: str) -> dict[int, Ended]:
+    """Run to the end; every process must end well."""
+    with Launch(program, workers, directory, *arguments) as launch:
+        ended = launch.wait()
+        assert all(one.code == 0 for one in ended.values()), launch.said()
+        return ended

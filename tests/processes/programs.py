@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of these tests run: `python -m tests.processes.programs NAME DIRECTORY [arguments]`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+import paceline
+from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
+
+RANK = int(os.environ.get("RANK", "0"))
+
+TABLE: list[tuple[str, dict[str, Any]]] = [
+    ("sync", {"optimizer": momentum_sgd}),
+    ("sync(reproducible=True)", {"optimizer": momentum_sgd}),
+    ("averaging(period=3)", {"optimizer": momentum_sgd}),
+    ("averaging(period=3, warmup=4)", {"optimizer": momentum_sgd}),
+    ("bmuf(period=3)", {"optimizer": sgd}),
+    ("bmuf(period=3, reproducible=True)", {"optimizer": momentum_sgd}),
+    ("bmuf(period=3, nesterov=False, ramp=2)", {"optimizer": momentum_sgd}),
+    ("bmuf_adam(period=3)", {"optimizer": adam}),
+    ("bmuf_adam(period=3, warmup=4, reproducible=True)", {"optimizer": adam}),
+    ("diloco(period=3, reproducible=True)", {"optimizer": adam}),
+]
+"""Recipes that are run one after another by one launch, and by virtual workers."""
+
+COMMON: dict[str, Any] = {"samples": 60, "norm": True, "dropout": 0.2, "schedule": True}
+
+
+def program_of(number: int, **more: Any) -> Program:
+    """Row `number` of the table as a program, alike in processes and virtual workers."""
+    rule, choices = TABLE[number]
+    return Program(rule, **{**COMMON, **choices, **more})
+
+
+def table(directory: Path) -> None:
+    """Every row: the final and the exported model of this rank."""
+    for number in range(len(TABLE)):
+        torch.manual_seed(5)
+        out = program_of(number)()
+        parts = {f"model.{k}": v for k, v in out.model.items()} | {f"export.{k}": v for k, v in out.exported.items()}
+        parts["bytes"] = torch.tensor(out.bytes_sent)
+        save_file(parts, directory / f"{number}.{RANK}.safetensors")
+
+
+def resume(directory: Path) -> None:
+    """A whole run, then one that stops in the middle of a block and an epoch, then its continuation."""
+    for number in (5, 8):
+        path, at = directory / f"checkpoint.{number}", 7
+        for name, more in (
+            ("whole", {}),
+            ("first", {"save_at": at, "save_to": path, "stop_at": at}),
+            ("second", {"resume": path}),
+        ):
+            torch.manual_seed(5)
+            out = program_of(number, epochs=3, **more)()
+            if out.model:
+                save_file(out.model, directory / f"{name}.{number}.{RANK}.safetensors")
+
+
+def ours(directory: Path) -> None:
+    """The group is made by paceline from what the launcher said; two runs one after another."""
+    for _ in range(2):
+        out = program_of(5)()
+    save_file(out.model, directory / f"ours.{RANK}.safetensors")
+
+
+def users_group(directory: Path) -> None:
+    """A group of the user's with only some of the processes."""
+    members = [1, 3]
+    group = dist.new_group(members)
+    if RANK in members:
+        out = program_of(5, settings={"group": group})()
+        save_file(out.model, directory / f"group.{RANK}.safetensors")
+    dist.barrier()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert float(x) == 4.0, "the user's own group still works"
+
+
+def unclosed(directory: Path) -> None:
+    """The program ends without close(); whatever was hooked at the end of the program writes the model after it."""
+    import atexit
+
+    model = make_net()
+    atexit.register(lambda: save_file(state_of(model), directory / f"unclosed.{RANK}.safetensors"))
+
+    def main() -> None:
+        optimizer = sgd(model.parameters())
+        paceline.attach(model, optimizer, "averaging", period=4)
+        train_alone(model, optimizer, 6)
+
+    main()
+
+
+def uneven(directory: Path) -> None:
+    """Workers with different numbers of minibatches, by hand."""
+    for name, rule in (("bmuf", "bmuf(period=3)"), ("sync", "sync"), ("warm", "averaging(period=2, warmup=5)")):
+        model = make_net(norm=True)
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule, timeout_s=60):
+            train_alone(model, optimizer, (3, 9, 0, 5)[RANK])
+        save_file(state_of(model), directory / f"{name}.{RANK}.safetensors")
+
+
+def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    torch.manual_seed(RANK)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+
+
+def four(directory: Path) -> None:
+    """What needs four processes, in one launch, over a group that the user made."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for part in (table, users_group, uneven, nan, mismatch):
+        part(directory)
+    dist.destroy_process_group()
+
+
+def two(directory: Path) -> None:
+    """What two are enough for, in one launch, over a group that paceline makes."""
+    for part in (table, resume, ours, unclosed):
+        part(directory)
+
+
+def endless(directory: Path, rule: str, timeout_s: str) -> None:
+    """Train until something happens; says in a file when it is under way, and what it raised after how long."""
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    last = time.monotonic()
+    try:
+        run = paceline.attach(model, optimizer, rule, timeout_s=float(timeout_s))
+        for step in range(10**9):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            last = time.monotonic()
+            optimizer.step()
+            if step == 30:
+                (directory / f"going.{RANK}").touch()
+        run.close()
+    except paceline.PeerLostError as error:
+        (directory / f"error.{RANK}").write_text(f"{time.monotonic() - last}\n{error}")
+        raise
+
+
+def raises(directory: Path) -> None:
+    """One worker has an error of its own, with an open run and no `with`."""
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    paceline.attach(model, optimizer, "bmuf", period=2, timeout_s=60)
+    train_alone(model, optimizer, 5)
+    if RANK == 2:
+        raise KeyError("the user's own")
+    train_alone(model, optimizer, 40)
+
+
+def nan(directory: Path) -> None:
+    """One worker's gradient is not finite once; later all are not."""
+
+    def one(place: Place) -> None:
+        if place.rank == 1 and place.run.minibatches == 4:
+            next(iter(place.model.parameters())).grad.fill_(float("nan"))  # type: ignore[union-attr]
+
+    def everybody(place: Place) -> None:
+        if place.run.minibatches == 4:
+            next(iter(place.model.parameters())).grad.fill_(float("nan"))  # type: ignore[union-attr]
+
+    for name, number in (("sync", 0), ("bmuf", 4)):
+        save_file(program_of(number, before_step=one)().model, directory / f"nan.{name}.{RANK}.safetensors")
+        try:
+            program_of(number, before_step=everybody)()
+        except paceline.NonFiniteError as error:
+            (directory / f"nan.{name}.{RANK}.error").write_text(str(error))
+
+
+def mismatch(directory: Path) -> None:
+    """Models of different shapes, then rules that differ: the same error on all."""
+    words = []
+    for shape, period in ((3 + RANK // 2, 4), (3, 4 + RANK // 2)):
+        model = nn.Linear(2, shape)
+        try:
+            paceline.attach(model, sgd(model.parameters()), "bmuf", period=period, timeout_s=60)
+        except paceline.MismatchError as error:
+            words.append(str(error))
+    (directory / f"mismatch.{RANK}").write_text("\n".join(words))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laws on real processes over gloo, and the same bits as on virtual workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers import same_bits, simulate
+from tests.processes.launch import Launch, run
+from tests.processes.programs import TABLE, program_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def models(directory: Path, name: str, ranks: list[int]) -> list[dict[str, torch.Tensor]]:
+    return [load_file(directory / f"{name}.{rank}.safetensors") for rank in ranks]
+
+
+def assert_agree(states: list[dict[str, torch.Tensor]]) -> None:
+    for state in states[1:]:
+        assert same_bits(state, states[0])
+    assert all(bool(torch.isfinite(v).all()) for v in states[0].values())
+
+
+def check_table(directory: Path, workers: int) -> None:
+    """All ranks hold the same bits; reproducible recipes those of virtual workers; the traffic is the same."""
+    hosts = (workers - 1) * (8 + len(json.dumps(socket.gethostname())))  # processes tell each other where they are
+    for number, (rule, _) in enumerate(TABLE):
+        states = models(directory, str(number), list(range(workers)))
+        sent = [int(s.pop("bytes")) for s in states]
+        assert_agree(states)
+        virtual = simulate(program_of(number), workers)
+        final = {k.removeprefix("model."): v for k, v in states[0].items() if k.startswith("model.")}
+        exported = {k.removeprefix("export."): v for k, v in states[0].items() if k.startswith("export.")}
+        assert same_bits(final, exported), rule
+        assert sent == [out.bytes_sent + hosts for out in virtual], rule
+        if "reproducible" in rule:
+            assert same_bits(final, virtual[0].model), rule
+        else:
+            worst = max(float((final[k].double() - virtual[0].model[k].double()).abs().max()) for k in final)
+            assert worst < 1e-4, rule
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """Recipes times laws, stop and resume, two runs one after another, a program that ends without close()."""
+    run("two", 2, tmp_path)
+    check_table(tmp_path, 2)
+    for number in (5, 8):
+        for rank in range(2):
+            whole, second = (load_file(tmp_path / f"{n}.{number}.{rank}.safetensors") for n in ("whole", "second"))
+            assert same_bits(whole, second)
+    assert_agree(models(tmp_path, "ours", [0, 1]))
+    assert_agree(models(tmp_path, "unclosed", [0, 1]))
+
+
+def test_four_processes(tmp_path: Path) -> None:
+    """Recipes times laws, a sub-group of the user's, uneven data, nan, workers that do not agree."""
+    ended = run("four", 4, tmp_path)
+    check_table(tmp_path, 4)
+    states = models(tmp_path, "group", [1, 3])
+    assert_agree(states)
+    for name in ("bmuf", "sync", "warm"):
+        assert_agree(models(tmp_path, name, [0, 1, 2, 3]))
+    for name in ("sync", "bmuf"):
+        assert_agree(models(tmp_path, f"nan.{name}", [0, 1, 2, 3]))
+        for rank in range(4):
+            assert "inf or nan" in (tmp_path / f"nan.{name}.{rank}.error").read_text()
+    assert "rank 1 on" in ended[0].err
+    for rank in range(4):
+        shapes, rules = (tmp_path / f"mismatch.{rank}").read_text().splitlines()
+        assert re.search(r"rank 2 on \S+ has weight of shape \(4, 2\)", shapes)
+        assert re.search(r"rank 2 on \S+ bmuf\(period=5\)", rules)
+
+
+@pytest.mark.parametrize("rule", ["bmuf(period=2)", "sync(reproducible=True)"])
+def test_a_killed_worker_is_named_by_the_others(rule: str, tmp_path: Path) -> None:
+    with Launch("endless", 4, tmp_path, rule, "600") as launch:
+        for rank in range(4):
+            launch.until(f"going.{rank}")
+        began = time.monotonic()
+        os.killpg(launch.processes[2].pid, signal.SIGKILL)
+        ended = launch.wait([0, 1, 3], deadline_s=45)
+        assert time.monotonic() - began < 45
+        for rank in (0, 1, 3):
+            text = (tmp_path / f"error.{rank}").read_text()
+            assert ended[rank].code != 0
+            assert re.search(r"rank 2 on \S+ did not answer", text), text
+            assert f"rank {rank} of 4" in text
+            assert not any(f"rank {other} on" in text.split("did not answer")[0] for other in (0, 1, 3)), text
+
+
+def test_killing_rank_zero(tmp_path: Path) -> None:
+    """The store goes with it; the others must still end soon, even where nobody can be named."""
+    with Launch("endless", 3, tmp_path, "bmuf(period=2)", "600") as launch:
+        for rank in range(3):
+            launch.until(f"going.{rank}")
+        os.killpg(launch.processes[0].pid, signal.SIGKILL)
+        ended = launch.wait([1, 2], deadline_s=45)
+        for rank in (1, 2):
+            assert ended[rank].code != 0
+            assert "PeerLostError" in ended[rank].err
+
+
+def test_a_stopped_worker_is_named_after_the_deadline(tmp_path: Path) -> None:
+    with Launch("endless", 4, tmp_path, "bmuf(period=2)", "5") as launch:
+        for rank in range(4):
+            launch.until(f"going.{rank}")
+        os.killpg(launch.processes[1].pid, signal.SIGSTOP)
+        ended = launch.wait([0, 2, 3], deadline_s=45)
+        for rank in (0, 2, 3):
+            text = (tmp_path / f"error.{rank}").read_text()
+            assert ended[rank].code != 0
+            assert re.search(r"rank 1 on \S+ did not answer", text), text
+
+
+def test_an_error_of_the_users_on_one_worker_ends_all(tmp_path: Path) -> None:
+    with Launch("raises", 4, tmp_path) as launch:
+        ended = launch.wait(deadline_s=50)
+    assert "the user's own" in ended[2].err and ended[2].code == 1
+    for rank in (0, 1, 3):
+        assert ended[rank].code != 0
+        assert "PeerLostError" in ended[rank].err, ended[rank].err
