@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed precision: a step that the GradScaler skips is no step, and with gradients all workers skip together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline import UnsupportedError
+from tests.helpers import adam, make_net, momentum_sgd, same_bits, simulate, state_of
+
+F32 = torch.float32
+
+
+def rank() -> int:
+    found = paceline.transport.virtual.current()
+    assert found is not None
+    return found.world.rank
+
+
+def program(
+    rule: str,
+    *,
+    overflow: Callable[[int], bool],
+    known: bool = True,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = momentum_sgd,
+    unscale: bool = False,
+    steps: int = 8,
+) -> Callable[[], dict[str, Any]]:
+    """A loop with a scaler; `overflow(step)` says whether this worker's gradient overflows."""
+
+    def body() -> dict[str, Any]:
+        model = make_net()
+        opt = optimizer(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+        run = paceline.attach(model, opt, rule, **({"scaler": scaler} if known else {}))
+        torch.manual_seed(rank())
+        counted, scales = [], []
+        for step in range(steps):
+            opt.zero_grad()
+            scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
+            if overflow(step):
+                next(iter(model.parameters())).grad.fill_(float("inf"))  # type: ignore[union-attr]
+            if unscale:
+                scaler.unscale_(opt)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(opt)
+            scaler.update()
+            counted.append(run.minibatches)
+            scales.append(scaler.get_scale())
+        run.close()
+        return {"model": state_of(model), "counted": counted, "scales": scales, "own": "step" in scaler.__dict__}
+
+    return body
+
+
+def test_blocks_count_a_skipped_step_as_none() -> None:
+    outs = simulate(program("averaging(period=3)", overflow=lambda step: rank() == 1 and step in (1, 2)), 2)
+    assert outs[0]["counted"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert outs[1]["counted"] == [1, 1, 1, 2, 3, 4, 5, 6]
+    assert outs[1]["scales"][-1] == 2.0 and outs[0]["scales"][-1] == 8.0
+    assert same_bits(outs[0]["model"], outs[1]["model"])
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("who", [(1,), (0, 1, 2)])
+def test_with_gradients_all_skip_together_or_the_worker_is_left_out(unscale: bool, who: tuple[int, ...]) -> None:
+    outs = simulate(program("sync", overflow=lambda step: rank() in who and step == 2, unscale=unscale), 3)
+    assert outs[0]["counted"] == outs[1]["counted"] == outs[2]["counted"]
+    assert outs[0]["scales"] == outs[1]["scales"] == outs[2]["scales"]
+    if len(who) == 3:
+        assert outs[0]["counted"] == [1, 2, 2, 3, 4, 5, 6, 7]
+        assert outs[0]["scales"] == [8.0, 8.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+    assert all(same_bits(out["model"], outs[0]["model"]) for out in outs)
+    assert all(bool(torch.isfinite(v).all()) for v in outs[0]["model"].values())
+
+
+def test_with_a_scaler_the_result_is_that_without_one() -> None:
+    """Scales are powers of two, so scaling is exact and the mean of scaled gradients is the scaled mean."""
+
+    def plain() -> dict[str, torch.Tensor]:
+        model = make_net()
+        opt = momentum_sgd(model.parameters())
+        with paceline.attach(model, opt, "sync"):
+            torch.manual_seed(rank())
+            for _ in range(8):
+                opt.zero_grad()
+                model(torch.randn(4, 6)).square().mean().backward()
+                opt.step()
+        return state_of(model)
+
+    found = simulate(program("sync", overflow=lambda step: False), 2)[0]["model"]
+    want = simulate(plain, 2)[0]
+    assert max(float((found[k] - want[k]).abs().max()) for k in want) < 1e-6
+
+
+def test_an_unknown_scaler_under_gradients_is_refused() -> None:
+    seen = []
+
+    def body() -> None:
+        with pytest.raises(UnsupportedError, match=r"attach\(model, optimizer, scaler=scaler"):
+            program("sync", overflow=lambda step: False, known=False)()
+        seen.append(rank())
+
+    simulate(body, 2)
+    assert sorted(seen) == [0, 1]
+
+
+def test_an_unknown_scaler_in_blocks_is_fine() -> None:
+    outs = simulate(program("bmuf(period=2)", overflow=lambda step: step == rank(), known=False), 2)
+    assert same_bits(outs[0]["model"], outs[1]["model"])
+
+
+def test_the_warm_up_needs_the_scaler_and_gives_it_back() -> None:
+    outs = simulate(program("averaging(period=2, warmup=3)", overflow=lambda step: step == 1), 2)
+    assert outs[0]["counted"] == outs[1]["counted"] == [1, 1, 2, 3, 4, 5, 6, 7]
+    assert not outs[0]["own"]
+    assert same_bits(outs[0]["model"], outs[1]["model"])
+
+
+@pytest.mark.parametrize("rule", ["bmuf_adam(period=2)", "sync"])
+def test_fused_adam_skips_inside_its_step(rule: str) -> None:
+    def fused(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=0.01, fused=True)
+
+    outs = simulate(program(rule, overflow=lambda step: step == 2, optimizer=fused), 2)
+    assert outs[0]["counted"] == outs[1]["counted"] == [1, 2, 2, 3, 4, 5, 6, 7]
+    assert same_bits(outs[0]["model"], outs[1]["model"])
+
+
+def test_bf16_autocast_in_blocks() -> None:
+    def body() -> dict[str, torch.Tensor]:
+        model = make_net()
+        opt = adam(model.parameters())
+        with paceline.attach(model, opt, "bmuf_adam", period=2):
+            torch.manual_seed(rank())
+            for _ in range(5):
+                opt.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = model(torch.randn(4, 6)).float().square().mean()
+                loss.backward()
+                opt.step()
+        return state_of(model)
+
+    one, other = simulate(body, 2)
+    assert same_bits(one, other) and all(v.dtype == F32 for v in one.values())

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event log: one JSON object a line, whatever the values are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline.journal import Journal, log_name
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line, parse_constant=lambda word: 1 / 0) for line in path.read_text().splitlines()]
+
+
+def test_events_in_order(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "deep" / "er", 3)
+    assert journal.path == tmp_path / "deep" / "er" / "rank-003.jsonl"
+    journal.write("first", value=1, text="é\n")
+    journal.write("second", value=[1, 2])
+    journal.close()
+    first, second = lines(journal.path)
+    assert (first["kind"], first["rank"], first["value"], first["text"]) == ("first", 3, 1, "é\n")
+    assert second["value"] == [1, 2]
+    assert 0 <= float(str(first["at_s"])) <= float(str(second["at_s"]))
+
+
+def test_what_json_lacks_becomes_text(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal.write("value", a=float("nan"), b=float("inf"), c=-float("inf"), d=1.5)
+    journal.close()
+    assert journal.path is not None
+    (event,) = lines(journal.path)
+    assert [event[k] for k in "abcd"] == ["nan", "inf", "-inf", 1.5]
+
+
+def test_rare_events_are_there_at_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal.write("attach", size=2)
+    assert journal.path is not None and len(lines(journal.path)) == 1
+    journal.close()
+
+
+def test_without_a_directory_nothing_is_written() -> None:
+    journal = Journal(None, 0)
+    journal.write("value", a=1)
+    journal.close()
+    assert journal.path is None
+
+
+def test_after_close_events_are_swallowed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal.close()
+    journal.write("late", a=1)
+    journal.close()
+    assert journal.path is not None and journal.path.read_text() == ""
+
+
+def test_two_runs_never_share_a_file(tmp_path: Path) -> None:
+    paths = [Journal(tmp_path, 0).path for _ in range(3)]
+    assert [p.name for p in paths if p] == [log_name(0, k) for k in (1, 2, 3)]
+    assert log_name(0, 2) == "rank-000.2.jsonl"
