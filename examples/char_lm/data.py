@@ -32,7 +32,7 @@ SKIPPED_PARTS = {
     "test",
     "tests",
 }
-SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "test_")
+SKIPPED_PREFIXES = ("_sysconfigdata", "test_")
 LONGEST_FILE = 200_000  # bytes; longer ones are generated tables or one program repeated
 LEAST_TEXT = 2_000_000  # characters; with less, the run would prove nothing
 HELD_OUT = 25  # one file in so many is for validation

@@ -23,9 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from model import CharLM, generate
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -53,6 +55,9 @@ class Way:
     rule: str | None
 
 
+Result = dict[str, Any]  # what train.py leaves in its result.json
+
+
 class TrainingFailed(RuntimeError):
     """A training ended badly or not at all; the message says where to look."""
 
@@ -60,7 +65,7 @@ class TrainingFailed(RuntimeError):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare four ways to train one model.")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--minibatches", type=int, default=16_000, help="of all workers together")
+    parser.add_argument("--minibatches", type=int, default=12_000, help="of all workers together")
     parser.add_argument("--period", type=int, default=8, help="minibatches of a block")
     parser.add_argument("--lr", type=float, default=8.0, help="learning rate, for all four ways")
     parser.add_argument("--seed", type=int, default=0)
@@ -87,9 +92,10 @@ def main() -> int:
         f"{args.workers} workers on the {cores()} cores of this machine"
     )
     try:
-        results = [train(way, args, show) for way in ways for show in [Display(console, way, args)]]
+        results = [train(way, args, Display(console, way, args)) for way in ways]
     except TrainingFailed as error:
-        console.print(f"[bold red]the demo stopped:[/] {error}", highlight=False)
+        console.print("the demo stopped:", style="bold red", end=" ")
+        console.print(str(error), markup=False, highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print("stopped; no training is left running")
@@ -129,7 +135,7 @@ def command(way: Way, args: argparse.Namespace) -> list[str]:
     return [*launcher, *script]
 
 
-def train(way: Way, args: argparse.Namespace, show: Display) -> dict[str, float]:
+def train(way: Way, args: argparse.Namespace, show: Display) -> Result:
     """Run one training to its end and read its result."""
     own = folder(way, args)
     shutil.rmtree(own, ignore_errors=True)  # what an earlier demo left there
@@ -237,59 +243,61 @@ class Display:
 # -- what came out --------------------------------------------------------------------------------
 
 
-def conclude(console: Console, ways: list[Way], results: list[dict[str, float]], args: argparse.Namespace) -> None:
+def conclude(console: Console, ways: list[Way], results: list[Result], args: argparse.Namespace) -> None:
     """The table, the page, and a sample of what was learnt."""
     rows = comparison(ways, results, args)
     limit = min(args.workers, cores())
     note = (
         f"{args.workers} workers on {cores()} cores: no speed-up above {limit} is possible, and "
-        f"efficiency is the speed-up divided by {limit}. Times are of the training loop alone."
+        f"efficiency is the speed-up divided by {limit}. Times are those of the training loop."
     )
-    console.print(as_table(rows, note))
+    title = f"Validation loss after {args.minibatches:,} minibatches in all"
+    console.print(as_table(rows, title, note))
     console.print(verdict(ways, results), highlight=False)
     page = write_report(
         [folder(way, args) for way in ways],
         args.out / "report",
         title="Four ways to train a character model",
-        extra=ExtraTable("Result", rows, note),
+        extra=ExtraTable(title, rows, note),
     )
     console.print(f"\nThe BMUF model writes, after {PROMPT!r}:\n", highlight=False)
     console.print(sample(folder(ways[1], args) / "model.pt", args.seed), markup=False)
     console.print(f"\nreport page: {page}", soft_wrap=True)
 
 
-def comparison(ways: list[Way], results: list[dict[str, float]], args: argparse.Namespace) -> list[dict[str, str]]:
+def comparison(ways: list[Way], results: list[Result], args: argparse.Namespace) -> list[dict[str, str]]:
     """A row for each way."""
     alone = results[0]
     return [_row(way, result, alone) for way, result in zip(ways, results, strict=True)]
 
 
-def _row(way: Way, result: dict[str, float], alone: dict[str, float]) -> dict[str, str]:
-    workers = int(result["workers"])
+def _row(way: Way, result: Result, alone: Result) -> dict[str, str]:
     speed_up = alone["training_s"] / result["training_s"]
     relative = result["validation_loss"] / alone["validation_loss"] - 1
     return {
-        "": way.name if way.rule is None else f"{way.name}, {workers} workers",
-        "validation loss": f"{result['validation_loss']:.4f}",
+        "training": way.name,
+        "workers": f"{result['workers']}",
+        "loss": f"{result['validation_loss']:.4f}",
         "to one worker": "" if way.rule is None else f"{100 * relative:+.1f} %",
-        "minibatches per worker": f"{int(result['minibatches_per_worker']):,}",
-        "sent per worker": f"{result['bytes_sent_per_worker'] / 1e6:,.0f} MB",
+        "steps each": f"{result['minibatches_per_worker']:,}",
+        "sent each": f"{result['bytes_sent_per_worker'] / 1e6:,.0f} MB",
         "time": f"{result['training_s']:.1f} s",
         "speed-up": f"{speed_up:.2f}",
-        "efficiency": f"{100 * speed_up / min(workers, cores()):.0f} %",
+        "efficiency": f"{100 * speed_up / min(result['workers'], cores()):.0f} %",
     }
 
 
-def as_table(rows: list[dict[str, str]], note: str) -> Table:
-    table = Table(title="The same minibatches, four ways", caption=note, caption_justify="left")
+def as_table(rows: list[dict[str, str]], title: str, note: str) -> Table:
+    """The rows for a terminal; headings stand on several lines, so that 80 columns are enough."""
+    table = Table(title=title, caption=note, caption_justify="left", box=SIMPLE, pad_edge=False)
     for number, name in enumerate(rows[0]):
-        table.add_column(name, justify="left" if number == 0 else "right")
+        table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
     return table
 
 
-def verdict(ways: list[Way], results: list[dict[str, float]]) -> str:
+def verdict(ways: list[Way], results: list[Result]) -> str:
     """One sentence on what the table shows, whatever it shows."""
     losses = {way.name: result["validation_loss"] for way, result in zip(ways, results, strict=True)}
     alone, bmuf = losses["one worker"], losses["BMUF"]

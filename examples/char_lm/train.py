@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, RandomSampler
 
 import paceline
-from data import Chunks, Corpus, keep_batch, load_corpus
+from data import Chunks, Corpus, NoText, keep_batch, load_corpus
 
 LOG_EVERY = 20  # minibatches
 LARGEST_GRADIENT = 0.5  # an LSTM's gradient explodes now and then; this cuts it off
@@ -33,7 +34,7 @@ LARGEST_GRADIENT = 0.5  # an LSTM's gradient explodes now and then; this cuts it
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a character model.")
     parser.add_argument("--rule", help='such as "bmuf(period=8)"; default: that of `paceline run`')
-    parser.add_argument("--minibatches", type=int, default=16_000, help="of all workers together")
+    parser.add_argument("--minibatches", type=int, default=12_000, help="of all workers together")
     parser.add_argument("--batch", type=int, default=16, help="sequences in a minibatch")
     parser.add_argument("--length", type=int, default=16, help="characters of a sequence")
     parser.add_argument("--lr", type=float, default=8.0, help="highest learning rate")
@@ -100,7 +101,10 @@ def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)  # a model this small gains nothing from a second core
     torch.manual_seed(args.seed)
-    corpus = load_corpus(args.text)
+    try:
+        corpus = load_corpus(args.text)
+    except NoText as error:
+        sys.exit(f"train.py: {error}")
     model = CharLM()
     run, seconds = train(model, corpus, args)
     if run.world.rank == 0:
