@@ -57,6 +57,8 @@ def test_after_close_events_are_swallowed(tmp_path: Path) -> None:
 
 
 def test_two_runs_never_share_a_file(tmp_path: Path) -> None:
-    paths = [Journal(tmp_path, 0).path for _ in range(3)]
-    assert [p.name for p in paths if p] == [log_name(0, k) for k in (1, 2, 3)]
+    journals = [Journal(tmp_path, 0) for _ in range(3)]
+    for journal in journals:
+        journal.close()
+    assert [j.path.name for j in journals if j.path] == [log_name(0, k) for k in (1, 2, 3)]
     assert log_name(0, 2) == "rank-000.2.jsonl"

@@ -42,12 +42,14 @@ def check_table(directory: Path, workers: int) -> None:
         virtual = simulate(program_of(number), workers)
         final = {k.removeprefix("model."): v for k, v in states[0].items() if k.startswith("model.")}
         exported = {k.removeprefix("export."): v for k, v in states[0].items() if k.startswith("export.")}
+        # a bias before BatchNorm has no gradient but rounding, which Adam blows up to the size of a step
+        steady = final.keys() - {"0.bias", "1.running_mean"}
         assert same_bits(final, exported), rule
         assert sent == [out.bytes_sent + hosts for out in virtual], rule
         if "reproducible" in rule:
             assert same_bits(final, virtual[0].model), rule
         else:
-            worst = max(float((final[k].double() - virtual[0].model[k].double()).abs().max()) for k in final)
+            worst = max(float((final[k].double() - virtual[0].model[k].double()).abs().max()) for k in sorted(steady))
             assert worst < 1e-4, rule
 
 
