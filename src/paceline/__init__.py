@@ -14,6 +14,7 @@ it is applied; `simulate` runs a program with N virtual workers in one process.
 
 from __future__ import annotations
 
+from paceline.attach import attach
 from paceline.errors import (
     CheckpointError,
     ClosedError,
@@ -27,11 +28,10 @@ from paceline.errors import (
 )
 from paceline.recipes import RECIPES, rule_from_text
 from paceline.rule import Rule
-from paceline.session import Run, attach
+from paceline.session import Run
 from paceline.sim import simulate
+from paceline.version import __version__
 from paceline.world import World
-
-__version__ = "0.1.0"
 
 __all__ = [
     "RECIPES",
@@ -47,6 +47,7 @@ __all__ = [
     "Run",
     "UnsupportedError",
     "World",
+    "__version__",
     "attach",
     "rule_from_text",
     "simulate",

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The face: `attach` hooks the optimizer's step, and a `Run` is what the user holds afterwards."""
+"""The face: a `Run` hooks the optimizer's step and is what the user holds. Made by :func:`paceline.attach`."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,15 +16,15 @@ from torch.optim import Optimizer
 
 from paceline import checkpoint, checks, ending, export, randomness
 from paceline.amp import ScalerHook, skipped
-from paceline.data.share import Position, Share
+from paceline.data import Feed, Share
 from paceline.errors import CheckpointError, ClosedError, NonFiniteError, UnsupportedError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments, module_list
 from paceline.gradient_update import GradientUpdate
 from paceline.journal import Journal
-from paceline.recipes import make_rule
 from paceline.rule import Rule, is_block
+from paceline.settings import Settings
 from paceline.transport import Transport, connect
 from paceline.update import BlockUpdate, Work
 from paceline.watch import Watch
@@ -36,85 +35,6 @@ WARM = -1
 
 def _nothing(kind: int) -> list[Chunk]:
     return []
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run is carried out; none of it changes what the rule means.
-
-    Attributes:
-        log: directory of the event log, or None.
-        timeout_s: deadline of every wait for another worker, seconds.
-        seed: of the order of samples; the same on every worker.
-        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
-        scaler: the GradScaler, where there is one.
-        group: the torch.distributed group to use, or None for all processes.
-    """
-
-    log: str | Path | None = None
-    timeout_s: float = 600.0
-    seed: int = 0
-    outer_state: str = "device"
-    scaler: Any = None
-    group: Any = None
-
-    def __post_init__(self) -> None:
-        if self.outer_state not in ("device", "host"):
-            raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
-        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
-            raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
-        if not isinstance(self.seed, int):
-            raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
-
-
-def attach(
-    model: Modules,
-    optimizer: Optimizer | list[Optimizer],
-    rule: Rule | str | None = None,
-    *,
-    log: str | Path | None = None,
-    timeout_s: float | None = None,
-    seed: int = 0,
-    outer_state: str = "device",
-    scaler: Any = None,
-    group: Any = None,
-    **rule_settings: Any,
-) -> Run:
-    """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
-
-    All workers start from rank 0's parameters and buffers. With one worker nothing is exchanged and the program is what
-    it was.
-
-    Args:
-        model: the module that is trained, or a list or dictionary of modules.
-        optimizer: its optimizer, or a list over disjoint parameters; the last of a list closes a minibatch.
-        rule: a name ("bmuf"), text ("bmuf(period=16)") or a `Rule`; None takes the rule of `paceline run`, else "bmuf".
-        log: directory for the event log; None takes the one of `paceline run`, if any.
-        timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
-        seed: of the order of samples in `run.share`; the same on every worker.
-        outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
-        scaler: the GradScaler, where gradients are exchanged and one is used.
-        group: the torch.distributed group whose members are the workers; None for all processes.
-        rule_settings: settings of a rule given by name, such as `period=16`.
-
-    Returns:
-        The run; use it as a context manager, or call `close()` at the end.
-
-    Raises:
-        RuleError: the rule or one of its settings does not exist.
-        UnsupportedError: the model or the optimizer cannot be served so.
-        MismatchError: the workers disagree on the rule or the model (on every worker alike).
-    """
-    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
-    settings = Settings(
-        log if log is not None else os.environ.get("PACELINE_LOG"),
-        timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
-        seed,
-        outer_state,
-        scaler,
-        group,
-    )
-    return Run(model, optimizer, chosen, settings)
 
 
 class Run:
@@ -136,13 +56,7 @@ class Run:
         self._closed = False
         self._handles: list[Any] = []
         self._flow = Flow(rule.schedule)
-        self._positions: dict[int, Position] = {}
-        self._shares: dict[int, Share] = {}
-        self._kept: list[Any] = []  # loaders whose ids are keys above
-        self._loaded_positions: list[dict[str, Any]] = []
         self._included: dict[str, Any] = {}
-        self._samples = 0
-        self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
         self._scaler_hook: ScalerHook | None = None
         self._block: BlockUpdate | None = None
         self._gradients: list[GradientUpdate] = []
@@ -153,6 +67,7 @@ class Run:
         except BaseException:
             self._transport.close()
             raise
+        self._feed = Feed(self.world, settings.seed, self._watch.epoch)
         self._hook()
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
@@ -220,11 +135,9 @@ class Run:
     def _exchange_gradients(self, optimizer: Optimizer) -> None:
         checks.check_unchanged(self._owned)
         number = next(k for k, one in enumerate(self._optimizers) if one is optimizer)
-        samples, batches, nominal = self._since
-        factor = samples / nominal if batches and nominal else 1.0
         self._watch.begin()
         try:
-            work = Work(1, self._flow.steps, factor)
+            work = Work(1, self._flow.steps, self._feed.factor)
             meeting = self._gradients[number].exchange(work)
         except NonFiniteError:
             if self._scaler_hook is None:
@@ -236,9 +149,8 @@ class Run:
         if self._closed or optimizer is not self._optimizers[-1] or skipped(optimizer):
             return
         due = self._flow.stepped()
-        self._samples += self._since[0]
-        self._watch.stepped(self._flow.steps, self._samples, self._since[0])
-        self._since = [0, 0, 0]
+        new = self._feed.stepped()
+        self._watch.stepped(self._flow.steps, self._feed.samples, new)
         if self.world.size == 1:
             return
         if due == "block":
@@ -286,7 +198,7 @@ class Run:
     @property
     def samples(self) -> int:
         """Samples that this worker has trained on, counted by `share`."""
-        return self._samples
+        return self._feed.samples
 
     @property
     def blocks(self) -> int:
@@ -296,9 +208,7 @@ class Run:
     @property
     def epoch(self) -> int:
         """The epoch of the first shared loader that is under way or comes next; after a resume, where to go on."""
-        for position in self._positions.values():
-            return position.epoch
-        return int(self._loaded_positions[0]["epoch"]) if self._loaded_positions else 0
+        return self._feed.epoch
 
     def share(self, loader: Iterable[Any]) -> Share:
         """This worker's part of a loader: every sample of an epoch on exactly one worker.
@@ -307,25 +217,7 @@ class Run:
         called once, or anew for each epoch.
         """
         self._open()
-        if id(loader) in self._shares:
-            return self._shares[id(loader)]
-        data = getattr(loader, "dataset", loader)  # a loader may be built anew for each epoch; its data are the same
-        if id(data) not in self._positions:
-            self._positions[id(data)] = Position()
-            self._kept.append(data)
-            if len(self._loaded_positions) >= len(self._positions):
-                self._positions[id(data)].load(self._loaded_positions[len(self._positions) - 1])
-        share = Share(
-            loader, self.world, self._settings.seed, self._positions[id(data)], self._handed_out, self._watch.epoch
-        )
-        self._shares[id(loader)] = share
-        self._kept.append(loader)
-        return share
-
-    def _handed_out(self, samples: int, nominal: int) -> None:
-        self._since[0] += samples
-        self._since[1] += 1
-        self._since[2] += nominal
+        return self._feed.share(loader)
 
     def log(self, **values: float) -> None:
         """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
@@ -411,8 +303,7 @@ class Run:
             "numbers": block.numbers() if block is not None else {},
             "sequence": self._exchanger.sequence if self.world.size > 1 else 0,
             "flow": [self._flow.steps, self._flow.since, self._flow.warm],
-            "counts": [self._samples, *self._since],
-            "positions": [position.state() for position in self._positions.values()],
+            "data": self._feed.state(),
             "random": randomness.capture(),
         }
 
@@ -438,10 +329,7 @@ class Run:
         if self.world.size > 1:
             self._exchanger.sequence = state["sequence"]
         self._flow.steps, self._flow.since, self._flow.warm = state["flow"]
-        self._samples, *self._since = state["counts"]
-        self._loaded_positions = state["positions"]
-        for position, saved in zip(self._positions.values(), state["positions"], strict=False):
-            position.load(saved)
+        self._feed.load(state["data"])
         randomness.restore(state["random"])
 
     # -- the end ----------------------------------------------------------------------------------

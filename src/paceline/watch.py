@@ -11,6 +11,7 @@ from typing import Any
 from paceline.exchange import Meeting, Timing
 from paceline.journal import Journal
 from paceline.transport import Transport
+from paceline.version import __version__
 
 logger = logging.getLogger("paceline")
 
@@ -44,8 +45,6 @@ class Watch:
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """The first line: who, where, what."""
-        from paceline import __version__  # the version alone; importing it above would be a cycle
-
         world = self._transport.world
         self._journal.write(
             "attach",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from paceline.data.feed import Feed
 from paceline.data.share import Share
 
-__all__ = ["Share"]
+__all__ = ["Feed", "Share"]

@@ -4,7 +4,7 @@
 An epoch is cut into rounds. In a full round each of N workers takes one batch of b samples, worker r the samples
 r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of N b.
 What remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be; where it
-has fewer samples than there are workers, the last two rounds are cut anew, so that everybody always has
+has fewer than two samples for each worker, the last two rounds are cut anew, so that everybody always has
 something to do and all workers make the same number of steps. Only where that is impossible (fewer samples than
 workers, or batches of one) do some workers get one batch less.
 """
@@ -35,7 +35,8 @@ def round_bounds(samples: int, batch: int, workers: int) -> list[tuple[int, int]
     rest = samples - begin
     if rest == 0:
         return bounds
-    if rest < workers and bounds and batch >= 2:
+    least = workers if batch < 4 else 2 * workers  # batches of one sample are what BatchNorm cannot take
+    if rest < least and bounds and batch >= 2:
         begin, _ = bounds.pop()
         middle = begin + (width + rest + 1) // 2
         return [*bounds, (begin, middle), (middle, samples)]

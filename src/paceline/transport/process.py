@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import time
 from datetime import timedelta
@@ -42,13 +43,16 @@ class _Work:
     """An operation of torch.distributed under way."""
 
     def __init__(self, transport: ProcessTransport, work: dist.Work, operation: str) -> None:
-        self._transport, self._work, self._operation = transport, work, operation
+        self._transport, self._operation = transport, operation
+        self.work: dist.Work | None = work
 
     def wait(self) -> None:
+        assert self.work is not None
         try:
-            self._work.wait()
+            self.work.wait()
         except RuntimeError as error:
             self._transport.fail(self._operation, error)
+        self._transport.under_way.discard(self)
 
 
 class ProcessTransport(Transport):
@@ -68,6 +72,7 @@ class ProcessTransport(Transport):
         _opened += 1
         self._number = _opened
         self._operations = 0
+        self.under_way: set[_Work] = set()
         self._own_group = group is None
         self._group: Any = dist.new_group(timeout=timeout) if group is None else group
         self.name = str(dist.get_backend(self._group))
@@ -119,7 +124,9 @@ class ProcessTransport(Transport):
     def _start(self, operation: str, begin: Any) -> Pending:
         self._operations += 1
         try:
-            return _Work(self, begin(), operation)
+            work = _Work(self, begin(), operation)
+            self.under_way.add(work)
+            return work
         except RuntimeError as error:
             self.fail(operation, error)
             raise
@@ -154,12 +161,20 @@ class ProcessTransport(Transport):
         return answered
 
     def _abort(self) -> None:
-        """Drop our group: its sockets close, and peers that wait for us hear of it at once."""
+        """Drop our group: its sockets close, and peers that wait for us hear of it at once.
+
+        gloo closes them when nothing refers to the group any more, and an operation under way does.
+        """
+        for work in self.under_way:
+            work.work = None
+        self.under_way.clear()
         if self._own_group:
             dist.destroy_process_group(self._group)
+            self._group = None
+            gc.collect()
 
     def close(self) -> None:
-        if self._own_group:
+        if self._own_group and self._group is not None:
             with contextlib.suppress(Exception):  # after a failure there is nothing left to destroy
                 dist.destroy_process_group(self._group)
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`attach`: the one function that a user has to know. The environment is read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+from paceline.fragments import Modules
+from paceline.recipes import make_rule
+from paceline.rule import Rule
+from paceline.session import Run
+from paceline.settings import Settings
+
+
+def attach(
+    model: Modules,
+    optimizer: Optimizer | list[Optimizer],
+    rule: Rule | str | None = None,
+    *,
+    log: str | Path | None = None,
+    timeout_s: float | None = None,
+    seed: int = 0,
+    outer_state: str = "device",
+    scaler: Any = None,
+    group: Any = None,
+    **rule_settings: Any,
+) -> Run:
+    """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
+
+    All workers start from rank 0's parameters and buffers. With one worker nothing is exchanged and the program is what
+    it was.
+
+    Args:
+        model: the module that is trained, or a list or dictionary of modules.
+        optimizer: its optimizer, or a list over disjoint parameters; the last of a list closes a minibatch.
+        rule: a name ("bmuf"), text ("bmuf(period=16)") or a `Rule`; None takes the rule of `paceline run`, else "bmuf".
+        log: directory for the event log; None takes the one of `paceline run`, if any.
+        timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
+        seed: of the order of samples in `run.share`; the same on every worker.
+        outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
+        scaler: the GradScaler, where gradients are exchanged and one is used.
+        group: the torch.distributed group whose members are the workers; None for all processes.
+        rule_settings: settings of a rule given by name, such as `period=16`.
+
+    Returns:
+        The run; use it as a context manager, or call `close()` at the end.
+
+    Raises:
+        RuleError: the rule or one of its settings does not exist.
+        UnsupportedError: the model or the optimizer cannot be served so.
+        MismatchError: the workers disagree on the rule or the model (on every worker alike).
+    """
+    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
+    settings = Settings(
+        log if log is not None else os.environ.get("PACELINE_LOG"),
+        timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
+        seed,
+        outer_state,
+        scaler,
+        group,
+    )
+    return Run(model, optimizer, chosen, settings)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a run is carried out; none of it changes what the rule means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run.
+
+    Attributes:
+        log: directory of the event log, or None.
+        timeout_s: deadline of every wait for another worker, seconds.
+        seed: of the order of samples; the same on every worker.
+        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
+        scaler: the GradScaler, where there is one.
+        group: the torch.distributed group to use, or None for all processes.
+    """
+
+    log: str | Path | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+    outer_state: str = "device"
+    scaler: Any = None
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        if self.outer_state not in ("device", "host"):
+            raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
+        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
+            raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
+        if not isinstance(self.seed, int):
+            raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
