@@ -22,6 +22,7 @@ FLOORS: dict[str, int] = {
     "randomness": 0,
     "gain": 0,
     "journal": 0,
+    "version": 0,
     # 1 communication
     "transport": 1,
     # 2 equations
@@ -47,7 +48,9 @@ FLOORS: dict[str, int] = {
     "ending": 4,
     "export": 4,
     "watch": 4,
+    "settings": 4,
     "session": 4,
+    "attach": 4,
     # 5 edges
     "observe": 5,
     "sim": 5,

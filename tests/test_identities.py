@@ -153,7 +153,7 @@ def test_one_worker_is_the_users_program(rule: str, launch: str) -> None:
         assert found.bytes_sent == 0
 
 
-@pytest.mark.parametrize("samples", [96, 96 + 7, 96 + 12])
+@pytest.mark.parametrize("samples", [96, 96 + 9, 96 + 12])
 def test_synchronous_workers_are_one_worker_with_their_batches_together(samples: int) -> None:
     many = train("sync", 4, dtype=F64, samples=samples, shuffle=False)[0]
     one = train("sync", 1, dtype=F64, samples=samples, shuffle=False, batch=16)[0]

@@ -130,6 +130,8 @@ def check_same(transport: Transport, rule: Rule, parts: list[Fragment], settings
             raise MismatchError(
                 world.sign(f"{world.name(0)} runs the rule {first['rule']} and {world.name(rank)} {one['rule']}")
             )
+        if one["rows"] != first["rows"]:
+            raise MismatchError(world.sign(_first_difference(world.name(0), first, world.name(rank), one)))
         for key, value in first["settings"].items():
             if one["settings"].get(key) != value:
                 raise MismatchError(
@@ -138,8 +140,6 @@ def check_same(transport: Transport, rule: Rule, parts: list[Fragment], settings
                         "give all workers the same"
                     )
                 )
-        if one["rows"] != first["rows"]:
-            raise MismatchError(world.sign(_first_difference(world.name(0), first, world.name(rank), one)))
 
 
 def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]) -> str:

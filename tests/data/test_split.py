@@ -35,7 +35,9 @@ def test_full_rounds_are_what_one_worker_would_see_in_a_batch_of_all() -> None:
 
 def test_a_small_rest_is_shared_by_cutting_the_last_two_rounds_anew() -> None:
     assert round_bounds(17, 4, 4) == [(0, 9), (9, 17)]
-    assert round_bounds(20, 4, 4) == [(0, 16), (16, 20)]
+    assert round_bounds(20, 4, 4) == [(0, 10), (10, 20)]  # and not 16 and 4, which are batches of one
+    assert round_bounds(24, 4, 4) == [(0, 16), (16, 24)]
+    assert round_bounds(20, 2, 4) == [(0, 8), (8, 16), (16, 20)]
     assert round_bounds(3, 4, 4) == [(0, 3)]
 
 

@@ -16,6 +16,7 @@ import contextlib
 import gc
 import os
 import time
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -47,11 +48,13 @@ class _Work:
         self.work: dist.Work | None = work
 
     def wait(self) -> None:
-        assert self.work is not None
+        if self.work is None:
+            return
         try:
             self.work.wait()
         except RuntimeError as error:
             self._transport.fail(self._operation, error)
+        self.work = None  # it refers to the group's connections, see ProcessTransport._abort
         self._transport.under_way.discard(self)
 
 
@@ -133,6 +136,7 @@ class ProcessTransport(Transport):
 
     def fail(self, operation: str, error: RuntimeError) -> None:
         """Find out who is missing and raise `PeerLostError`."""
+        traceback.clear_frames(error.__traceback__)  # torch's frames hold the group, which has to go
         place = f"paceline/{self._number}/failed"
         answered = self._roll_call(place)
         missing = [rank for rank in range(self.world.size) if rank not in answered]
