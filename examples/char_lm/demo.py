@@ -251,7 +251,7 @@ def conclude(console: Console, ways: list[Way], results: list[Result], args: arg
         f"{args.workers} workers on {cores()} cores: no speed-up above {limit} is possible, and "
         f"efficiency is the speed-up divided by {limit}. Times are those of the training loop."
     )
-    title = f"Validation loss after {args.minibatches:,} minibatches in all"
+    title = f"Validation loss of {args.workers} workers and of one, {args.minibatches:,} minibatches in all"
     console.print(as_table(rows, title, note))
     console.print(verdict(ways, results), highlight=False)
     page = write_report(
@@ -276,7 +276,6 @@ def _row(way: Way, result: Result, alone: Result) -> dict[str, str]:
     relative = result["validation_loss"] / alone["validation_loss"] - 1
     return {
         "training": way.name,
-        "workers": f"{result['workers']}",
         "loss": f"{result['validation_loss']:.4f}",
         "to one worker": "" if way.rule is None else f"{100 * relative:+.1f} %",
         "steps each": f"{result['minibatches_per_worker']:,}",
@@ -289,9 +288,10 @@ def _row(way: Way, result: Result, alone: Result) -> dict[str, str]:
 
 def as_table(rows: list[dict[str, str]], title: str, note: str) -> Table:
     """The rows for a terminal; headings stand on several lines, so that 80 columns are enough."""
-    table = Table(title=title, caption=note, caption_justify="left", box=SIMPLE, pad_edge=False)
+    table = Table(title=title, caption=note, caption_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for number, name in enumerate(rows[0]):
-        table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
+        heading = name.replace(" ", "\n").replace("-", "-\n")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
     return table
