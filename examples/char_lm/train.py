@@ -67,7 +67,7 @@ def train(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> tuple[pace
     run = paceline.attach(model, optimizer, args.rule, log=args.log, seed=args.seed)  # 1
     share = run.share(loader)  # 2
     scheduler = LambdaLR(optimizer, lambda step: learning_rate(step / len(share)))
-    started = time.perf_counter()
+    started, recent = time.perf_counter(), 0.0
     with run:
         for inputs, targets in share:
             optimizer.zero_grad()
@@ -76,8 +76,10 @@ def train(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> tuple[pace
             torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
             optimizer.step()
             scheduler.step()
+            recent += loss.item()
             if run.minibatches % LOG_EVERY == 0:
-                run.log(loss=loss.item())
+                run.log(loss=recent / LOG_EVERY)
+                recent = 0.0
     return run, time.perf_counter() - started
 
 

@@ -59,7 +59,7 @@ def train(model: LineReader, args: argparse.Namespace) -> tuple[paceline.Run, fl
     run = paceline.attach(model, optimizer, args.rule, log=args.log, seed=args.seed)  # 1
     share = run.share(loader)  # 2
     scheduler = LambdaLR(optimizer, lambda step: learning_rate(step / len(share)))
-    started = time.perf_counter()
+    started, recent = time.perf_counter(), 0.0
     with run:
         for pictures, numbers, lengths in share:
             optimizer.zero_grad()
@@ -68,8 +68,10 @@ def train(model: LineReader, args: argparse.Namespace) -> tuple[paceline.Run, fl
             torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
             optimizer.step()
             scheduler.step()
+            recent += loss.item()
             if run.minibatches % LOG_EVERY == 0:
-                run.log(loss=loss.item())
+                run.log(loss=recent / LOG_EVERY)
+                recent = 0.0
     return run, time.perf_counter() - started
 
 

@@ -310,10 +310,11 @@ class LaneChunk:
         weight, moves = self.lane.weight(meeting), self._moves(meeting)
         for low, high in self._blocks():
             mean = total[low - self.begin : high - self.begin]
+            scratch = self.lane.scratch(2, high - low)
             if mean.device != self.lane.device:
-                mean = self.lane.scratch(2, high - low).copy_(mean)
+                mean = scratch.copy_(mean)
             if mean.dtype == torch.int64:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
-            elif weight != 1:
-                mean.div_(weight)
+            elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
+                mean = torch.div(mean, weight, out=scratch)
             self.lane.apply(low, high, mean, meeting, moves)

@@ -26,7 +26,7 @@ def _route(reproducible: bool, chunks: int) -> Topology:
     return Ordered(chunks) if reproducible else Flat(chunks)
 
 
-def sync(*, reproducible: bool = False, chunks: int = 4) -> Rule:
+def sync(*, reproducible: bool = False, chunks: int = 8) -> Rule:
     """Synchronous SGD: the workers' mean gradient goes to the optimizer, every step.
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker.
@@ -39,7 +39,7 @@ def sync(*, reproducible: bool = False, chunks: int = 4) -> Rule:
 
 
 def averaging(
-    *, period: int = 16, warmup: int = 0, local_state: str = "auto", reproducible: bool = False, chunks: int = 4
+    *, period: int = 16, warmup: int = 0, local_state: str = "auto", reproducible: bool = False, chunks: int = 8
 ) -> Rule:
     """Model averaging (local SGD): every block starts from the mean of the local models.
 
@@ -66,7 +66,7 @@ def bmuf(
     ramp: int = 0,
     local_state: str = "auto",
     reproducible: bool = False,
-    chunks: int = 4,
+    chunks: int = 8,
 ) -> Rule:
     """Blockwise model-update filtering: block momentum over the mean displacement.
 
@@ -99,7 +99,7 @@ def bmuf_adam(
     ramp: int = 0,
     local_state: str = "compensate",
     reproducible: bool = False,
-    chunks: int = 4,
+    chunks: int = 8,
 ) -> Rule:
     """BMUF for Adam and AdamW: the moments are averaged too, and aged by what block momentum adds.
 
@@ -133,7 +133,7 @@ def diloco(
     ramp: int = 0,
     local_state: str = "keep",
     reproducible: bool = False,
-    chunks: int = 4,
+    chunks: int = 8,
 ) -> Rule:
     """DiLoCo: an outer Nesterov step on the mean displacement; the local optimizer keeps its state.
 

@@ -52,8 +52,8 @@ def _put(tensor: Tensor, tensors: dict[str, Tensor], path: str) -> str:
     """Add a tensor under a name of its own: {"a": {"b": t}, "a.b": u} has two of one path."""
     if hasattr(tensor, "to_local"):
         raise CheckpointError(
-            f"{path.lstrip('.')} is sharded (a DTensor), which paceline's checkpoints do not hold yet; save such a model with "
-            "torch.distributed.checkpoint"
+            f"{path.lstrip('.')} is sharded (a DTensor), which paceline's checkpoints do not hold yet; save such "
+            "a model with torch.distributed.checkpoint"
         )
     name = path or "value"
     while name in tensors:

@@ -61,7 +61,7 @@ class Ordered:
         chunks: how many pieces a large exchange is cut into; the result does not depend on it.
     """
 
-    chunks: int = 4
+    chunks: int = 8
 
     def __post_init__(self) -> None:
         if not isinstance(self.chunks, int) or not 1 <= self.chunks <= 64:
