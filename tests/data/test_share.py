@@ -286,3 +286,27 @@ def test_a_resumed_pass_goes_on_behind_the_last_batch(name: str, at: int, tmp_pa
     first = simulate(program(False, at), 2)
     second = simulate(program(True, None), 2)
     assert [a + b for a, b in zip(first, second, strict=True)] == whole
+
+
+class Batched(torch.utils.data.Dataset):
+    """Fetches a whole batch at a time."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> None:
+        raise AssertionError("this dataset is asked for batches")
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return torch.tensor(indices)
+
+
+def test_a_dataset_that_fetches_batches_keeps_doing_so_in_worker_processes() -> None:
+    def body() -> list[int]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with paceline.attach(model, optimizer, "averaging") as run:
+            loader = torch.utils.data.DataLoader(Batched(), batch_size=4, num_workers=1, collate_fn=lambda batch: batch)
+            return [int(index) for batch in run.share(loader) for index in batch]
+
+    assert sorted(i for part in paceline.simulate(body, 2) for i in part) == list(range(22))

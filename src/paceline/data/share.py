@@ -247,7 +247,8 @@ class _Plan:
         if users.num_workers > 0:
             settings["prefetch_factor"] = users.prefetch_factor
             settings["persistent_workers"] = users.persistent_workers
-            dataset = _Reseeded(dataset, self._seed)
+            wrapper = _ReseededBatches if hasattr(dataset, "__getitems__") else _Reseeded
+            dataset = wrapper(dataset, self._seed)
         return DataLoader(dataset, batch_sampler=_Batches(self), **settings)
 
     def _order(self, sampler: Any, epoch: int) -> list[Any]:
@@ -335,9 +336,21 @@ class _Reseeded(Dataset[Any]):
 
     def __getitem__(self, ticket: tuple[int, Any]) -> Any:
         epoch, index = ticket
-        if get_worker_info() is not None:
-            randomness.seed_all(randomness.mix(self._seed, epoch, zlib.crc32(repr(index).encode())))
+        self._reseed(epoch, index)
         return self._dataset[index]
+
+    def _reseed(self, epoch: int, what: Any) -> None:
+        if get_worker_info() is not None:
+            randomness.seed_all(randomness.mix(self._seed, epoch, zlib.crc32(repr(what).encode())))
+
+
+class _ReseededBatches(_Reseeded):
+    """The same for a dataset that fetches a batch at a time; the batch, not the sample, seeds it."""
+
+    def __getitems__(self, tickets: list[tuple[int, Any]]) -> Any:
+        indices = [index for _, index in tickets]
+        self._reseed(tickets[0][0], indices)
+        return self._dataset.__getitems__(indices)  # type: ignore[attr-defined]
 
 
 def samples_in(batch: Any) -> int:
