@@ -65,7 +65,7 @@ class TrainingFailed(RuntimeError):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare four ways to train one model.")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--minibatches", type=int, default=12_000, help="of all workers together")
+    parser.add_argument("--minibatches", type=int, default=10_000, help="of all workers together")
     parser.add_argument("--period", type=int, default=8, help="minibatches of a block")
     parser.add_argument("--lr", type=float, default=8.0, help="learning rate, for all four ways")
     parser.add_argument("--seed", type=int, default=0)

@@ -34,7 +34,7 @@ LARGEST_GRADIENT = 0.5  # an LSTM's gradient explodes now and then; this cuts it
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a character model.")
     parser.add_argument("--rule", help='such as "bmuf(period=8)"; default: that of `paceline run`')
-    parser.add_argument("--minibatches", type=int, default=12_000, help="of all workers together")
+    parser.add_argument("--minibatches", type=int, default=10_000, help="of all workers together")
     parser.add_argument("--batch", type=int, default=16, help="sequences in a minibatch")
     parser.add_argument("--length", type=int, default=16, help="characters of a sequence")
     parser.add_argument("--lr", type=float, default=8.0, help="highest learning rate")
