@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -235,6 +235,14 @@ class Exchanger:
 
 
 _PRIME = 1_000_003
+
+
+def combine(sums: Iterable[Tensor]) -> int:
+    """The checksums of several parts as one number that fits a header's field."""
+    total = 0
+    for part in sums:
+        total = (total * 31 + int(part)) & (2**62 - 1)
+    return total
 
 
 def fold(accumulated: Tensor, block: Tensor) -> Tensor:

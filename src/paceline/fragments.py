@@ -88,11 +88,13 @@ class Fragment:
     Args:
         key: its name, for example `parameters/float32/cpu`.
         named: (name, tensor) pairs of one dtype and device.
-        find: name -> the tensor of that name now, for tensors that may be replaced by others (buffers that are assigned
-            anew, an optimizer's state after it was loaded); None for tensors that stay.
+        find: names -> the tensors of these names now, for tensors that may be replaced by others (buffers that
+            are assigned anew, an optimizer's state after it was loaded); None for tensors that stay.
     """
 
-    def __init__(self, key: str, named: list[tuple[str, Tensor]], find: Callable[[str], Tensor] | None = None) -> None:
+    def __init__(
+        self, key: str, named: list[tuple[str, Tensor]], find: Callable[[list[str]], list[Tensor]] | None = None
+    ) -> None:
         self.key = key
         self._find = find
         self.names = [name for name, _ in named]
@@ -123,7 +125,7 @@ class Fragment:
     def refresh(self) -> None:
         """Follow tensors that have moved since the last exchange (same shapes, other memory)."""
         if self._find is not None:
-            self.tensors = [self._find(name) for name in self.names]
+            self.tensors = self._find(self.names)
         now = [local(tensor).data_ptr() for tensor in self.tensors]
         if now == self._addresses:
             return
@@ -242,7 +244,7 @@ def _changed(before: list[Slot], now: list[Slot]) -> str:
 
 
 def fragments(
-    kind: str, named: Iterable[tuple[str, Tensor]], find: Callable[[str], Tensor] | None = None
+    kind: str, named: Iterable[tuple[str, Tensor]], find: Callable[[list[str]], list[Tensor]] | None = None
 ) -> list[Fragment]:
     """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance."""
     groups: dict[str, list[tuple[str, Tensor]]] = {}
@@ -281,15 +283,19 @@ def trainable(model: Modules) -> list[tuple[str, nn.Parameter]]:
     return found
 
 
-def find_buffer(model: Modules) -> Callable[[str], Tensor]:
-    """Name -> the buffer that has this name now."""
+def find_buffers(model: Modules) -> Callable[[list[str]], list[Tensor]]:
+    """Names -> the buffers that have these names now, in one walk over the model."""
 
-    def find(name: str) -> Tensor:
-        for prefix, module in module_list(model):
-            for own, buffer in module.named_buffers():
-                if prefix + _plain(own) == name:
-                    return buffer
-        raise UnsupportedError(f"the buffer {name} was there at attach and is gone; keep it while attached")
+    def find(names: list[str]) -> list[Tensor]:
+        now = {
+            prefix + _plain(own): buffer
+            for prefix, module in module_list(model)
+            for own, buffer in module.named_buffers()
+        }
+        for name in names:
+            if name not in now:
+                raise UnsupportedError(f"the buffer {name} was there at attach and is gone; keep it while attached")
+        return [now[name] for name in names]
 
     return find
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedError
-from paceline.exchange import Chunk, Exchanger, Header, Meeting, fold
+from paceline.exchange import Chunk, Exchanger, Header, Meeting, combine, fold
 from paceline.fragments import Fragment, Modules, fragments, local
 from paceline.lanes import LaneChunk, Moves, buffer_lanes
 from paceline.outer.base import Coefficients
@@ -127,13 +127,7 @@ class GradientUpdate:
 
     def checksum(self) -> int:
         """Of the parameters, which all workers hold alike."""
-        total = 0
-        for part in self.parts:
-            sums = torch.zeros((), dtype=torch.int64, device=part.fragment.device)
-            for tensor in part.fragment.tensors:
-                fold(sums, local(tensor).contiguous().view(-1))
-            total = (total * 31 + int(sums)) & (2**62 - 1)
-        return total
+        return combine(part.checksum() for part in self.parts)
 
 
 class _FlatGradient:
@@ -169,6 +163,13 @@ class _FlatGradient:
             sources.append(local(gradient))
         if targets:
             torch._foreach_copy_(targets, sources)
+
+    def checksum(self) -> Tensor:
+        """Of the parameters' bits, int64, shape ()."""
+        total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)
+        for tensor in self.fragment.tensors:
+            fold(total, local(tensor).contiguous().view(-1))
+        return total
 
     def all_finite(self) -> bool:
         """The slow, certain answer, for when a sum overflowed."""

@@ -24,7 +24,7 @@ from paceline.fragments import (
     Fragment,
     Modules,
     averaged_buffers,
-    find_buffer,
+    find_buffers,
     fragments,
 )
 from paceline.optimizers import Moment
@@ -209,7 +209,7 @@ class CounterLane(BufferLane):
 
 def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
     """A lane for the buffers of each dtype and device."""
-    parts = fragments("buffers", averaged_buffers(model), find_buffer(model))
+    parts = fragments("buffers", averaged_buffers(model), find_buffers(model))
     return [(BufferLane if p.outer_dtype.is_floating_point else CounterLane)(p, device) for p in parts]
 
 

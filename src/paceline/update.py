@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.exchange import IN_FLIGHT, Exchanger, Header, Meeting
+from paceline.exchange import IN_FLIGHT, Exchanger, Header, Meeting, combine
 from paceline.fragments import Modules, fragments
 from paceline.lanes import (
     BufferLane,
@@ -152,17 +152,20 @@ class BlockUpdate:
         """A lane for each parameter group (they may differ in their betas), dtype and device."""
         by_name = dict(named)
 
-        def find(name: str) -> Tensor:
-            parameter = by_name[name]
-            ensure_state(optimizer, parameter)  # a loaded or cleared state may lack it
-            state = parameter_state(optimizer, parameter, moment.key)
-            assert state is not None
-            return state
+        def find(names: list[str]) -> list[Tensor]:
+            found = []
+            for name in names:
+                ensure_state(optimizer, by_name[name])  # a loaded or cleared state may lack it
+                state = parameter_state(optimizer, by_name[name], moment.key)
+                assert state is not None
+                found.append(state)
+            return found
 
         lanes = []
         for place, group in enumerate(optimizer.param_groups):
             members = {id(p) for p in group["params"]}
-            pairs = [(name, find(name)) for name, p in named if id(p) in members]
+            names = [name for name, p in named if id(p) in members]
+            pairs = list(zip(names, find(names), strict=True))
             decay = _decay_of(optimizer, place, moment)
             for fragment in fragments(f"{moment.key}.{number}.{place}", pairs, find):
                 lanes.append(MomentLane(fragment, moment, decay, compensated, self._device))
@@ -232,9 +235,8 @@ class BlockUpdate:
 
     def checksum(self) -> int:
         """Of the state that the last exchange left, combined over the lanes; taken once."""
-        total = 0
+        total = combine(lane.checksum for lane in self.lanes)
         for lane in self.lanes:
-            total = (total * 31 + int(lane.checksum)) & (2**62 - 1)
             lane.checksum.zero_()
         return total
 
@@ -264,13 +266,10 @@ class BlockUpdate:
                 set_step_count(optimizer, [p for _, p in named], self.counts[number])
 
     def capture(self) -> None:
-        """Take model and moments, which are the same on all workers, for the start of the first block."""
-        if self.moment_lanes is None:
-            self.moment_lanes = self._make_moment_lanes()
+        """Take model and moments, which are the same on all workers, for the first block's start; after `prepare`."""
         self.counts = [step_count(o, [p for _, p in named]) for o, named in self._owned]
         with torch.no_grad():
             for lane in self.lanes:
-                lane.fragment.refresh()
                 lane.capture()
 
     def capture_moments(self) -> None:
@@ -306,11 +305,11 @@ class BlockUpdate:
         return {"block": self.block, "rho": self.rho, "ahead": self.ahead, "counts": self.counts, "sums": sums}
 
     def load(self, state: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Put outer state back; what belongs to moments waits until the optimizers have made their state."""
+        """Put outer state back, after the optimizers' own; makes the moments' lanes where the saved run had them."""
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
         self.counts = list(numbers["counts"])
         if self.moment_lanes is None and len(numbers["sums"]) > len(self.lanes):
-            self.moment_lanes = self._make_moment_lanes()  # the saved run had made them
+            self.moment_lanes = self._make_moment_lanes()
             self._chunks = []
         for lane, checksum in zip(self.lanes, numbers["sums"], strict=True):
             lane.checksum.fill_(checksum)

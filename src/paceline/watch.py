@@ -115,7 +115,6 @@ class Watch:
             warmup=warmup,
         )
         self._sums, self._bytes, self._written_s = _Sums(), sent, time.perf_counter()
-        self._block, self._warmup = block, warmup
 
     def value(self, name: str, value: float) -> None:
         """A number that the user logs."""

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from paceline.world import World
 
-MAX_CHUNK_BYTES = 256 << 20
-
 
 class Pending(Protocol):
     """An operation under way."""
