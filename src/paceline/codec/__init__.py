@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from paceline.codec.base import Codec, Exchange, Wire
+from paceline.codec.base import Codec, State, Steps, Wire
 from paceline.codec.dense import Dense
+from paceline.codec.layout import Layout, Matrix
 
-__all__ = ["Codec", "Dense", "Exchange", "Wire"]
+__all__ = ["Codec", "Dense", "Layout", "Matrix", "State", "Steps", "Wire"]

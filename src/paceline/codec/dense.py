@@ -13,30 +13,41 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.codec.base import Exchange, State, Summing, Wire
-
-
-class _DenseExchange:
-    def __init__(self, x: Tensor, summing: Summing, state: State) -> None:
-        self._x, self._summing, self._state = x, summing, state
-
-    def finish(self) -> tuple[Tensor, Tensor, State]:
-        # Nothing is lost on the wire, so error feedback has nothing to keep and `sent` need not be a copy.
-        self._summing.wait()
-        return self._x, self._x, self._state
+from paceline.codec.base import State, Steps, Wire
+from paceline.codec.layout import Layout
 
 
 @dataclass(frozen=True)
 class Dense:
     """Full precision, no error."""
 
-    def begin(self, x: Tensor, wire: Wire, state: State) -> Exchange:
-        """Start the sum; see :class:`paceline.codec.base.Codec`."""
-        return _DenseExchange(x, wire.sum(x), state)
+    @property
+    def exact(self) -> bool:
+        """Nothing is lost."""
+        return True
 
-    def bytes_sent(self, elements: int, workers: int) -> int:
+    @property
+    def operations(self) -> int:
+        """One sum."""
+        return 1
+
+    @property
+    def whole(self) -> bool:
+        """Numbers know nothing of their tensors."""
+        return False
+
+    def at(self, number: int) -> Dense:
+        """The same at every exchange."""
+        return self
+
+    def exchange(self, x: Tensor, layout: Layout, wire: Wire, state: State) -> Steps[tuple[Tensor, State]]:
+        """The sum, in the memory of `x`; see :class:`paceline.codec.base.Codec`."""
+        yield from wire.sum(x)
+        return x, state
+
+    def bytes_sent(self, layout: Layout, workers: int, rank: int) -> int:
         """2 (N-1)/N * 4 n."""
-        return 2 * 4 * elements * (workers - 1) // workers
+        return 2 * 4 * layout.numel * (workers - 1) // workers
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

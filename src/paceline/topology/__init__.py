@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
+from paceline.topology.base import Route, Topology
 from paceline.topology.flat import Flat
 from paceline.topology.ordered import Ordered
 
-Topology = Flat | Ordered
-
-__all__ = ["Flat", "Ordered", "Topology"]
+__all__ = ["Flat", "Ordered", "Route", "Topology"]

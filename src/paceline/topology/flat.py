@@ -11,23 +11,35 @@ a synchronisation with four chunks and 3 % with eight. Each worker sends 2 (N-1)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.codec.base import Codec, State, Steps
+from paceline.codec.layout import Layout
 from paceline.errors import RuleError
-from paceline.transport.base import Pending, Transport
+from paceline.topology.base import DirectWire
+from paceline.transport.base import Transport
+
+
+class FlatWire(DirectWire):
+    """One exchange over the flat route."""
+
+    def sum(self, x: Tensor) -> Steps[None]:
+        """The back end's all-reduce."""
+        yield self.channel().all_reduce(x)
 
 
 @dataclass(frozen=True)
-class FlatWire:
+class FlatRoute:
     """The route bound to a transport."""
 
     transport: Transport
 
-    def sum(self, x: Tensor) -> Pending:
-        """Start to sum `x` over the workers, in place."""
-        return self.transport.all_reduce(x)
+    def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
+        """Sum `x` over the workers."""
+        return codec.exchange(x, layout, FlatWire(self.transport), state)
 
 
 @dataclass(frozen=True)
@@ -44,9 +56,14 @@ class Flat:
         if not isinstance(self.chunks, int) or not 1 <= self.chunks <= 64:
             raise RuleError(f"chunks must be a whole number from 1 to 64, got {self.chunks!r}")
 
-    def wire(self, transport: Transport) -> FlatWire:
+    def route(self, transport: Transport, operations: int) -> FlatRoute:
         """The route over `transport`."""
-        return FlatWire(transport)
+        transport.open_channels(operations)
+        return FlatRoute(transport)
+
+    def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
+        """What the codec sends among all workers."""
+        return codec.bytes_sent(layout, len(hosts), rank)
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

@@ -12,45 +12,44 @@ not show in the result, and virtual workers give the bits of real processes. The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from paceline.codec.base import Codec, State, Steps
+from paceline.codec.layout import Layout
 from paceline.errors import RuleError
+from paceline.topology.base import DirectWire
 from paceline.transport.base import Transport
 
 
-class _OrderedSum:
-    """The three phases; the first is under way when this is made."""
+class OrderedWire(DirectWire):
+    """One exchange over the reproducible route."""
 
-    def __init__(self, x: Tensor, transport: Transport) -> None:
-        size = transport.world.size
-        slice_elements = -(-x.numel() // size)
-        self._x, self._transport = x, transport
-        self._rows = torch.zeros(size, slice_elements, dtype=x.dtype, device=x.device)
-        self._rows.view(-1)[: x.numel()].copy_(x)
-        self._arrived = torch.empty_like(self._rows)
-        self._pending = transport.all_to_all(self._arrived, self._rows)
-
-    def wait(self) -> None:
-        self._pending.wait()
-        total = self._arrived[0].clone()
-        for row in self._arrived[1:]:
+    def sum(self, x: Tensor) -> Steps[None]:
+        """All-to-all, sum in rank order, all-gather."""
+        rows = torch.zeros(self.size, -(-x.numel() // self.size), dtype=x.dtype, device=x.device)
+        rows.view(-1)[: x.numel()].copy_(x)
+        arrived = torch.empty_like(rows)
+        yield self.channel().all_to_all(arrived, rows)
+        total = arrived[0].clone()
+        for row in arrived[1:]:
             total.add_(row)
-        self._transport.all_gather(self._rows, total).wait()
-        self._x.copy_(self._rows.view(-1)[: self._x.numel()])
+        yield self.channel().all_gather(rows, total)
+        x.copy_(rows.view(-1)[: x.numel()])
 
 
 @dataclass(frozen=True)
-class OrderedWire:
+class OrderedRoute:
     """The route bound to a transport."""
 
     transport: Transport
 
-    def sum(self, x: Tensor) -> _OrderedSum:
-        """Start to sum `x` over the workers, in place."""
-        return _OrderedSum(x, self.transport)
+    def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
+        """Sum `x` over the workers."""
+        return codec.exchange(x, layout, OrderedWire(self.transport), state)
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,14 @@ class Ordered:
         if not isinstance(self.chunks, int) or not 1 <= self.chunks <= 64:
             raise RuleError(f"chunks must be a whole number from 1 to 64, got {self.chunks!r}")
 
-    def wire(self, transport: Transport) -> OrderedWire:
+    def route(self, transport: Transport, operations: int) -> OrderedRoute:
         """The route over `transport`."""
-        return OrderedWire(transport)
+        transport.open_channels(2 * operations)
+        return OrderedRoute(transport)
+
+    def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
+        """What the codec sends among all workers."""
+        return codec.bytes_sent(layout, len(hosts), rank)
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
