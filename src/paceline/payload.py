@@ -15,6 +15,17 @@ With the delta may ride what the local optimizer keeps (`local_state`), as furth
 - `compensate`: the mean, aged by what the outer step adds to the parameters (:mod:`paceline.outer.moments`).
 - `auto`: `reset` for SGD, whose momentum points along the worker's own path; `keep` for adaptive optimizers, whose
   second moments are a scale and not a direction.
+
+Where the exchange runs behind the next block, a worker has gone on from theta_i(t) to theta_i(t+d) when the new start s
+arrives. Two ways to join them:
+
+    keep the progress:   theta_i = s + (theta_i(t+d) - theta_i(t))         every minibatch counts once
+    mixing alpha:        theta_i = alpha theta_i(t+d) + (1 - alpha) s      Streaming DiLoCo, arXiv 2501.18512
+
+With p = theta_i(t+d) - theta_i(t), the progress, and e = theta_i(t) - s, what the worker was off the new start, the first
+is s + p and the second s + alpha p + alpha e: it keeps the share alpha of the progress and of the distance alike. alpha = 0
+takes the start and drops the progress, alpha = 1 never takes anything. Either way the next delta is measured from s. The
+publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
 """
 
 from __future__ import annotations
@@ -45,14 +56,19 @@ class Delta:
     Attributes:
         local_state: what a block starts from in the local optimizer: auto, keep, reset, average or compensate.
         adam_only: True where the method is defined for Adam's moments alone.
+        mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
+            progress made meanwhile instead.
     """
 
     local_state: str = "auto"
     adam_only: bool = False
+    mixing: float | None = None
 
     def __post_init__(self) -> None:
         if self.local_state not in LOCAL_STATE:
             raise RuleError(f"local_state must be one of {', '.join(LOCAL_STATE)}, got {self.local_state!r}")
+        if self.mixing is not None and not (isinstance(self.mixing, (int, float)) and 0 <= self.mixing < 1):
+            raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
 
     def resolve(self, optimizer: Optimizer) -> str:
         """What `local_state` means for this optimizer; raises `UnsupportedError` where it cannot be served."""

@@ -16,11 +16,11 @@ A recipe is a named rule (:mod:`paceline.recipes`). The code that runs a rule kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.codec import Codec, Dense
+from paceline.codec import Codec, Dense, Layout
 from paceline.errors import RuleError
 from paceline.outer import Average, Outer
 from paceline.outer.base import Coefficients
@@ -30,6 +30,8 @@ from paceline.topology import Flat, Topology
 
 HEADER_BYTES = 80
 """What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""
+FOOTER_BYTES = 40
+"""What an exchange of gradients sends besides, likewise (:mod:`paceline.gradient_update`)."""
 
 
 @dataclass(frozen=True)
@@ -101,24 +103,45 @@ class Rule:
         """Whether the local optimizer's moments travel with the parameters."""
         return isinstance(self.payload, Delta) and self.payload.local_state in ("average", "compensate")
 
-    def bytes_per_block(self, workers: int, parameters: int, buffers: int = 0, moments: int = 2) -> int:
-        """Bytes that one worker sends for one exchange (a block, or a step), without its header.
+    def bytes_per_block(
+        self,
+        workers: int,
+        parameters: int | Layout,
+        buffers: int = 0,
+        moments: int = 2,
+        *,
+        rank: int = 0,
+        hosts: Sequence[str] | None = None,
+        exchange: int = 1 << 30,
+    ) -> int:
+        """Bytes that one worker sends for one exchange of every parameter (a block, or a step), without headers.
 
         Args:
             workers: N.
-            parameters: trainable parameters, counted as elements of 32 bits.
-            buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two).
-            moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum.
+            parameters: trainable parameters as they lie in the flat tensor, or their number of 32-bit elements.
+            buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two); always dense.
+            moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum; dense.
+            rank: the worker, where workers send different numbers of bytes.
+            hosts: each worker's host, for routes that ask; None for one worker a host.
+            exchange: which exchange it is, for codecs that begin otherwise than they go on.
         """
-        copies = 1 + moments if self.rides else 1
-        return self.codec.bytes_sent(copies * parameters + buffers, workers)
+        layout = Layout.vector(parameters) if isinstance(parameters, int) else parameters
+        hosts = [str(k) for k in range(workers)] if hosts is None else hosts
+        besides = (moments * layout.numel if self.rides else 0) + buffers
+        sent = self.topology.bytes_sent(self.codec.at(exchange), layout, hosts, rank)
+        return sent + self.topology.bytes_sent(Dense(), Layout.vector(besides), hosts, rank)
+
+    def overhead_bytes(self, workers: int) -> int:
+        """Bytes of headers and footers that one worker sends for one exchange."""
+        return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.payload, Gradient) else 0)) * (workers - 1)
 
     def bytes_formula(self) -> str:
         """The formula behind `bytes_per_block`."""
         what = "4 (1 + M) P" if self.rides else "4 P"
         means = "P parameters, M moments (Adam 2)" if self.rides else "P parameters"
         often = "step" if isinstance(self.schedule, EveryStep) else "block"
-        return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {HEADER_BYTES} (N-1) bytes"
+        small = self.overhead_bytes(2)
+        return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {small} (N-1) bytes"
 
 
 def is_block(rule: Rule) -> bool:

@@ -46,6 +46,14 @@ class Transport(ABC):
     world: World
     bytes_sent: int = 0
 
+    background = False
+
+    def open_channels(self, number):
+        pass
+
+    def channel(self, number):
+        return self
+
     def wire_device(self, device: torch.device) -> torch.device:
         """Where a tensor of `device` has to lie for an exchange: the same device unless the carrier cannot."""
         return device
