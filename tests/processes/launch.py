@@ -34,12 +34,12 @@ class Ended:
 
 
 class Launch:
-    """N processes that run one of the programs in :mod:`tests.processes.programs`.
+    """N processes that run one of the programs in :mod:`tests.processes.programs`, or in another module.
 
     Each is a session of its own, so that nothing survives the test.
     """
 
-    def __init__(self, program: str, workers: int, directory: Path, *arguments: str) -> None:
+    def __init__(self, program: str, workers: int, directory: Path, *arguments: str, module: str = "programs") -> None:
         self.directory = directory
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))},
@@ -51,7 +51,7 @@ class Launch:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        command = [sys.executable, "-m", "tests.processes.programs", program, str(directory), *arguments]
+        command = [sys.executable, "-m", f"tests.processes.{module}", program, str(directory), *arguments]
         self.processes = []
         for rank in range(workers):
             with (directory / f"out.{rank}").open("w") as out, (directory / f"err.{rank}").open("w") as err:
@@ -104,9 +104,9 @@ class Launch:
         return "\n".join(f"rank {r}: {self._read('err', r)[-1500:]}" for r in range(len(self.processes)))
 
 
-def run(program: str, workers: int, directory: Path, *arguments: str) -> dict[int, Ended]:
+def run(program: str, workers: int, directory: Path, *arguments: str, module: str = "programs") -> dict[int, Ended]:
     """Run to the end; every process must end well."""
-    with Launch(program, workers, directory, *arguments) as launch:
+    with Launch(program, workers, directory, *arguments, module=module) as launch:
         ended = launch.wait()
         assert all(one.code == 0 for one in ended.values()), launch.said()
         return ended

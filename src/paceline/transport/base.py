@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seam between paceline and whatever carries its bytes.
 
-A transport has four operations, started in the same order on every worker, each answered by a :class:`Pending`. Sums
-are sums, never means. `bytes_sent` counts what this worker sends, by the formulas below, which hold for the ring and
-pairwise algorithms of the common back ends (S = bytes of the tensor, N = workers):
+A transport has a few operations, started in the same order on every worker, each answered by a :class:`Pending`. Sums
+are sums, never means. What must not wait for one another goes over different channels of one transport
+(:meth:`Transport.open_channels`); what concerns only some of the workers, over a part of it (:meth:`Transport.part`).
 
-==============  =======================
-all_reduce      2 (N-1)/N S
-all_to_all      (N-1)/N S
-all_gather      (N-1) S      (S of one worker's part)
-broadcast       S            (counted at the source, for each of the N-1 others)
-==============  =======================
+`bytes_sent` counts what this worker sends, on its channels and parts as well, by the formulas below, which hold for the
+ring and pairwise algorithms of the common back ends (S = bytes of the tensor `x`, N = workers):
+
+==================  =======================
+all_reduce          2 (N-1)/N S
+reduce_scatter      (N-1)/N S
+all_to_all          S less the part that stays here, (N-1)/N S where all are alike
+all_gather          (N-1) S      (S of this worker's own part)
+broadcast           (N-1) S      (counted at the source)
+send                S            (counted at the sender)
+==================  =======================
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -40,11 +47,20 @@ class Done:
 
 
 class Transport(ABC):
-    """One worker's connection to the others."""
+    """One worker's connection to the others.
+
+    Args:
+        world: this worker among the members of the connection.
+        parent: the connection that this one is a channel or a part of; it counts what is sent here.
+    """
 
     name: str
-    world: World
-    bytes_sent: int = 0
+
+    def __init__(self, world: World, parent: Transport | None = None) -> None:
+        self.world = world
+        self.bytes_sent = 0
+        self._parent = parent
+        self._counting = threading.Lock()
 
     background = False
 
@@ -63,8 +79,21 @@ class Transport(ABC):
         """Sum `x` over the workers, in place, in an order that the carrier chooses."""
 
     @abstractmethod
-    def all_to_all(self, out: Tensor, x: Tensor) -> Pending:
-        """`x`, shape (N, k): row j goes to worker j; `out`, shape (N, k): row i came from worker i."""
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        """`out`, shape (k,): the sum over the workers of row `rank` of `x`, shape (N, k), taken in rank order."""
+
+    @abstractmethod
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        """Part j of `x` goes to worker j, and part i of `out` came from worker i.
+
+        Args:
+            out: shape (N, k), or of one dimension with `out_sizes`.
+            x: shape (N, k), whose rows are the parts, or of one dimension with `in_sizes`.
+            out_sizes: elements that come from each worker, in rank order; zeros are allowed.
+            in_sizes: elements that go to each worker; both sizes are given or neither is.
+        """
 
     @abstractmethod
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
@@ -75,8 +104,42 @@ class Transport(ABC):
         """Make `x` what it is on worker `source`, in place."""
 
     @abstractmethod
+    def send(self, x: Tensor, to: int) -> Pending:
+        """Send `x` to worker `to`, who calls `receive` for it; what one sends to another arrives in that order."""
+
+    @abstractmethod
+    def receive(self, x: Tensor, source: int) -> Pending:
+        """Fill `x` with what worker `source` sends next to this one; same shape and dtype as there.
+
+        Both take part in no order with the other operations. The deadline is that of every other operation.
+        """
+
+    @abstractmethod
+    def open_channels(self, number: int) -> None:
+        """Make `channel(0)` to `channel(number - 1)`, where they are not there yet; every worker calls it alike."""
+
+    @abstractmethod
+    def channel(self, k: int) -> Transport:
+        """Channel `k`: a connection of the same workers, whose operations never wait for those of other channels.
+
+        Operations on different channels need no common order and may come from different threads. Channel 0 is this
+        connection itself.
+        """
+
+    @abstractmethod
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        """The connection within this worker's group; every worker calls it with the same groups.
+
+        Ranks count within the group, in the order in which it lists them. Errors still name workers as in the whole
+        cluster, and a failure within a part ends the whole connection.
+
+        Args:
+            groups: ranks of this connection; each in exactly one group.
+        """
+
+    @abstractmethod
     def close(self) -> None:
-        """Let the connection go; nothing may be started after it."""
+        """Let the connection go, with its channels and parts; nothing may be started after it."""
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every worker's `value`, in rank order. JSON, so that nothing that arrives is ever executed."""
@@ -105,16 +168,68 @@ class Transport(ABC):
         """Return when every worker has come here."""
         self._on_wire(torch.empty(self.world.size, 1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8))
 
-    def count(self, operation: str, x: Tensor) -> None:
-        """Add what this operation makes this worker send to `bytes_sent`."""
+    def count(self, operation: str, x: Tensor, kept: int | None = None) -> None:
+        """Add what this operation makes this worker send to `bytes_sent`.
+
+        Args:
+            operation: its name.
+            x: what this worker brings.
+            kept: of an all-to-all with sizes: the elements that stay here.
+        """
         size, others = self.world.size, self.world.size - 1
         nbytes = x.numel() * x.element_size()
         if operation == "all_reduce":
-            self.bytes_sent += 2 * nbytes * others // size
-        elif operation == "all_to_all":
-            self.bytes_sent += nbytes * others // size
+            self._add(2 * nbytes * others // size)
+        elif operation == "send":
+            self._add(nbytes)
+        elif kept is not None:
+            self._add(nbytes - kept * x.element_size())
+        elif operation in ("all_to_all", "reduce_scatter"):
+            self._add(nbytes * others // size)
         else:  # all_gather, and a broadcast at its source
-            self.bytes_sent += nbytes * others
+            self._add(nbytes * others)
+
+    def _add(self, nbytes: int) -> None:
+        with self._counting:
+            self.bytes_sent += nbytes
+        if self._parent is not None:
+            self._parent._add(nbytes)
+
+    def _other(self, rank: int, verb: str) -> None:
+        """Refuse a partner that is no other worker."""
+        world = self.world
+        if rank == world.rank or not 0 <= rank < world.size:
+            raise ValueError(world.sign(f"cannot {verb} rank {rank}: name another one of 0 to {world.size - 1}"))
+
+    def _group_of(self, groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+        """Which of `groups` this worker is in, and its ranks."""
+        ranks = sorted(rank for group in groups for rank in group)
+        if ranks != list(range(self.world.size)):
+            raise ValueError(
+                self.world.sign(f"groups must name each rank of 0 to {self.world.size - 1} once, got {groups!r}")
+            )
+        return next((k, list(group)) for k, group in enumerate(groups) if self.world.rank in group)
+
+
+def check_sizes(
+    out: Tensor, x: Tensor, out_sizes: Sequence[int] | None, in_sizes: Sequence[int] | None, workers: int
+) -> None:
+    """Refuse sizes that do not fit the tensors."""
+    if out_sizes is None and in_sizes is None:
+        return
+    for sizes, tensor, name in ((out_sizes, out, "out"), (in_sizes, x, "in")):
+        if sizes is None or len(sizes) != workers or min(sizes) < 0 or sum(sizes) != tensor.numel():
+            raise ValueError(
+                f"{name}_sizes must be {workers} counts that add up to {tensor.numel()} elements, got {sizes!r}"
+            )
+
+
+def world_within(world: World, ranks: Sequence[int]) -> World:
+    """What `world` is among `ranks` only, which count from 0 in the order given."""
+    hosts = tuple(world.hosts[rank] for rank in ranks)
+    rank = list(ranks).index(world.rank)
+    mates = [other for other, host in enumerate(hosts) if host == world.host]
+    return World(rank, len(ranks), mates.index(rank), len(mates), world.host, hosts)
 
 
 class Alone(Transport):
@@ -123,12 +238,19 @@ class Alone(Transport):
     name = "none"
 
     def __init__(self, world: World | None = None) -> None:
-        self.world = world or World()
+        super().__init__(world or World())
 
     def all_reduce(self, x: Tensor) -> Pending:
         return Done()
 
-    def all_to_all(self, out: Tensor, x: Tensor) -> Pending:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        out.copy_(x[0])
+        return Done()
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        check_sizes(out, x, out_sizes, in_sizes, 1)
         out.copy_(x)
         return Done()
 
@@ -138,6 +260,22 @@ class Alone(Transport):
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
         return Done()
+
+    def send(self, x: Tensor, to: int) -> Pending:
+        raise ValueError(f"cannot send to rank {to}: this worker is alone")
+
+    def receive(self, x: Tensor, source: int) -> Pending:
+        raise ValueError(f"cannot receive from rank {source}: this worker is alone")
+
+    def open_channels(self, number: int) -> None:
+        """Nothing to open: every operation is over when it began."""
+
+    def channel(self, k: int) -> Transport:
+        return self
+
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        self._group_of(groups)
+        return self
 
     def close(self) -> None:
         """Nothing was opened."""

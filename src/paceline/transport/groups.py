@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups of torch.distributed that carry one connection, and how they fail together.
+
+A connection has many groups: one for the exchanges that follow one another, one for each further channel, one for each
+part. They are built here, not by `dist.new_group`: that one either needs every process of the program, or names a group
+after the number of groups that a process happens to have, so that members with different histories never find each
+other, and a group that is made again finds the addresses of its predecessor. Ours are named after the connection, live
+in nobody's registry, and end when nothing refers to them.
+
+That is what a failure needs. The survivors say in the store that they live and drop every group: gloo closes a group's
+sockets when nothing refers to it any more (frames of exceptions and operations under way do), which wakes whoever waits
+for us; so all hear of it within moments, though only the neighbours of the lost worker can notice by themselves. Then
+each looks who else has spoken, and names who has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import ClosedError, PeerLostError, UnsupportedError
+from paceline.world import World
+
+Begin = Callable[[Any], Any]
+"""Starts an operation on the group it is given, and returns torch's handle of it."""
+
+
+class Slot:
+    """Holds a group, so that it can be taken away from everybody at once.
+
+    Attributes:
+        group: the `dist.ProcessGroup`, None when it was let go.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+
+class Work:
+    """An operation of torch.distributed under way.
+
+    Args:
+        connection: to which it belongs.
+        handle: torch's.
+        operation: its name, for messages.
+        then: what remains to be done when the bytes are there.
+    """
+
+    def __init__(
+        self, connection: Connection, handle: Any, operation: str, then: Callable[[], None] | None = None
+    ) -> None:
+        self._connection, self._operation, self._then = connection, operation, then
+        self.handle = handle
+        self.lost = False  # it was under way when the connection failed
+
+    def wait(self) -> None:
+        """Wait for the end; raise `PeerLostError` where it does not come."""
+        if self.handle is None and not self.lost:
+            return
+        try:
+            self._connection.finish(self)
+        except RuntimeError as error:
+            self._connection.fail(self._operation, error)
+        if self._then is not None:
+            self._then()
+
+
+class Connection:
+    """All groups of one worker's connection to the same workers.
+
+    Args:
+        name: of the connection, the same on every member and never used before over this store.
+        backend: torch's name of the back end, such as "gloo" or "cpu:gloo,cuda:nccl".
+        rank: this worker.
+        size: workers of the connection.
+        timeout_s: deadline of every operation, seconds.
+    """
+
+    def __init__(self, name: str, backend: str, rank: int, size: int, timeout_s: float) -> None:
+        if "gloo" not in backend and "nccl" not in backend:
+            raise UnsupportedError(f"exchanges run over the back ends gloo and nccl, and this group's is {backend!r}")
+        self.backend, self.timeout_s = backend, timeout_s
+        self.world = World(rank, size)  # until the workers have told each other their hosts
+        self._name, self._store = name, _store()
+        self._lock = threading.Lock()
+        self._slots: list[Slot] = []
+        self._under_way: set[Work] = set()
+        self._operations = 0
+        self._failing = False
+        self._verdict = self._reason = ""
+        self._judged = threading.Event()
+
+    def open(self, label: str, ranks: list[int]) -> Slot:
+        """A group of `ranks` of the connection, all of whom call this with the same new `label`."""
+        if self._failing:
+            self.fail(f"opening {label}", RuntimeError("the connection has failed before"))
+        try:
+            slot = Slot(self._build(f"paceline/{self._name}/{label}", ranks.index(self.world.rank), len(ranks)))
+        except RuntimeError as error:
+            self.fail(f"opening {label}", error)
+        with self._lock:
+            self._slots.append(slot)
+        return slot
+
+    def _build(self, prefix: str, rank: int, size: int) -> Any:
+        store, timeout = _under(prefix, self._store), timedelta(seconds=self.timeout_s)
+        group: Any = dist.ProcessGroup(store, rank, size)
+        kinds = dist.ProcessGroup.BackendType
+        group._set_default_backend(kinds.GLOO if "gloo" in self.backend else kinds.NCCL)
+        if "gloo" in self.backend:
+            gloo = dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout)
+            group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        if "nccl" in self.backend:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            nccl = dist.ProcessGroupNCCL(_under("cuda", store), rank, size, options)
+            group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+        return group
+
+    def start(self, slot: Slot, operation: str, begin: Begin, then: Callable[[], None] | None = None) -> Work:
+        """Start `operation` on the group of `slot`."""
+        with self._lock:
+            self._operations += 1
+            group, failing = slot.group, self._failing
+        if group is None and not failing:
+            raise ClosedError(self.world.sign(f"{operation}: this connection was closed before"))
+        problem: RuntimeError | None = None
+        work = None
+        try:
+            if group is None:
+                raise RuntimeError("the connection has failed before")
+            work = Work(self, begin(group), operation, then)
+        except RuntimeError as error:
+            problem = error
+        del group, begin  # they would keep the sockets open
+        if work is not None:
+            with self._lock:
+                if not self._failing:
+                    self._under_way.add(work)
+                    return work
+            work.handle = None
+            problem = RuntimeError("the connection failed meanwhile")
+        assert problem is not None
+        self.fail(operation, problem)
+
+    def finish(self, work: Work) -> None:
+        """Wait for `work` at torch; a `RuntimeError` where that fails or the connection has."""
+        handle = work.handle
+        if handle is None:
+            raise RuntimeError("the connection has failed before")
+        try:
+            handle.wait()
+        finally:
+            del handle
+        with self._lock:
+            work.handle = None
+            self._under_way.discard(work)
+
+    def fail(self, operation: str, error: RuntimeError) -> NoReturn:
+        """Find out who is missing and raise `PeerLostError`; the first thread to come here asks, the others wait."""
+        if error.__traceback__ is not None:
+            traceback.clear_frames(error.__traceback__)  # torch's frames hold the group, which has to go
+        with self._lock:
+            first = not self._failing
+            self._failing = True
+            number = self._operations
+        if first:
+            try:
+                answered = self._roll_call(f"paceline/{self._name}/failed")
+                missing = [rank for rank in range(self.world.size) if rank not in answered]
+                who = self.world.names(missing) if missing else "nobody that we can name"
+                self._verdict, self._reason = f"{who} did not answer", _first_line(error)
+            finally:
+                self._judged.set()
+        else:
+            self._judged.wait()
+        raise PeerLostError(
+            self.world.sign(
+                f"exchange {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._verdict}. Look at the "
+                "last lines of that worker; it died, hung, was cut off, or made fewer steps and left without "
+                f"run.close(). The back end said: {self._reason}"
+            )
+        ) from error
+
+    def _roll_call(self, place: str) -> set[int]:
+        """Say that we are alive, wake those who still wait, and see who else speaks up."""
+        answered, size = {self.world.rank}, self.world.size
+        with contextlib.suppress(Exception):  # without a store nobody can be named, and the error says so
+            self._store.set(f"{place}/{self.world.rank}", b"alive")
+            self.drop()
+            until = time.monotonic() + min(5.0, max(1.0, self.timeout_s / 4))
+            while len(answered) < size and time.monotonic() < until:
+                for rank in range(size):
+                    if rank not in answered and self._store.check([f"{place}/{rank}"]):
+                        answered.add(rank)
+                time.sleep(0.02)
+        self.drop()
+        return answered
+
+    def drop(self, slots: list[Slot] | None = None) -> None:
+        """Let go of `slots`, all of them by default: their sockets close, and peers that wait hear of it at once."""
+        with self._lock:
+            if slots is None:
+                slots, self._slots = self._slots, []
+                for work in self._under_way:  # an operation under way refers to the group's connections
+                    work.handle, work.lost = None, True
+                self._under_way.clear()
+            else:
+                self._slots = [slot for slot in self._slots if slot not in slots]
+            for slot in slots:
+                slot.group = None
+        gc.collect()
+
+
+def _store() -> Any:
+    """The store over which the default group was made: our only way to speak when our groups are gone."""
+    getter = getattr(dist.distributed_c10d, "_get_default_store", None)
+    with contextlib.suppress(Exception):
+        store = getter() if getter is not None else None
+        return store
+    return None
+
+
+def _under(prefix: str, store: Any) -> Any:
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else type(error).__name__

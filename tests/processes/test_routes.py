@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels, parts, messages and routes on real processes over gloo, against virtual workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.transport import virtual
+from tests.processes.launch import Launch, run
+from tests.processes.route_programs import operations, parts
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def imitate(workers: int, what: Any) -> list[Any]:
+    """`what(transport)` on virtual workers, as JSON would bring it back."""
+
+    def body() -> Any:
+        transport = virtual.current()
+        assert transport is not None
+        return json.loads(json.dumps(what(transport)))
+
+    return list(virtual.run(workers, body))
+
+
+def test_operations_channels_and_parts(tmp_path: Path) -> None:
+    run("all_of_it", 4, tmp_path, module="route_programs")
+    said = [json.loads((tmp_path / f"said.{rank}").read_text()) for rank in range(4)]
+    everybody, among_three = imitate(4, operations), imitate(3, operations)
+    assert [s["all"] for s in said] == everybody
+    for rank in range(4):
+        channel = {name: row[:-1] for name, row in said[rank]["channel"].items()}
+        assert channel == {name: row[:-1] for name, row in everybody[rank].items()}
+        assert [row[-1] for row in said[rank]["channel"].values()] == [row[-1] for row in everybody[rank].values()]
+    assert [s["users"] for s in said[1:]] == among_three
+    assert len({s["users bytes"] for s in said[1:]}) >= 1
+    hosts = said[0]["parts"][0][3][:1]
+    assert [s["parts"] for s in said] == json.loads(json.dumps(imitate(4, parts)).replace(_here(), hosts[0]))
+    assert [s["parts"][0][4] for s in said] == [101.0, 1010.0, 101.0, 1010.0]
+    for s in said:
+        assert s["threads"][:-1] == [4.0 * sum(number + k for number in range(20)) for k in range(6)]
+        assert s["threads"][-1] == 6 * 20 * 2 * 3 * 4000 // 4
+
+
+def _here() -> str:
+    from paceline.world import host_name
+
+    return host_name()
+
+
+def test_a_worker_killed_while_channels_are_in_use(tmp_path: Path) -> None:
+    """All threads of all survivors hear of it at once, though the deadline is a minute away."""
+    with Launch("endless", 4, tmp_path, "60", module="route_programs") as launch:
+        for rank in range(4):
+            for number in range(5):
+                launch.until(f"going.{rank}.{number}")
+        os.killpg(launch.processes[2].pid, signal.SIGKILL)
+        launch.wait([0, 1, 3], deadline_s=30)
+        for rank in (0, 1, 3):
+            lines = (tmp_path / f"error.{rank}").read_text().splitlines()
+            assert len(lines) == 6, launch.said()  # four channels, the part, and what came after
+            for line in lines:
+                assert re.search(r"rank 2 on \S+ did not answer", line), line
+                assert f"rank {rank} of 4" in line
+                assert not any(f"rank {other} on" in line.split("did not answer")[0] for other in (0, 1, 3)), line
+
+
+def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
+    run("silent", 2, tmp_path, module="route_programs")
+    assert re.search(r"receive from rank 1 on \S+, deadline 3 s", (tmp_path / "error.0").read_text())
+    assert (tmp_path / "error.1").exists()
