@@ -58,7 +58,7 @@ class Flat:
 
     def route(self, transport: Transport, operations: int) -> FlatRoute:
         """The route over `transport`."""
-        transport.open_channels(operations)
+        transport.open_channels(1 + operations)
         return FlatRoute(transport)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:

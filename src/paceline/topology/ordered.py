@@ -68,7 +68,7 @@ class Ordered:
 
     def route(self, transport: Transport, operations: int) -> OrderedRoute:
         """The route over `transport`."""
-        transport.open_channels(2 * operations)
+        transport.open_channels(1 + 2 * operations)
         return OrderedRoute(transport)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
