@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     # 4 services
     "flow": 4,
     "pipeline": 4,
+    "carriers": 4,
     "backward": 4,
     "flat_gradient": 4,
     "blocks": 4,

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from paceline.carriers import Carrier, Gradients
 from paceline.codec import Layout, State
 from paceline.errors import UnsupportedError
 from paceline.exchange import Meeting, fold
@@ -23,11 +24,13 @@ class FlatGradient:
 
     Args:
         fragment: the parameters.
-        device: where the carrier wants them.
+        device: where the transport wants them.
+        lossless: whether they must be written as they are, whatever the rule's codec.
     """
 
-    def __init__(self, fragment: Fragment, device: torch.device) -> None:
-        self.fragment = fragment
+    def __init__(self, fragment: Fragment, device: torch.device, lossless: bool) -> None:
+        self.fragment, self.lossless = fragment, lossless
+        self.carrier: Carrier = Gradients()
         self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=device)
         shapes = [local(tensor).shape for tensor in fragment.tensors]
         self.layout = Layout.of(
@@ -74,7 +77,7 @@ class FlatGradient:
         views, slots = self._views_of(self.wire), self.fragment.slots
         while self._packed < len(slots) and slots[self._packed].offset < end:
             number = self._packed
-            gradient = self.fragment.tensors[number].grad
+            gradient = self.carrier.read(self.fragment.tensors[number])
             self.has[number] = gradient is not None
             if gradient is None:
                 views[number].zero_()
@@ -110,9 +113,7 @@ class FlatGradient:
         for has, view, parameter in zip(self.has, self._views_of(mean), self.fragment.tensors, strict=True):
             if not has:
                 continue
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            targets.append(local(parameter.grad))
+            targets.append(self.carrier.target(parameter))
             sources.append(view)
         if targets:
             torch._foreach_copy_(targets, sources)
@@ -135,10 +136,9 @@ class GradientChunk:
         begin, end: the range (excl.).
     """
 
-    lossless = False
-
     def __init__(self, part: FlatGradient, begin: int, end: int) -> None:
         self.part, self.begin, self.end = part, begin, end
+        self.lossless = part.lossless
         self.layout = part.layout.cut(begin, end)
         self.state: State = {}
         slots = part.fragment.slots

@@ -25,16 +25,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.backward import Backward, PassEnd
+from paceline.carriers import FirstMoments
+from paceline.codec import Dense
 from paceline.errors import MismatchError, NonFiniteError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, refuse_nothing
 from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.fragments import Modules, fragments
 from paceline.lanes import LaneChunk, Moves, buffer_lanes
 from paceline.outer.base import Coefficients
+from paceline.payload import FirstMoment
 from paceline.pipeline import Running
-from paceline.rule import Rule
+from paceline.rule import Rule, is_block
 from paceline.update import Named, Work, cut, cut_between
 
 CHECK_EVERY = 64
@@ -102,6 +106,7 @@ class GradientUpdate:
         rule: the rule (its codec and route).
         exchanger: the connection.
         kind: which optimizer, 1 + its number.
+        optimizer: it.
         named: its parameters.
         model: whose buffers are averaged along with these gradients; None where another optimizer's carry them.
         occasion: the run's side.
@@ -112,11 +117,14 @@ class GradientUpdate:
         rule: Rule,
         exchanger: Exchanger,
         kind: int,
+        optimizer: Optimizer,
         named: Named,
         model: Modules | None,
         occasion: Occasion,
     ) -> None:
         self._rule, self._exchanger, self.kind, self._named, self._occasion = rule, exchanger, kind, named, occasion
+        self._codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
+        self._moments = FirstMoments(optimizer) if isinstance(rule.payload, FirstMoment) else None
         self.buffer_lanes = buffer_lanes(model, None) if model is not None else []
         self.parts: list[FlatGradient] = []
         self._chunks: list[GradientChunk] = []
@@ -138,7 +146,7 @@ class GradientUpdate:
     # -- while backward goes on -------------------------------------------------------------------
 
     def _ready(self, index: int) -> None:
-        if not (self._occasion.early and self._chunks and self._occasion.due()):
+        if not (self._occasion.early and self._chunks and self._occasion.due()) or self.frozen:
             return
         if self._backward.passes < self._expected:
             return
@@ -154,8 +162,14 @@ class GradientUpdate:
             self._launch()
 
     def _pass_over(self) -> None:
-        if self._occasion.due() and self._backward.passes >= self._expected:
+        if self._occasion.due() and self._backward.passes >= self._expected and not self.frozen:
             self.exchange()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
+        payload = self._rule.payload
+        return isinstance(payload, FirstMoment) and self._exchanges >= payload.warmup
 
     def _open(self, work: Work) -> None:
         self._factor, self._stale, self._running = work.factor, False, []
@@ -164,6 +178,8 @@ class GradientUpdate:
         self._opening = self._exchanger.open(header)
         for part in self.parts:
             part.forget()
+            if self._moments is not None and self.frozen:
+                part.carrier = self._moments
         members: list[set[int]] = [set() for _ in self._chunks]
         for index in self._usual:
             part, number = self._place[index]
@@ -305,13 +321,13 @@ class GradientUpdate:
         self._build(order.tolist())
 
     def _build(self, order: list[int]) -> None:
-        codec, elements = self._rule.codec, sum(p.numel() for _, p in self._named)
+        codec, elements = self._codec, sum(p.numel() for _, p in self._named)
         self.order = order
         index_of = {id(p): index for index, (_, p) in enumerate(self._named)}
         self._place = [(0, 0)] * len(order)
         last_of: list[tuple[int, GradientChunk]] = []
         for place, fragment in enumerate(fragments("parameters", [self._named[index] for index in order])):
-            part = FlatGradient(fragment, self._exchanger.transport.wire_device(fragment.device))
+            part = FlatGradient(fragment, self._exchanger.transport.wire_device(fragment.device), codec.exact)
             self.parts.append(part)
             for number, tensor in enumerate(fragment.tensors):
                 self._place[index_of[id(tensor)]] = (place, number)
@@ -347,12 +363,19 @@ class GradientUpdate:
 
     def before_step(self) -> None:
         """Exchange what backward has not; raises the `NonFiniteError` of an exchange that nobody could use."""
+        frozen = self.frozen
         if not self.landed or sum(p.grad is not None for _, p in self._named) > self.present:
             self.exchange()
+        if frozen and self._moments is not None and self.problem is None:
+            present = [t for part in self.parts for t, has in zip(part.fragment.tensors, part.has, strict=True) if has]
+            assert isinstance(self._rule.payload, FirstMoment)
+            self._moments.step(present, self._exchanges - self._rule.payload.warmup)
 
     def stepped(self) -> None:
         """The optimizer made its step."""
         self.landed, self.problem, self._backward.passes = False, None, 0
+        if self._moments is not None:
+            self._moments.show()
 
     def _checked(self) -> int:
         return self.checksum() if (self._exchanges + 1) % CHECK_EVERY == 0 else 0

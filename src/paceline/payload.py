@@ -2,6 +2,7 @@
 """Floor 2, the second choice of a rule: what is exchanged?
 
     gradient:  g_i                              before the optimizer's step
+    moment:    m_i = b1 m + (1 - b1) g_i        Adam's first moment, each worker's continued from the common one
     delta:     d_i = theta_i - theta^init       after a block: parameters now minus the start of the block
 
 theta^init is the start *as the worker saw it*: where the model has 16 bits and the outer state 32, the start is rounded
@@ -50,6 +51,38 @@ class Gradient:
 
 
 @dataclass(frozen=True)
+class FirstMoment:
+    """Adam's first moment, after `warmup` steps in which the gradient is exchanged and Adam goes on as ever.
+
+    Attributes:
+        warmup: T_w, steps before the second moment is frozen.
+    """
+
+    warmup: int = 1000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 1:
+            raise RuleError(
+                f"warmup must be a whole number of steps, at least 1 (Adam's second moment has to be known before it is "
+                f"frozen), got {self.warmup!r}"
+            )
+
+    def resolve(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that has no such moment."""
+        if not is_adam(optimizer):
+            raise UnsupportedError(
+                f"this rule exchanges Adam's first moment, and the optimizer is {type(optimizer).__name__}; "
+                "use torch.optim.Adam or AdamW, or the rule one_bit"
+            )
+        if any(group.get("amsgrad") for group in optimizer.param_groups):
+            raise UnsupportedError("amsgrad keeps a running maximum that is not defined here; use amsgrad=False")
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return f"Adam's first moment, after {self.warmup} steps with the gradient"
+
+
+@dataclass(frozen=True)
 class Delta:
     """The parameters' displacement over a block, and what rides along.
 
@@ -93,7 +126,8 @@ class Delta:
             "average": "the local optimizer's state is averaged",
             "compensate": "the local optimizer's moments are averaged and compensated",
         }
-        return f"the block's delta; {words[self.local_state]}"
+        mixed = f"; mixed with alpha {self.mixing:g} when it lands" if self.mixing is not None else ""
+        return f"the block's delta; {words[self.local_state]}{mixed}"
 
 
-Payload = Gradient | Delta
+Payload = Gradient | FirstMoment | Delta

@@ -22,9 +22,9 @@ from typing import Any
 
 from paceline.codec import Codec, Dense, Layout
 from paceline.errors import RuleError
-from paceline.outer import Average, Outer
+from paceline.outer import Average, FrozenAdam, Outer
 from paceline.outer.base import Coefficients
-from paceline.payload import Delta, Gradient, Payload
+from paceline.payload import Delta, FirstMoment, Gradient, Payload
 from paceline.schedule import EveryBlock, EveryStep, Schedule
 from paceline.topology import Flat, Topology
 
@@ -40,10 +40,10 @@ class Rule:
 
     Attributes:
         schedule: `EveryStep()` or `EveryBlock(period, warmup)`.
-        payload: `Gradient()` or `Delta(local_state)`.
-        codec: `Dense()`.
-        topology: `Flat(chunks)` or `Ordered(chunks)`.
-        outer: `Average()`, `BlockMomentum(...)` or `Nesterov(...)`.
+        payload: `Gradient()`, `FirstMoment(warmup)` or `Delta(local_state)`.
+        codec: `Dense()`, or one of :mod:`paceline.codec`.
+        topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`.
+        outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`.
         name: what messages call it.
         arguments: what a recipe was called with; only for `text`.
     """
@@ -57,17 +57,20 @@ class Rule:
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        gradient = isinstance(self.payload, Gradient)
-        if gradient != isinstance(self.schedule, EveryStep):
+        every_step = isinstance(self.payload, (Gradient, FirstMoment))
+        if every_step != isinstance(self.schedule, EveryStep):
             raise RuleError(
                 f"{type(self.payload).__name__} does not go with {type(self.schedule).__name__}: "
-                "gradients are exchanged every step, deltas every block"
+                "gradients and moments are exchanged every step, deltas every block"
             )
-        if gradient and not isinstance(self.outer, Average):
+        fitting = FrozenAdam if isinstance(self.payload, FirstMoment) else Average
+        if every_step and type(self.outer) is not fitting:
             raise RuleError(
-                f"a gradient is handed to the optimizer as the mean, not through {type(self.outer).__name__}; "
-                "use Average()"
+                f"what is exchanged every step goes to the optimizer's step as the mean, not through "
+                f"{type(self.outer).__name__}; use {fitting.__name__}()"
             )
+        if not every_step and isinstance(self.outer, FrozenAdam):
+            raise RuleError("FrozenAdam applies Adam's first moment and needs FirstMoment() as the payload")
 
     def text(self) -> str:
         """The rule as one writes it on the command line."""
@@ -133,7 +136,7 @@ class Rule:
 
     def overhead_bytes(self, workers: int) -> int:
         """Bytes of headers and footers that one worker sends for one exchange."""
-        return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.payload, Gradient) else 0)) * (workers - 1)
+        return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.schedule, EveryStep) else 0)) * (workers - 1)
 
     def bytes_formula(self) -> str:
         """The formula behind `bytes_per_block`."""

@@ -94,9 +94,15 @@ class Run:
         occasion = Occasion(self._gradients_due, self._work, self._watched, PassEnd(), early=last == 0)
         self._gradients = [
             GradientUpdate(
-                self.rule, self._exchanger, 1 + number, named, self._model if number == last else None, occasion
+                self.rule,
+                self._exchanger,
+                1 + number,
+                optimizer,
+                named,
+                self._model if number == last else None,
+                occasion,
             )
-            for number, (_, named) in enumerate(self._owned)
+            for number, (optimizer, named) in enumerate(self._owned)
         ]
         if self._settings.scaler is not None:
             self._scaler_hook = ScalerHook(self._settings.scaler, self._settle_gradients, self._is_ours)
