@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from paceline.topology.base import Route, Topology
 from paceline.topology.flat import Flat
+from paceline.topology.hierarchical import Hierarchical
 from paceline.topology.ordered import Ordered
 
-__all__ = ["Flat", "Ordered", "Route", "Topology"]
+__all__ = ["Flat", "Hierarchical", "Ordered", "Route", "Topology"]

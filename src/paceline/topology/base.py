@@ -27,7 +27,7 @@ class Route(Protocol):
 
 
 class Topology(Protocol):
-    """Over which route tensors are summed."""
+    """Over which route tensors are summed: flat, in rank order, or hierarchical."""
 
     @property
     def chunks(self) -> int:
@@ -69,3 +69,16 @@ class DirectWire:
     def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the time of the exchange."""
         return torch.empty(elements, dtype=dtype, device=device)
+
+
+def sum_in_rank_order(wire: DirectWire, x: Tensor) -> Steps[None]:
+    """Sum `x` over the workers of `wire`, in place: all-to-all, sum in rank order on the slice's owner, all-gather."""
+    rows = torch.zeros(wire.size, -(-x.numel() // wire.size), dtype=x.dtype, device=x.device)
+    rows.view(-1)[: x.numel()].copy_(x)
+    arrived = torch.empty_like(rows)
+    yield wire.channel().all_to_all(arrived, rows)
+    total = arrived[0].clone()
+    for row in arrived[1:]:
+        total.add_(row)
+    yield wire.channel().all_gather(rows, total)
+    x.copy_(rows.view(-1)[: x.numel()])

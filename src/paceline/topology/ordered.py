@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from paceline.codec.base import Codec, State, Steps
 from paceline.codec.layout import Layout
 from paceline.errors import RuleError
-from paceline.topology.base import DirectWire
+from paceline.topology.base import DirectWire, sum_in_rank_order
 from paceline.transport.base import Transport
 
 
@@ -30,15 +29,7 @@ class OrderedWire(DirectWire):
 
     def sum(self, x: Tensor) -> Steps[None]:
         """All-to-all, sum in rank order, all-gather."""
-        rows = torch.zeros(self.size, -(-x.numel() // self.size), dtype=x.dtype, device=x.device)
-        rows.view(-1)[: x.numel()].copy_(x)
-        arrived = torch.empty_like(rows)
-        yield self.channel().all_to_all(arrived, rows)
-        total = arrived[0].clone()
-        for row in arrived[1:]:
-            total.add_(row)
-        yield self.channel().all_gather(rows, total)
-        x.copy_(rows.view(-1)[: x.numel()])
+        yield from sum_in_rank_order(self, x)
 
 
 @dataclass(frozen=True)
