@@ -47,7 +47,12 @@ class Case:
 
     @property
     def block(self) -> bool:
-        return not self.rule.startswith("sync")
+        return "period" in self.rule
+
+    @property
+    def blocking(self) -> bool:
+        """Whether all workers hold one model after an exchange, whole."""
+        return "overlap" not in self.rule and "fragments" not in self.rule
 
 
 ROWS = [
@@ -66,6 +71,29 @@ ROWS = [
     Case("bmuf_adam(period=3, local_state='keep')", adam),
     Case("bmuf_adam(period=3, local_state='reset')", adam),
     Case("diloco(period=3)", adam),
+    Case("sync(codec='bf16')"),
+    Case("sync(codec='int8', warmup=2)"),
+    Case("sync(codec='e3m0')", adam),
+    Case("sync(dimensions='hosts')"),
+    Case("one_bit(warmup=3)"),
+    Case("one_bit(warmup=0, feedback=False)"),
+    Case("power(rank=1, warmup=2)"),
+    Case("top_k(ratio=0.2, warmup=2)"),
+    Case("top_k(ratio=0.2, momentum=0.5, warmup=0)", sgd),
+    Case("one_bit_adam(warmup=4)", adam),
+    Case("averaging(period=3, codec='one_bit')"),
+    Case("bmuf(period=3, codec='int8', warmup=4)"),
+    Case("bmuf_adam(period=3, codec='fp16')", adam),
+    Case("diloco(period=3, codec='sign')", adam),
+    Case("averaging(period=3, codec='low_rank(rank=1)')"),
+    Case("bmuf(period=3, codec='top_k(ratio=0.3)')"),
+    Case("bmuf(period=3, fragments=3)"),
+    Case("bmuf(period=3, overlap=2)"),
+    Case("bmuf(period=3, overlap=3, local_state='compensate')"),
+    Case("bmuf_adam(period=4, overlap=3, fragments=2)", adam),
+    Case("averaging(period=3, overlap=1, warmup=4, local_state='average', codec='one_bit')"),
+    Case("streaming_diloco(period=4, overlap=2, fragments=3)", adam),
+    Case("streaming_diloco(period=3, overlap=3, fragments=2, mixing=None, warmup=2)", adam),
 ]
 
 
@@ -75,7 +103,7 @@ def reproducible(case: Case) -> Case:
 
 
 TABLE = ROWS + [reproducible(case) for case in ROWS]
-SHORT = [ROWS[0], ROWS[2], ROWS[4], ROWS[6], ROWS[8], ROWS[9], ROWS[12], ROWS[14]]
+SHORT = [ROWS[k] for k in (0, 2, 4, 6, 8, 9, 12, 14, 19, 21, 23, 24, 32, 34, 36, 37)]
 BLOCKS = [case for case in ROWS if case.block]
 
 

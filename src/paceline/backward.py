@@ -33,7 +33,7 @@ class PassEnd:
         task = torch._C._current_graph_task_id()
         if task != self._task:  # an id and no flag: a pass that failed never says that it is over
             self._task, self._touched = task, {}
-            Variable._execution_engine.queue_callback(self._over)  # type: ignore[no-untyped-call]
+            Variable._execution_engine.queue_callback(self._over)
         self._touched[number] = call
 
     def _over(self) -> None:
@@ -67,7 +67,7 @@ class Backward:
         self.passes = 0
         self.order: list[int] = []  # of the pass under way or the last one
         self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(parameters)
             if parameter.is_leaf
         ]

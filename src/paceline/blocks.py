@@ -185,8 +185,8 @@ class Blocks:
 def staggered(owned: Owned, fragments: int) -> list[Owned]:
     """Share a model's parameters out to fragments, layer by layer, each to the fragment that has least so far.
 
-    With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up to
-    the first number in common; where there are fewer layers than fragments, each parameter is one.
+    With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up
+    to the first number in common; where there are fewer layers than fragments, each parameter is one.
     """
     if fragments == 1:
         return [owned]

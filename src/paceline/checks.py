@@ -104,7 +104,9 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
             )
         if isinstance(rule.payload, (Delta, FirstMoment)):
             rule.payload.resolve(optimizer)
-        if getattr(rule.codec, "momentum", 0) and any(g.get("momentum") or g.get("betas") for g in optimizer.param_groups):
+        if getattr(rule.codec, "momentum", 0) and any(
+            g.get("momentum") or g.get("betas") for g in optimizer.param_groups
+        ):
             raise UnsupportedError(
                 f"{rule.text()} keeps momentum itself, before it chooses what to send, and {name} keeps one too; "
                 "use SGD without momentum, or momentum=0 in the rule"

@@ -161,9 +161,8 @@ class Exchanger:
 
     def __init__(self, transport: Transport, codec: Codec, topology: Topology) -> None:
         self.transport, self.codec = transport, codec
-        self.operations = max(codec.operations, 1)
-        self._route = topology.route(transport, self.operations)
-        self._pipeline = Pipeline(transport.background and not codec.exact)
+        self._route = topology.route(transport, codec.operations)
+        self._pipeline = Pipeline(transport.background and self._route.stages > 1)
         self.sequence = 0
         self.timing = Timing()
 
@@ -259,7 +258,7 @@ class Flight:
             self._under_way.append((chunk, self._exchanger.begin(chunk, self._factor, self._number)))
 
     @classmethod
-    def arrived(cls, exchanger: Exchanger, meeting: Meeting, arrived: list[tuple[Chunk, Tensor, State]]) -> Flight:
+    def arrived(cls, exchanger: Exchanger, meeting: Meeting, arrived: Sequence[tuple[Chunk, Tensor, State]]) -> Flight:
         """One that was saved when everything had come, and is still to land."""
         flight = cls.__new__(cls)
         flight._exchanger, flight._spent_s, flight._left = exchanger, 0.0, deque()

@@ -5,9 +5,9 @@ Serves synchronous rules, and the synchronous warm-up of block rules. Knows no m
 
 An exchange is a header, the gradients in chunks, and a footer. Chunks lie in the order in which gradients become ready
 (rank 0's order in the first pass, taken by all); each leaves as soon as its last gradient is there and all before it
-have left, so the order on the wire is the same everywhere whatever the timing. When the pass is over the footer says what
-could not be known before: whether this worker's gradients were finite, and whether one of them changed after it had left.
-Where either happened anywhere, everybody sends again, without what is not finite.
+have left, so the order on the wire is the same everywhere whatever the timing. When the pass is over the footer says
+what could not be known before: whether this worker's gradients were finite, and whether one of them changed after it
+had left. Where either happened anywhere, everybody sends again, without what is not finite.
 
 When backward returns, gradients are the workers' mean: what a program does with them before the step (clipping, norms)
 it does to the mean, alike on all. Where a program makes several passes before a step, the exchange goes with the last,
@@ -182,9 +182,9 @@ class GradientUpdate:
                 part.carrier = self._moments
         members: list[set[int]] = [set() for _ in self._chunks]
         for index in self._usual:
-            part, number = self._place[index]
+            place, number = self._place[index]
             for k, chunk in enumerate(self._chunks):
-                if chunk.part is self.parts[part] and chunk.holds(number):
+                if chunk.part is self.parts[place] and chunk.holds(number):
                     members[k].add(index)
         self._waits = members
 

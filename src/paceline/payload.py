@@ -23,10 +23,10 @@ arrives. Two ways to join them:
     keep the progress:   theta_i = s + (theta_i(t+d) - theta_i(t))         every minibatch counts once
     mixing alpha:        theta_i = alpha theta_i(t+d) + (1 - alpha) s      Streaming DiLoCo, arXiv 2501.18512
 
-With p = theta_i(t+d) - theta_i(t), the progress, and e = theta_i(t) - s, what the worker was off the new start, the first
-is s + p and the second s + alpha p + alpha e: it keeps the share alpha of the progress and of the distance alike. alpha = 0
-takes the start and drops the progress, alpha = 1 never takes anything. Either way the next delta is measured from s. The
-publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
+With p = theta_i(t+d) - theta_i(t), the progress, and e = theta_i(t) - s, what the worker was off the new start, the
+first is s + p and the second s + alpha p + alpha e: it keeps the share alpha of the progress and of the distance alike.
+alpha = 0 takes the start and drops the progress, alpha = 1 never takes anything. Either way the next delta is measured
+from s. The publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class FirstMoment:
     def __post_init__(self) -> None:
         if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 1:
             raise RuleError(
-                f"warmup must be a whole number of steps, at least 1 (Adam's second moment has to be known before it is "
-                f"frozen), got {self.warmup!r}"
+                "warmup must be a whole number of steps, at least 1 (Adam's second moment has to be known before it "
+                f"is frozen), got {self.warmup!r}"
             )
 
     def resolve(self, optimizer: Optimizer) -> None:

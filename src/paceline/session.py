@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from paceline import checkpoint, checks, ending, export, randomness
 from paceline.amp import ScalerHook, skipped
-from paceline.data import Feed, Share
-from paceline.errors import CheckpointError, ClosedError, NonFiniteError, UnsupportedError
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks
+from paceline.data import Feed, Share
+from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments, module_list
@@ -31,6 +31,7 @@ from paceline.settings import Settings
 from paceline.transport import Transport, connect
 from paceline.update import Work
 from paceline.watch import Watch
+
 
 def _nothing(kind: int) -> list[Chunk]:
     return []
@@ -421,8 +422,9 @@ class Run:
         quiet = 0  # exchanges in a row to which nobody came with work before him
         while quiet < (len(self._blocks.updates) if self._ahead is not None and self._blocks is not None else 1):
             ahead = self._ahead
-            meeting = self._join_gradients() if ahead is None else self._begin_block(leaving=True)
-            assert meeting is not None
+            met = self._join_gradients() if ahead is None else self._begin_block(leaving=True)
+            assert met is not None
+            meeting = met
             if any(h.kind == WARM for h in meeting.headers):
                 self._take_start(meeting)
             quiet = quiet + 1 if meeting.all_leaving else 0

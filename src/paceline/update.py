@@ -119,7 +119,8 @@ class BlockUpdate:
         self.buffer_lanes = buffer_lanes(model, state_device) if model is not None else []
         self.moment_lanes: list[MomentLane] | None = None  # made when the optimizers have made their state
         self._chunks: list[LaneChunk] = []
-        self._minibatches, self._made = 0, None
+        self._minibatches = 0
+        self._made: int | None = None
         self._flight: Flight | None = None
         self._finite = True
         self._moves_of: tuple[Meeting, Moves] | None = None

@@ -43,7 +43,9 @@ def test_when_exchanges_begin(schedule: EveryBlock, want: list[int]) -> None:
     assert [schedule.ends(k) for k in range(len(want))] == want
 
 
-@pytest.mark.parametrize("wrong", [{"fragments": 0}, {"fragments": 9}, {"overlap": -1}, {"overlap": 9}, {"overlap": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"fragments": 0}, {"fragments": 9}, {"overlap": -1}, {"overlap": 9}, {"overlap": 1.5}]
+)
 def test_bad_numbers(wrong: dict[str, int]) -> None:
     with pytest.raises(RuleError, match=next(iter(wrong))):
         EveryBlock(8, **wrong)

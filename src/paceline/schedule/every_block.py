@@ -5,8 +5,8 @@
     t >= W:  fragment f of F ends its blocks after steps W + k tau + (f + 1) tau / F,     k = 0, 1, 2, ...
 
 t counts one worker's steps, W is the warm-up, tau the period. With F = 1 the whole model is exchanged after W + tau,
-W + 2 tau, ..; with more, each exchange carries one part and the peak rate falls by F. An exchange that begins after step
-t is applied after step t + d, d being the overlap: meanwhile the workers go on, and the network has d steps' time.
+W + 2 tau, ..; with more, each exchange carries one part and the peak rate falls by F. An exchange that begins after
+step t is applied after step t + d, d being the overlap: meanwhile the workers go on, and the network has d steps' time.
 
 Source: Chen & Huo, ICASSP 2016 (blocks); the need of a warm start is stated in the documentation of CNTK's block
 momentum; Douillard et al., arXiv 2501.18512 (fragments with offsets, and the delay between sending and applying).

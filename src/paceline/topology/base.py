@@ -22,6 +22,10 @@ from paceline.transport.base import Pending, Transport
 class Route(Protocol):
     """A topology bound to a connection."""
 
+    @property
+    def stages(self) -> int:
+        """Operations that follow one another in an exchange, at most."""
+
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x`, shape (n,), over all workers, as `codec` writes it; as :class:`paceline.codec.base.Codec` says."""
 
