@@ -406,7 +406,7 @@ class GradientUpdate:
         if saved["order"]:
             self._build([int(index) for index in saved["order"]])
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):
-            chunk.state = {name: tensor.to(chunk.part.wire.device) for name, tensor in kept.items()}
+            chunk.state = {name: tensor.to(chunk.part.wire.device, copy=True) for name, tensor in kept.items()}
 
 
 def _with(meeting: Meeting, footers: list[Footer]) -> Meeting:

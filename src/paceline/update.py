@@ -220,7 +220,7 @@ class BlockUpdate:
         for turn, (lane, begin, end) in enumerate(pieces):
             key = (lane.dtype, self._exchanger.transport.wire_device(lane.device))
             own = self._behind or not (codec.exact or lane.lossless)
-            name = (*key, turn if own else turn % IN_FLIGHT)
+            name = (*key, -1 - turn if own else turn % IN_FLIGHT)
             if name not in wires:
                 wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])
             chunks.append(LaneChunk(lane, begin, end, wires[name], lambda: self._minibatches, self._moves))
@@ -390,17 +390,17 @@ class BlockUpdate:
         if passing["codec"]:
             self.prepare()
             for chunk, kept in zip(self._chunks, passing["codec"], strict=True):
-                chunk.state = {name: tensor.to(chunk.device) for name, tensor in kept.items()}
+                chunk.state = {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()}
         if passing["flight"] is not None:
             self._resume_flight(passing["flight"])
 
     def _resume_flight(self, saved: dict[str, Any]) -> None:
         self._finite = saved["finite"]
         for lane, then in zip(self.lanes, saved["then"], strict=True):
-            lane.then = then.to(lane.device) if then is not None else None
+            lane.then = then.to(lane.device, copy=True) if then is not None else None
         meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
         arrived = [
-            (chunk, total.to(chunk.device), {name: tensor.to(chunk.device) for name, tensor in kept.items()})
+            (chunk, total.to(chunk.device, copy=True), {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()})
             for chunk, total, kept in zip(self._chunks, saved["totals"], saved["codec"], strict=True)
         ]
         self._flight = Flight.arrived(self._exchanger, meeting, arrived)
