@@ -16,7 +16,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from paceline.errors import MismatchError, UnsupportedError
 from paceline.fragments import Fragment, Modules, module_list, trainable
 from paceline.payload import Delta, FirstMoment
-from paceline.rule import Rule, is_block
+from paceline.rule import Rule, steps_with_gradients
 from paceline.transport import Transport
 from paceline.update import Named
 
@@ -91,7 +91,7 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
     """Refuse optimizers that the rule cannot serve."""
     for optimizer, _ in owned:
         name = type(optimizer).__name__
-        gradients = not is_block(rule) or rule.schedule.warmup > 0
+        gradients = steps_with_gradients(rule)
         if gradients and isinstance(optimizer, LBFGS):
             raise UnsupportedError(
                 f"{name} computes gradients inside its step, where {rule.text()} cannot exchange them; use a rule that "
