@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits of float32 numbers: signs in bytes, eight to one, and sums whose bits every device has alike.
+"""Bits of float32 numbers: signs in bytes, eight to one, and a choice between two levels.
 
 On a processor NumPy packs (without a copy); elsewhere shifts do. Both give the same bits: tests/codec compares them.
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-
-_NARROW = 16
 
 
 def not_negative(x: Tensor) -> Tensor:
@@ -65,28 +63,11 @@ def _places(device: torch.device) -> Tensor:
 def choose(flags: Tensor, high: Tensor, low: Tensor) -> Tensor:
     """`high` where the flag is 1, else `low`, float32 (R, C); flags uint8 (R, C), levels (R, 1).
 
-    By bits, low ^ ((high ^ low) & mask), which costs a tenth of `torch.where` on a processor.
+    By bits, low ^ flag (high ^ low), which costs a small part of `torch.where` on a processor.
     """
     low_bits = low.contiguous().view(torch.int32)
     differ = high.contiguous().view(torch.int32) ^ low_bits
-    mask = flags.to(torch.int32).neg_()
-    return mask.bitwise_and_(differ).bitwise_xor_(low_bits).view(torch.float32)
-
-
-def fold(x: Tensor) -> Tensor:
-    """The sum of each row of (R, C), shape (R, 1), in the memory of `x`.
-
-    The back half is added onto the front half until one number is left: pairwise accuracy, and an order of additions
-    that is the same on every device.
-    """
-    width = x.shape[1]
-    while width > 1:
-        if width <= _NARROW and x.stride(1) == 1:
-            x = x[:, :width].t().contiguous().t()  # short rows are added as long columns
-        half = width // 2
-        x[:, :half].add_(x[:, width - half : width])
-        width -= half
-    return x[:, :1]
+    return flags.to(torch.int32).mul_(differ).bitwise_xor_(low_bits).view(torch.float32)
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.codec.bits import choose, fold, not_negative, pack, unpack
+from paceline.codec.bits import choose, not_negative, pack, unpack
 from paceline.codec.groups import columns
 from paceline.codec.layout import Layout, Matrix
 from paceline.codec.two_sided import LARGEST, TwoSided
@@ -55,7 +55,7 @@ class Sign(TwoSided):
     def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
         """Signs and scales of the columns `x`, shape (R, C)."""
         codes.copy_(pack(not_negative(x)))
-        torch.div(fold(x.abs()), x.shape[1], out=levels).clamp_(max=LARGEST)
+        torch.div(x.abs().sum(1, keepdim=True), x.shape[1], out=levels).clamp_(max=LARGEST)
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""

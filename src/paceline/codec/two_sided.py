@@ -35,7 +35,7 @@ from paceline.errors import RuleError
 
 STRIPE_UNIT = 64
 LARGEST = torch.finfo(torch.float32).max
-_CACHED = 1 << 17  # numbers a processor works on at a time, so that they stay in its cache
+_CACHED = 1 << 18  # numbers a processor works on at a time, so that they stay in its cache
 _LAUNCHED = 1 << 24  # numbers an accelerator works on at a time, so that launches do not show
 
 
