@@ -11,21 +11,26 @@ import torch
 from torch import Tensor
 
 
+def on_processor(x: Tensor) -> bool:
+    """Whether NumPy can look at the memory of `x`."""
+    return x.device.type == "cpu"
+
+
 def not_negative(x: Tensor) -> Tensor:
     """x >= 0 as 1 or 0, uint8, of the shape of `x`."""
-    if x.device.type != "cpu":
+    if not on_processor(x):
         return (x >= 0).view(torch.uint8)
     return torch.from_numpy(np.greater_equal(x.numpy(), 0).view(np.uint8))
 
 
 def pack(flags: Tensor) -> Tensor:
     """Ones and zeros, uint8 (R, C), as bits (R, ceil(C/8)): the first is the highest bit, missing ones are 0."""
-    return pack_numpy(flags) if flags.device.type == "cpu" else pack_shifts(flags)
+    return pack_numpy(flags) if on_processor(flags) else pack_shifts(flags)
 
 
 def unpack(packed: Tensor, length: int) -> Tensor:
     """The ones and zeros, uint8 (R, length), of bits (R, ceil(length/8))."""
-    return unpack_numpy(packed, length) if packed.device.type == "cpu" else unpack_shifts(packed, length)
+    return unpack_numpy(packed, length) if on_processor(packed) else unpack_shifts(packed, length)
 
 
 def pack_numpy(flags: Tensor) -> Tensor:
@@ -73,7 +78,7 @@ def choose(flags: Tensor, high: Tensor, low: Tensor) -> Tensor:
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
     """table[codes]: float32 (R, C k) for a table of shape (256, k) and codes uint8 (R, C)."""
     rows = len(codes)
-    if codes.device.type != "cpu":
+    if not on_processor(codes):
         return table.to(codes.device)[codes.to(torch.int32)].view(rows, -1)
     found = np.take(table.numpy().view(np.int64).reshape(-1), codes.numpy(), mode="clip")
     return torch.from_numpy(found.view(np.float32)).view(rows, -1)
