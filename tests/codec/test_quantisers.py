@@ -55,31 +55,28 @@ def seven_powers(v: list[float]) -> list[float]:
     return found
 
 
-QUANTISERS = [
-    (OneBit(), two_means, [(0, 130), (130, 260), (260, 390), (390, 390 + 66), (456, 456 + 69), (525, 534)]),
-    (Sign(), one_scale, [(0, 130), (130, 260), (260, 390), (390, 390 + 66), (456, 456 + 69), (525, 534)]),
-    (Int8(), of_127, [(0, 256), (256, 390), (390, 525), (525, 534)]),
-    (E3M0(), seven_powers, [(0, 256), (256, 390), (390, 525), (525, 534)]),
-]
 LAYOUT = Layout.of([(3, 130), (45, 3), (9,)])
+MIDDLE = 320  # where its second stripe of two begins: ceil(534 / 128) * 64
+COLUMNS = [(0, 130), (130, 260), (260, MIDDLE), (MIDDLE, 390), (390, 456), (456, 525), (525, 534)]
+BLOCKS = [(0, 256), (256, 260), (260, MIDDLE), (MIDDLE, 390), (390, 525), (525, 534)]
+QUANTISERS = {
+    "one_bit": (OneBit(), two_means, COLUMNS),
+    "sign": (Sign(), one_scale, COLUMNS),
+    "int8": (Int8(), of_127, BLOCKS),
+    "e3m0": (E3M0(), seven_powers, BLOCKS),
+}
 
 
-@pytest.mark.parametrize("case", QUANTISERS, ids=lambda case: type(case[0]).__name__)
-def test_both_levels_of_five_exchanges_by_hand(case: tuple[TwoSided, object, list[tuple[int, int]]]) -> None:
-    """One owner (N = 2 with everything but the last number in stripe 0 would be none): stripes are cut by hand too."""
-    codec, equation, groups = case
+@pytest.mark.parametrize("name", QUANTISERS)
+def test_five_exchanges_of_both_sides_number_by_number(name: str) -> None:
+    codec, equation, groups = QUANTISERS[name]
     workers = 2
     states: list[State] = [{} for _ in range(workers)]
     residuals = [[0.0] * LAYOUT.numel for _ in range(workers)]
     owner = [0.0] * LAYOUT.numel
-    middle = 320  # ceil(534 / 128) * 64
-    assert isinstance(codec, TwoSided)
 
     def quantised(v: list[float]) -> list[float]:
-        found: list[float] = []
-        for begin, end in regrouped(codec, groups, middle):
-            found += equation(v[begin:end])  # type: ignore[operator]
-        return found
+        return [m for begin, end in groups for m in equation(v[begin:end])]
 
     for number in range(5):
         generator = torch.Generator().manual_seed(number)
@@ -102,13 +99,6 @@ def test_both_levels_of_five_exchanges_by_hand(case: tuple[TwoSided, object, lis
 
 def close(found: Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=2e-5)
-
-
-def regrouped(codec: TwoSided, groups: list[tuple[int, int]], middle: int) -> list[tuple[int, int]]:
-    """The groups of the layout when it is cut at `middle`."""
-    if isinstance(codec, (OneBit, Sign)):  # the third row is cut
-        return [(0, 130), (130, 260), (260, middle), (middle, 390), *groups[3:]]
-    return [(0, 256), (256, 260), (260, 320), (320, 390), *groups[2:]]
 
 
 def encoded(codec: TwoSided, x: Tensor, layout: Layout) -> tuple[bytes, Tensor]:
