@@ -2,11 +2,11 @@
 """What the codecs cost: time in copies of the same tensor, and bytes against their formulas.
 
 One thread. For each codec, several times in turn with a plain copy: *encode* (add the residual, quantise, pack, leave
-the error) and *decode* (unpack one peer's payload of the same total size and add it). Low rank multiplies, so its
-figure is the arithmetic of an exchange of one worker. The tensors are those of ResNet-50, or one square matrix. The
-bytes are counted on the wire of a real exchange among four workers in one thread, on a smaller layout.
+the error) and *decode* (unpack one peer's payload of the same total size and add it). Top-k and low rank cannot be cut
+so: theirs is the arithmetic of a whole exchange of one worker. The tensors are those of ResNet-50, or one square
+matrix. The bytes are counted on the wire of real exchanges among four workers in one thread, on a smaller layout.
 
-    python benchmarks/codecs.py [--megabytes 100] [--shape resnet50|square] [--repetitions 5]
+    python benchmarks/codecs.py [--megabytes 100] [--shape resnet50|square] [--repetitions 7]
 
 The last line is a JSON object: `copies.NAME`, the median ratio of encode + decode to a copy, and
 `bytes_over_formula.NAME`, which must be 1.
@@ -158,39 +158,36 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def in_turn(copy: Callable[[], object], work: Callable[[], object], repetitions: int) -> list[tuple[float, float]]:
+    """Seconds of a copy and of the work, time and again; the first of both is for warmth and does not count."""
+    return [(seconds(copy), seconds(work)) for _ in range(repetitions + 1)][1:]
+
+
 def main() -> None:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, default=100, help="of float32 numbers, at most ResNet-50's 102")
     parser.add_argument("--shape", choices=("resnet50", "square"), default="resnet50", help="the tensors")
-    parser.add_argument("--repetitions", type=int, default=5, help="of copy and codec in turn")
+    parser.add_argument("--repetitions", type=int, default=7, help="of copy and codec in turn")
     parser.add_argument("--only", choices=NAMES, action="append", help="one codec; may be given several times")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layout = layout_of(options.shape, options.megabytes)
-    given = torch.randn(layout.numel)
-    x, into = torch.empty_like(given), torch.zeros_like(given)
+    given, into = torch.randn(layout.numel), torch.zeros(layout.numel)
     copies: dict[str, float] = {}
     ratios: dict[str, float] = {}
-    print(f"{layout.numel * 4 / 1e6:.1f} MB, {len(layout.matrices)} tensors, one thread")
-    print(f"{'codec':10} {'copies':>8} {'ms':>9} {'copy ms':>9} {'bits a number':>14} {'bytes/formula':>14}")
+    print(f"{4e-6 * layout.numel:.1f} MB, {len(layout.matrices)} tensors, one thread")
+    print(f"{'codec':10} {'copies':>8} {'ms':>8} {'copy ms':>8} {'MB sent, N=4':>13} {'bytes/formula':>14}")
     for name in options.only or NAMES:
         codec = codec_from_text(name)
-        work = work_of(codec, x, layout)
-        rows = []
-        for repetition in range(options.repetitions + 1):
-            x.copy_(given)
-            copy_s = seconds(lambda: into.copy_(given))
-            rows += [(copy_s, seconds(work))] if repetition else [(1.0, 1.0)] * (seconds(work) < 0)
-        copies[name] = statistics.median(work_s / copy_s for copy_s, work_s in rows)
+        rows = in_turn(lambda: into.copy_(given), work_of(codec, given.clone(), layout), options.repetitions)
+        copies[name] = round(statistics.median(work_s / copy_s for copy_s, work_s in rows), 2)
         ratios[name] = bytes_over_formula(codec)
-        bits = 8 * codec.bytes_sent(layout, 2, 0) / (layout.numel if name == "top_k" else 2 * 0.5 * layout.numel)
-        work_ms = 1e3 * statistics.median(work_s for _, work_s in rows)
-        copy_ms = 1e3 * statistics.median(copy_s for copy_s, _ in rows)
-        print(f"{name:10} {copies[name]:8.2f} {work_ms:9.1f} {copy_ms:9.1f} {bits:14.3f} {ratios[name]:14.4f}")
-    rounded = {name: round(value, 3) for name, value in copies.items()}
-    print(json.dumps({"copies": rounded, "bytes_over_formula": ratios}))
+        copy_ms, work_ms = (1e3 * statistics.median(column) for column in zip(*rows, strict=True))
+        sent_mb = 1e-6 * codec.bytes_sent(layout, WORKERS, 0)
+        print(f"{name:10} {copies[name]:8.2f} {work_ms:8.1f} {copy_ms:8.1f} {sent_mb:13.3f} {ratios[name]:14.4f}")
+    print(json.dumps({"copies": copies, "bytes_over_formula": ratios}))
 
 
 if __name__ == "__main__":

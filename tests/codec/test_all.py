@@ -140,10 +140,8 @@ def test_the_error_is_no_larger_than_what_was_given(name: str, kind: str) -> Non
             assert error.double().norm() <= given.double().norm() * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", INEXACT)
+@pytest.mark.parametrize("name", [name for name in INEXACT if name != "low_rank"])  # that one sends float64
 def test_beyond_float32_a_float64_number_is_clamped(name: str) -> None:
-    if name == "low_rank":
-        pytest.skip("float64 on the wire")
     layout = Layout.of([(3, 64)])
     x = torch.linspace(-1e60, 1e60, layout.numel, dtype=torch.float64)
     outcome = exchange(codec_from_text(name), [x, x], layout)

@@ -181,3 +181,11 @@ def test_feedback_must_be_true_or_false(build: type) -> None:
 def test_a_format_that_does_not_exist_is_refused() -> None:
     with pytest.raises(RuleError, match="kind must be one of bf16, fp16, got 'fp8'"):
         Half("fp8")
+
+
+@pytest.mark.parametrize("codec", [OneBit(), Sign(), Int8(), E3M0(), Half("bf16"), Half("fp16")], ids=str)
+def test_a_sender_takes_off_exactly_what_its_peers_read(codec: TwoSided) -> None:
+    x = torch.randn(7, 65) * 10.0 ** torch.arange(-3, 4).view(7, 1)
+    x[2], x[3, 5] = 0, -0.0
+    codes, levels = torch.zeros(7, codec.code_bytes(65), dtype=torch.uint8), torch.zeros(7, codec.levels)
+    assert torch.equal(codec.write(x, codes, levels), codec.read(codes, levels, 65))

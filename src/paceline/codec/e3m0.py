@@ -54,7 +54,7 @@ class E3M0(TwoSided):
         """Two numbers a byte."""
         return -(-length // 2)
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """c and s of the blocks `x`, shape (R, C)."""
         bits = x.view(torch.int32)
         exponent = (bits & _ABSOLUTE).add_(_HALF_MANTISSA).bitwise_right_shift_(_EXPONENT_AT)
@@ -65,6 +65,7 @@ class E3M0(TwoSided):
             code = torch.nn.functional.pad(code, (0, 1))
         pair = code.view(torch.int16)  # first number in the low byte
         codes.copy_((pair >> 4).bitwise_or_(pair).bitwise_and_(255))
+        return self.read(codes, levels, x.shape[1])
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""

@@ -56,7 +56,7 @@ class OneBit(TwoSided):
         """Eight numbers a byte."""
         return -(-length // 8)
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """b, high and low of the columns `x`, shape (R, C)."""
         bits = not_negative(x)
         codes.copy_(pack(bits))
@@ -67,6 +67,7 @@ class OneBit(TwoSided):
         levels[:, 0] = high / ones.clamp(min=1)
         levels[:, 1] = low / (x.shape[1] - ones).clamp_(min=1)
         levels.clamp_(-LARGEST, LARGEST)
+        return choose(bits, levels[:, :1], levels[:, 1:])
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""

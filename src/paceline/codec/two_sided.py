@@ -63,8 +63,11 @@ class TwoSided(ABC):
         """Bytes of the codes of a group of `length` numbers."""
 
     @abstractmethod
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
-        """Quantise groups `x`, float32 (R, C), into `codes`, uint8 (R, code_bytes(C)), and `levels`, (R, levels)."""
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
+        """Quantise groups `x`, float32 (R, C), into `codes`, uint8 (R, code_bytes(C)), and `levels`, (R, levels).
+
+        Returns what `read` makes of them.
+        """
 
     @abstractmethod
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
@@ -133,9 +136,8 @@ class TwoSided(ABC):
             v = piece.of(x)
             if residual is not None:
                 v.add_(piece.of(residual))
-            codes, own_levels = piece.codes(payload), piece.levels(levels)
-            self.write(v if v.dtype == torch.float32 else v.clamp(-LARGEST, LARGEST).float(), codes, own_levels)
-            v.sub_(self.read(codes, own_levels, piece.length))
+            single = v if v.dtype == torch.float32 else v.clamp(-LARGEST, LARGEST).float()
+            v.sub_(self.write(single, piece.codes(payload), piece.levels(levels)))
         payload[: 4 * levels.numel()] = levels.view(-1).view(torch.uint8)
 
     def decode(self, payload: Tensor, layout: Layout, total: Tensor) -> None:
