@@ -134,6 +134,12 @@ def test_e3m0_by_hand() -> None:
     assert payload == struct.pack("f", 1.0) + bytes([0xF7, 0x06, 0x81, 0x07])
 
 
+def test_e3m0_writes_zeros_among_the_smallest_numbers_as_zeros() -> None:
+    x = torch.tensor([2.0**-124, 0.0, -(2.0**-126), 1e-45])
+    _, total = encoded(E3M0(), x, Layout.vector(4))
+    assert not total[1:].any()
+
+
 def test_float16_clamps_and_the_rest_follows() -> None:
     layout, state = Layout.vector(1), [{}]
     sent = 0.0

@@ -12,7 +12,7 @@ of c numbers: ceil(c/2) + 4 bytes, 4.125 bits a number. Both directions are quan
 
 Source: Douillard et al., Streaming DiLoCo, arXiv 2501.18512, which names the format and accumulates in float32. The
 text fixes neither the scale nor what code 0 is: blocks, power-of-two scales and a zero are our choice, and so is error
-feedback. s is never below 2^-119: smaller blocks are written as zero.
+feedback. s is never below 2^-119, so that numbers below 2^-126 are written as zero.
 """
 
 from __future__ import annotations
