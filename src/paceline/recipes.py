@@ -197,10 +197,8 @@ def averaging(
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state), outer=Average(), **carried)
 
 
@@ -244,10 +242,8 @@ def bmuf(
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state), outer=BlockMomentum(momentum, lr, gain, nesterov, ramp), **carried)
 
 
@@ -291,10 +287,8 @@ def bmuf_adam(
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     outer = BlockMomentum(momentum, lr, gain, nesterov, ramp)
     return Rule(schedule, Delta(local_state, adam_only=True), outer=outer, **carried)
 
@@ -337,10 +331,8 @@ def diloco(
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state), outer=Nesterov(momentum, lr, gain, ramp), **carried)
 
 
@@ -384,10 +376,8 @@ def streaming_diloco(
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state, mixing=mixing), outer=Nesterov(momentum, lr, gain, ramp), **carried)
 
 
