@@ -38,6 +38,7 @@ class Run:
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
+        model = checks.inside(model, rule, settings.group)
         self.rule, self._model, self._settings = rule, model, settings
         self._optimizers = checks.optimizer_list(optimizer)
         checks.check_model(model)
