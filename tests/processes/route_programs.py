@@ -6,6 +6,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import queue
 import sys
 import threading
 import time
@@ -16,9 +17,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
+from paceline.codec.base import Steps
+from paceline.codec.dense import Dense
+from paceline.codec.layout import Layout
 from paceline.errors import PeerLostError
-from paceline.transport import Transport, connect
+from paceline.topology import Hierarchical
+from paceline.transport import Transport, connect, process
+from tests.topology.test_routes import finish
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -95,7 +102,6 @@ def all_of_it(directory: Path) -> None:
             over = connect(60, users)
             over.open_channels(2)
             said["users"] = operations(over.channel(1))
-            said["users bytes"] = over.bytes_sent
             over.close()
     del first
     (directory / f"said.{RANK}").write_text(json.dumps(said))
@@ -153,6 +159,83 @@ def endless(directory: Path, timeout_s: str) -> None:
     except PeerLostError as error:
         said.append(f"later: {error}")
     (directory / f"error.{RANK}").write_text("\n".join(said))
+
+
+ROUTES: list[tuple[Any, list[str], bool]] = [
+    ((2, 2), ["h"] * 4, True),
+    ("hosts", ["a", "b", "a", "b"], True),
+    ("hosts", ["a", "a", "b", "a"], True),
+    ("hosts", ["a", "a", "b", "b"], False),
+    ("measured", ["a", "a", "b", "b"], False),
+]
+"""Dimensions, hosts of four workers, and whether the slowest dimension is summed in rank order."""
+
+
+def numbers(elements: int, rank: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(rank)) * 10.0**rank
+
+
+def summed(transport: Transport, dimensions: Any, ordered: bool) -> list[torch.Tensor]:
+    """A chunked float32 tensor and a whole int64 one over the hierarchical route, and the bytes of the first."""
+    topology = Hierarchical(dimensions, ordered=ordered)
+    route, elements = topology.route(transport, 1), 1000
+    x = numbers(elements, transport.world.rank)
+    layout = Layout.vector(elements)
+    if dimensions != "measured":
+        assert route.plan.bytes_sent(Dense(), layout, transport.world.rank) == topology.bytes_sent(
+            Dense(), layout, transport.world.hosts, transport.world.rank
+        )
+    before = transport.bytes_sent
+    total, _ = finish(route.exchange(Dense(), x.clone(), layout, {}))
+    sent = transport.bytes_sent - before
+    if not ordered:
+        assert sent == route.plan.bytes_sent(Dense(), layout, transport.world.rank)
+    whole, _ = finish(route.exchange(Dense(), (x * 1e3).long(), layout, {}))
+    pieces = x.clone()
+    cuts = [(k, k + 100) for k in range(0, elements, 100)]
+    exchanges = [route.exchange(Dense(), pieces[low:high], layout.cut(low, high), {}) for low, high in cuts]
+    if transport.name == "virtual":
+        for steps in exchanges:
+            finish(steps)
+    else:
+        at_once(exchanges)
+    return [total, whole, pieces, torch.tensor(sent)]
+
+
+def at_once(exchanges: list[Steps[Any]]) -> None:
+    """All exchanges under way together: a thread for each of their operations, in the same order everywhere."""
+    stages: list[queue.Queue[Any]] = [queue.Queue() for _ in range(7)]
+
+    def work(stage: int) -> None:
+        while (item := stages[stage].get()) is not None:
+            steps, pending = item
+            pending.wait()
+            pending = next(steps, None)
+            if pending is not None:
+                stages[stage + 1].put((steps, pending))
+        stages[stage + 1].put(None)
+
+    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(6)]
+    for thread in threads:
+        thread.start()
+    for steps in exchanges:
+        stages[0].put((steps, next(steps)))
+    stages[0].put(None)
+    for thread in threads:
+        thread.join()
+
+
+def hierarchical(directory: Path) -> None:
+    """Every row of ROUTES on a connection of its own, whose workers believe to be where the row says."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for number, (dimensions, hosts, ordered) in enumerate(ROUTES):
+        process.host_name = lambda hosts=hosts: hosts[RANK]  # type: ignore[assignment, misc]
+        transport = connect(60)
+        found = summed(transport, dimensions, ordered)
+        save_file({str(k): x for k, x in enumerate(found)}, directory / f"{number}.{RANK}.safetensors")
+        transport.close()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def silent(directory: Path) -> None:
