@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from paceline.codec.base import Steps
 from paceline.codec.dense import Dense
 from paceline.codec.layout import Layout
-from paceline.errors import PeerLostError
+from paceline.errors import ClosedError, PeerLostError
 from paceline.topology import Hierarchical
 from paceline.transport import Transport, connect, process
 from tests.topology.test_routes import finish
@@ -93,7 +93,15 @@ def all_of_it(directory: Path) -> None:
     said: dict[str, Any] = {"all": operations(transport), "channel": operations(transport.channel(2))}
     said["parts"] = parts(transport)
     said["threads"] = threads(transport)
+    left = transport.all_reduce(torch.ones(1))
+    dist.barrier()
     transport.close()
+    said["closed"] = []
+    for late in (left.wait, lambda: transport.channel(1).barrier(), lambda: transport.open_channels(99)):
+        try:
+            late()
+        except ClosedError as error:
+            said["closed"].append(str(error))
     # members that have made different numbers of groups before, and a connection made again over the same members
     first = dist.new_group([0, 1])
     users = dist.new_group([1, 2, 3], timeout=timedelta(seconds=60))
@@ -236,6 +244,18 @@ def hierarchical(directory: Path) -> None:
         transport.close()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def absent(directory: Path) -> None:
+    """Rank 1 does not come to open a channel."""
+    transport = connect(3)
+    if RANK == 0:
+        try:
+            transport.open_channels(2)
+        except PeerLostError as error:
+            (directory / "error.0").write_text(str(error))
+    else:
+        os._exit(0)
 
 
 def silent(directory: Path) -> None:

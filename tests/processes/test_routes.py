@@ -48,6 +48,7 @@ def test_operations_channels_and_parts(tmp_path: Path) -> None:
     assert [s["parts"][0][4] for s in said] == [101.0, 1010.0, 101.0, 1010.0]
     for s in said:
         assert s["threads"][:-1] == [4.0 * sum(number + k for number in range(20)) for k in range(6)]
+        assert len(s["closed"]) == 3 and all("was closed before" in text for text in s["closed"])
         assert s["threads"][-1] == 6 * 20 * 2 * 3 * 4000 // 4
 
 
@@ -90,3 +91,8 @@ def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
     run("silent", 2, tmp_path, module="route_programs")
     assert re.search(r"receive from rank 1 on \S+, deadline 3 s", (tmp_path / "error.0").read_text())
     assert (tmp_path / "error.1").exists()
+
+
+def test_a_worker_that_does_not_come_to_open_a_channel(tmp_path: Path) -> None:
+    run("absent", 2, tmp_path, module="route_programs")
+    assert re.search(r"opening \S+channel1.* rank 1 on \S+ did not answer", (tmp_path / "error.0").read_text())
