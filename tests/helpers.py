@@ -94,7 +94,8 @@ Hook = Callable[[Place], None]
 class Program:
     """A training program with the usual parts, to be run in every worker.
 
-    `after_step` runs after each optimizer step, `before_step` between backward and step.
+    `after_step` runs after each optimizer step, `before_step` between backward and step; the loss is multiplied by
+    `factor(place)` where that is given.
     """
 
     rule: Any
@@ -114,6 +115,7 @@ class Program:
     stop_at: int | None = None
     after_step: Hook | None = None
     before_step: Hook | None = None
+    factor: Callable[[Place], float] | None = None
     close: bool = True
 
     def __call__(self) -> Outcome:
@@ -133,8 +135,8 @@ class Program:
                 optimizer.zero_grad()
                 scores = model(x).float() if self.dtype == torch.bfloat16 else model(x)
                 loss = nn.functional.cross_entropy(scores, y)
-                loss.backward()
                 place = Place(run, model, optimizer, step, out.extra)
+                (loss * self.factor(place) if self.factor else loss).backward()
                 if self.before_step:
                     self.before_step(place)
                 optimizer.step()

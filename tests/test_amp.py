@@ -43,9 +43,8 @@ def program(
         counted, scales = [], []
         for step in range(steps):
             opt.zero_grad()
-            scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
-            if overflow(step):
-                next(iter(model.parameters())).grad.fill_(float("inf"))  # type: ignore[union-attr]
+            loss = scaler.scale(model(torch.randn(4, 6)).square().mean())
+            (loss * float("inf") if overflow(step) else loss).backward()
             if unscale:
                 scaler.unscale_(opt)
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -99,12 +98,32 @@ def test_with_a_scaler_the_result_is_that_without_one() -> None:
     assert max(float((found[k] - want[k]).abs().max()) for k in want) < 1e-6
 
 
-def test_an_unknown_scaler_under_gradients_is_refused() -> None:
+@pytest.mark.parametrize("who", [(1,), (0, 1)])
+def test_an_unknown_scaler_sees_the_mean(who: tuple[int, ...]) -> None:
+    """Gradients are the workers' mean when backward returns, so a scaler that nobody told us of decides alike."""
+    known, unknown = (
+        simulate(program("sync", overflow=lambda step: rank() in who and step == 2, known=told), 2)
+        for told in (True, False)
+    )
+    for one, other in zip(known, unknown, strict=True):
+        assert one["counted"] == other["counted"] and one["scales"] == other["scales"]
+        assert same_bits(one["model"], other["model"])
+        assert same_bits(one["model"], known[0]["model"])
+
+
+def test_an_unknown_scaler_is_refused_where_gradients_are_exchanged_before_the_step() -> None:
     seen = []
 
     def body() -> None:
+        model = make_net()
+        opt = momentum_sgd(model.parameters())
+        scaler = torch.amp.GradScaler("cpu")
+        paceline.attach(model, opt, "sync")
+        for parameter in model.parameters():  # set by hand, as FSDP does
+            parameter.grad = torch.ones_like(parameter)
         with pytest.raises(UnsupportedError, match=r"attach\(model, optimizer, scaler=scaler"):
-            program("sync", overflow=lambda step: False, known=False)()
+            scaler.scale(torch.zeros(1))
+            scaler.step(opt)
         seen.append(rank())
 
     simulate(body, 2)

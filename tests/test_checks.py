@@ -326,16 +326,15 @@ def test_lbfgs_in_blocks() -> None:
 
 
 def test_workers_at_different_places_of_the_program() -> None:
-    """One steps its two optimizers in the other order."""
+    """One trains its two parts in the other order."""
 
     def body() -> None:
         model = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
         pair = [sgd(model[0].parameters()), sgd(model[1].parameters())]
         paceline.attach(model, pair, "sync")
-        backward(model[0])
-        backward(model[1])
-        for optimizer in pair if rank() == 0 else reversed(pair):
-            optimizer.step()
+        for number in (0, 1) if rank() == 0 else (1, 0):
+            backward(model[number])
+            pair[number].step()
 
     on_both(body, MismatchError, "different places of the program")
 

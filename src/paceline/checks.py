@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from paceline.errors import MismatchError, UnsupportedError
 from paceline.fragments import Fragment, Modules, module_list, trainable
-from paceline.payload import Delta
+from paceline.payload import Delta, FirstMoment
 from paceline.rule import Rule, is_block
 from paceline.transport import Transport
 from paceline.update import Named
@@ -102,8 +102,15 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
                 f"{name} wants sparse gradients, which have no flat form; use a rule that exchanges blocks without "
                 "warm-up, or a dense optimizer"
             )
-        if isinstance(rule.payload, Delta):
+        if isinstance(rule.payload, (Delta, FirstMoment)):
             rule.payload.resolve(optimizer)
+        if getattr(rule.codec, "momentum", 0) and any(
+            g.get("momentum") or g.get("betas") for g in optimizer.param_groups
+        ):
+            raise UnsupportedError(
+                f"{rule.text()} keeps momentum itself, before it chooses what to send, and {name} keeps one too; "
+                "use SGD without momentum, or momentum=0 in the rule"
+            )
 
 
 def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:

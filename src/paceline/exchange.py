@@ -15,19 +15,25 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.codec import Codec, Exchange, Wire
+from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
-from paceline.transport.base import Transport
+from paceline.pipeline import Finished, Pipeline, Running
+from paceline.topology import Topology
+from paceline.transport.base import Pending, Transport
+from paceline.world import World
 
 IN_FLIGHT = 3
 """Chunks on their way at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
-_FIELDS = 10
+WARM = -1
+"""Kind of the exchange that ends a warm-up."""
+BLOCK = 1000
+"""Kind of the exchange of a block's first fragment; the others follow."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,12 @@ class Header:
 
     Attributes:
         sequence: number of the exchange, the same on all.
-        kind: which exchange this is; 0 for a block, 1 + k for the gradients of optimizer k.
+        kind: which exchange this is; 1000 + f for a block of fragment f, 1 + k for the gradients of optimizer k.
         brings: whether a payload follows.
         leaving: whether the worker has come to its end.
         finite: whether its contribution is free of inf and nan.
         minibatches: what its contribution stands for.
-        presence: checksum of which parameters have a gradient; 0 for a block.
+        presence: checksum of which parameters have a gradient (said in the footer); 0 for a block.
         factor: the weight its numbers were multiplied with.
         total: all minibatches of this worker so far.
         checksum: of the state that all workers should hold alike, 0 where not taken.
@@ -112,13 +118,28 @@ class Meeting:
 
 
 class Chunk(Protocol):
-    """A piece of the payload."""
+    """A piece of the payload, with what its codec remembers of it."""
+
+    @property
+    def layout(self) -> Layout:
+        """What its numbers are."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it must be written as it is, whatever the rule's codec."""
+
+    @property
+    def state(self) -> State:
+        """The codec's state."""
 
     def fill(self, factor: float) -> Tensor:
         """This worker's contribution times `factor` (zeros where that is 0), shape (n,)."""
 
+    def keep(self, state: State) -> None:
+        """Take the codec's new state, part of which may lie in the memory that `fill` gave."""
+
     def land(self, total: Tensor, meeting: Meeting) -> None:
-        """Apply the sum over the workers, shape (n,)."""
+        """Apply the sum over the workers, shape (n,); called after `keep`."""
 
 
 @dataclass
@@ -130,108 +151,192 @@ class Timing:
 
 
 class Exchanger:
-    """Runs exchanges over one transport, one after another.
+    """Starts exchanges over one transport, one after another.
 
     Args:
         transport: the connection.
         codec: how chunks are written.
-        wire: over which route they are summed.
+        topology: over which route they are summed.
     """
 
-    def __init__(self, transport: Transport, codec: Codec, wire: Wire) -> None:
-        self.transport, self._codec, self._wire = transport, codec, wire
+    def __init__(self, transport: Transport, codec: Codec, topology: Topology) -> None:
+        self.transport, self.codec = transport, codec
+        self._route = topology.route(transport, codec.operations)
+        self._pipeline = Pipeline(transport.background and self._route.stages > 1)
         self.sequence = 0
         self.timing = Timing()
 
-    def meet(self, header: Header, chunks_of: Callable[[int], Sequence[Chunk]]) -> Meeting:
-        """Exchange `header` and, unless nobody brings one, the payload.
+    def open(self, header: Header) -> Opening:
+        """Say `header` to all; the number of the exchange is filled in here."""
+        self.sequence += 1
+        return Opening(self, replace(header, sequence=self.sequence))
 
-        Args:
-            header: this worker's.
-            chunks_of: kind -> the chunks of that exchange; a worker without a payload takes the kind from the others.
+    def tell(self, row: Tensor) -> tuple[Pending, Tensor]:
+        """Start to gather `row`, int64, shape (k,), from all: what to wait for, and where the rows will be (N, k)."""
+        device = self.transport.wire_device(row.device)
+        rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
+        return self.transport.all_gather(rows, row.to(device)), rows
+
+    def begin(self, chunk: Chunk, factor: float, number: int) -> Running:
+        """Start the exchange of a chunk; `number` counts the exchanges of its payload."""
+        codec = Dense() if chunk.lossless else self.codec.at(number)
+        return self._pipeline.start(self._route.exchange(codec, chunk.fill(factor), chunk.layout, chunk.state))
+
+    def meet(self, header: Header, chunks_of: Callable[[int], Sequence[Chunk]], number: int = 0) -> Meeting:
+        """A whole exchange, with a few chunks on their way at a time; see :class:`Flight`."""
+        return Flight(self, header, chunks_of, number, IN_FLIGHT).finish()
+
+    def close(self) -> None:
+        """End what works in the background."""
+        self._pipeline.close()
+
+
+class Opening:
+    """A header under way."""
+
+    def __init__(self, exchanger: Exchanger, header: Header) -> None:
+        self._exchanger, self.header = exchanger, header
+        self._pending, self._rows = exchanger.tell(header.pack())
+        self._meeting: Meeting | None = None
+
+    @classmethod
+    def said(cls, exchanger: Exchanger, meeting: Meeting) -> Opening:
+        """One that everybody has heard."""
+        opening = cls.__new__(cls)
+        opening._exchanger, opening._meeting = exchanger, meeting
+        opening.header = meeting.headers[exchanger.transport.world.rank]
+        return opening
+
+    def meeting(self) -> Meeting:
+        """What all said; raises `DesyncError` or `MismatchError` where that does not fit together."""
+        if self._meeting is None:
+            began = time.perf_counter()
+            self._pending.wait()
+            meeting = Meeting(tuple(Header.unpack(line) for line in self._rows.tolist()))
+            self._exchanger.timing.wait_s += time.perf_counter() - began
+            agree(meeting, self._exchanger.transport.world)
+            self._meeting = meeting
+        return self._meeting
+
+
+class Flight:
+    """A header and its payload, under way.
+
+    Args:
+        exchanger: the connection.
+        header: this worker's.
+        chunks_of: kind -> the chunks of that exchange; a worker without a payload takes the kind from the others.
+        number: counts the exchanges of this payload, for codecs that begin otherwise than they go on.
+        in_flight: chunks on their way at a time; the others follow in `finish`.
+    """
+
+    def __init__(
+        self,
+        exchanger: Exchanger,
+        header: Header,
+        chunks_of: Callable[[int], Sequence[Chunk]],
+        number: int,
+        in_flight: int,
+    ) -> None:
+        self._exchanger, self._number, self._in_flight = exchanger, number, in_flight
+        exchanger.timing.wait_s = exchanger.timing.exchange_s = 0.0
+        began = time.perf_counter()
+        self.opening = exchanger.open(header)
+        self._factor, self._left = header.factor, deque[Chunk]()
+        self._under_way: deque[tuple[Chunk, Running]] = deque()
+        if header.brings:
+            self._left.extend(chunks_of(header.kind))
+        elif not (meeting := self.opening.meeting()).empty:
+            self._left.extend(chunks_of(next(h.kind for h in meeting.headers if h.brings)))
+            self._factor = 0.0
+        self._fill_up()
+        self._spent_s = time.perf_counter() - began
+
+    def _fill_up(self) -> None:
+        while self._left and len(self._under_way) < self._in_flight:
+            chunk = self._left.popleft()
+            self._under_way.append((chunk, self._exchanger.begin(chunk, self._factor, self._number)))
+
+    @classmethod
+    def arrived(cls, exchanger: Exchanger, meeting: Meeting, arrived: Sequence[tuple[Chunk, Tensor, State]]) -> Flight:
+        """One that was saved when everything had come, and is still to land."""
+        flight = cls.__new__(cls)
+        flight._exchanger, flight._spent_s, flight._left = exchanger, 0.0, deque()
+        flight.opening = Opening.said(exchanger, meeting)
+        flight._under_way = deque((chunk, Finished((total, state))) for chunk, total, state in arrived)
+        flight._number = flight._in_flight = 0
+        return flight
+
+    def arrive(self) -> list[tuple[Chunk, Tensor, State]]:
+        """Wait for every total without applying any; only where all chunks are under way."""
+        assert not self._left
+        return [(chunk, *running.finish()) for chunk, running in self._under_way]
+
+    def finish(self) -> Meeting:
+        """Apply everything.
 
         Raises:
             DesyncError, MismatchError, NonFiniteError: on every worker alike, with nothing applied.
             PeerLostError: somebody did not come.
         """
-        began = time.perf_counter()
-        self.sequence += 1
-        row = header.pack()
-        device = self.transport.wire_device(row.device)
-        rows = torch.empty(self.transport.world.size, _FIELDS, dtype=torch.int64, device=device)
-        pending = self.transport.all_gather(rows, row.to(device))
-
-        def read() -> Meeting:
-            pending.wait()
-            meeting = Meeting(tuple(Header.unpack(line) for line in rows.tolist()))
-            self.timing.wait_s = time.perf_counter() - began
-            self._agree(meeting)
-            return meeting
-
-        if header.brings:
-            meeting = self._payload(chunks_of(header.kind), header.factor, read)
-        else:
-            meeting = read()
-            if not meeting.empty:
-                kind = next(h.kind for h in meeting.headers if h.brings)
-                self._payload(chunks_of(kind), 0.0, lambda: meeting)
-        self.timing.exchange_s = time.perf_counter() - began - self.timing.wait_s
-        if not meeting.empty and not all(h.finite for h in meeting.headers) and meeting.weight == 0:
-            raise NonFiniteError(
-                self.transport.world.sign(
-                    f"the contributions of all workers to exchange {header.sequence} hold inf or nan, so nothing is "
-                    "left to average; the global model is as it was before the block. Lower the learning rate, clip "
-                    "gradients, or resume from a checkpoint"
-                )
-            )
-        return meeting
-
-    def _payload(self, chunks: Sequence[Chunk], factor: float, read: Callable[[], Meeting]) -> Meeting:
-        """Send the chunks, a few on their way at a time, and apply what comes back once the header is known good."""
-        under_way: deque[tuple[Chunk, Exchange]] = deque()
+        began, timing = time.perf_counter(), self._exchanger.timing
+        timing.wait_s = 0.0
         meeting: Meeting | None = None
         failure: Exception | None = None
-
-        def land() -> None:
-            nonlocal meeting, failure
-            if meeting is None and failure is None:
-                try:
-                    meeting = read()
-                except (DesyncError, MismatchError) as error:
-                    failure = error  # the others see it too; finish what is on the wire, apply nothing
-            chunk, exchange = under_way.popleft()
-            total, _, _ = exchange.finish()
+        try:
+            meeting = self.opening.meeting()
+        except (DesyncError, MismatchError) as error:
+            failure = error  # the others see it too; finish what is on the wire, apply nothing
+        while self._under_way:
+            chunk, running = self._under_way.popleft()
+            total, state = running.finish()
             if meeting is not None and meeting.weight > 0:
+                chunk.keep(state)
                 chunk.land(total, meeting)
-
-        for chunk in chunks:
-            if len(under_way) == IN_FLIGHT:
-                land()
-            under_way.append((chunk, self._codec.begin(chunk.fill(factor), self._wire, {})))
-        while under_way:
-            land()
+            self._fill_up()
+        timing.exchange_s = self._spent_s + time.perf_counter() - began - timing.wait_s
         if failure is not None:
             raise failure
-        return meeting if meeting is not None else read()
+        assert meeting is not None
+        refuse_nothing(meeting, self._exchanger.transport.world)
+        return meeting
 
-    def _agree(self, meeting: Meeting) -> None:
-        """Refuse to go on where workers are at different places or hold different bits."""
-        world, headers = self.transport.world, meeting.headers
-        places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, 0) for h in headers}
-        if len(places) > 1 or len({h.sequence for h in headers}) > 1:
-            said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
-            raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
-        sums = [h.checksum for h in headers]
-        if len(set(sums)) > 1:
-            usual = max(set(sums), key=lambda s: (sums.count(s), -sums.index(s)))
-            odd = [rank for rank, s in enumerate(sums) if s != usual]
-            raise DesyncError(
-                world.sign(
-                    f"workers that should hold the same global model do not: {world.names(odd)} differ from the others "
-                    f"at exchange {headers[0].sequence}. Something wrote to the model outside of the optimizer's step, "
-                    "or memory is faulty. Resume all workers from the last checkpoint"
-                )
+
+def refuse_nothing(meeting: Meeting, world: World) -> None:
+    """Raise `NonFiniteError` where nobody brought anything that can be averaged."""
+    if not meeting.empty and meeting.left_out and meeting.weight == 0:
+        raise NonFiniteError(
+            world.sign(
+                f"the contributions of all workers to exchange {meeting.headers[0].sequence} hold inf or nan, so "
+                "nothing is left to average; the global model is as it was before the block. Lower the learning rate, "
+                "clip gradients, or resume from a checkpoint"
             )
+        )
+
+
+def agree(meeting: Meeting, world: World) -> None:
+    """Refuse to go on where workers are at different places or hold different bits."""
+    headers = meeting.headers
+    places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, 0) for h in headers}
+    if len(places) > 1 or len({h.sequence for h in headers}) > 1:
+        said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
+        raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
+    compare({rank: h.checksum for rank, h in enumerate(headers)}, headers[0].sequence, world)
+
+
+def compare(sums: dict[int, int], sequence: int, world: World) -> None:
+    """Raise `DesyncError` where checksums (by rank) of what all should hold alike differ."""
+    values = list(sums.values())
+    if len(set(values)) > 1:
+        usual = max(set(values), key=lambda s: (values.count(s), -values.index(s)))
+        odd = [rank for rank, s in sums.items() if s != usual]
+        raise DesyncError(
+            world.sign(
+                f"workers that should hold the same global model do not: {world.names(odd)} differ from the others "
+                f"at exchange {sequence}. Something wrote to the model outside of the optimizer's step, "
+                "or memory is faulty. Resume all workers from the last checkpoint"
+            )
+        )
 
 
 _PRIME = 1_000_003

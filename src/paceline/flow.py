@@ -15,13 +15,11 @@ class Flow:
     Attributes:
         schedule: the rule's.
         steps: minibatches since attach.
-        since: minibatches since the last exchange of a block.
         warm: whether the warm-up is over; a worker that left during it is told by the others.
     """
 
     schedule: Schedule
     steps: int = 0
-    since: int = 0
     warm: bool = False
 
     @property
@@ -31,12 +29,8 @@ class Flow:
             return True
         return self.schedule.warmup > 0 and not self.warm
 
-    def stepped(self) -> str:
-        """Count a step: "block" when a block is over, "warm" when the warm-up is, else ""."""
+    def stepped(self) -> bool:
+        """Count a step; whether the warm-up is over with it (and whoever is told so sets `warm`)."""
         lockstep = self.lockstep
         self.steps += 1
-        if lockstep:
-            over = not isinstance(self.schedule, EveryStep) and self.steps >= self.schedule.warmup
-            return "warm" if over else ""  # and whoever is told so sets `warm`
-        self.since += 1
-        return "block" if self.since >= self.schedule.period else ""
+        return lockstep and not isinstance(self.schedule, EveryStep) and self.steps >= self.schedule.warmup

@@ -1,47 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient payloads: the workers' mean gradient takes the place of each worker's own, before the optimizer's step.
+"""Gradient payloads: the workers' mean gradient takes the place of each worker's own, while backward goes on.
 
 Serves synchronous rules, and the synchronous warm-up of block rules. Knows no method by name.
+
+An exchange is a header, the gradients in chunks, and a footer. Chunks lie in the order in which gradients become ready
+(rank 0's order in the first pass, taken by all); each leaves as soon as its last gradient is there and all before it
+have left, so the order on the wire is the same everywhere whatever the timing. When the pass is over the footer says
+what could not be known before: whether this worker's gradients were finite, and whether one of them changed after it
+had left. Where either happened anywhere, everybody sends again, without what is not finite.
+
+When backward returns, gradients are the workers' mean: what a program does with them before the step (clipping, norms)
+it does to the mean, alike on all. Where a program makes several passes before a step, the exchange goes with the last,
+whose number all learn from the footers; a pass that nobody expected is exchanged as well, which is right because
+gradients add up.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from paceline.errors import UnsupportedError
-from paceline.exchange import Chunk, Exchanger, Header, Meeting, combine, fold
-from paceline.fragments import Fragment, Modules, fragments, local
+from paceline.backward import Backward, PassEnd
+from paceline.carriers import FirstMoments
+from paceline.codec import Dense
+from paceline.errors import MismatchError, NonFiniteError
+from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, refuse_nothing
+from paceline.flat_gradient import FlatGradient, GradientChunk
+from paceline.fragments import Modules, fragments
 from paceline.lanes import LaneChunk, Moves, buffer_lanes
 from paceline.outer.base import Coefficients
-from paceline.rule import Rule
-from paceline.update import Named, Work, cut
+from paceline.payload import FirstMoment
+from paceline.pipeline import Running
+from paceline.rule import Rule, is_block
+from paceline.update import Named, Work, cut, cut_between
 
 CHECK_EVERY = 64
 """The replicas' bits are compared at every 64th exchange."""
 
 
+@dataclass(frozen=True)
+class Occasion:
+    """What an update asks of the run that it belongs to.
+
+    Attributes:
+        due: whether gradients are exchanged now.
+        work: what this worker's gradient stands for.
+        watched: a context manager round the part of an exchange that the user waits for; is given a list in which the
+            meeting will be.
+        ends: the ends of backward passes, shared by the updates of a run.
+        early: whether chunks may leave before the pass is over; with several optimizers their order would not be
+            certain.
+    """
+
+    due: Callable[[], bool]
+    work: Callable[[], Work]
+    watched: Callable[[list[Meeting]], AbstractContextManager[None]]
+    ends: PassEnd
+    early: bool
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What one worker says when its gradients are all on their way.
+
+    Attributes:
+        finite: whether they were free of inf and nan.
+        stale: whether one changed after it had left.
+        presence: checksum of which parameters have a gradient.
+        passes: backward passes since the last step.
+        checksum: of the parameters, 0 where not taken.
+    """
+
+    finite: bool = True
+    stale: bool = False
+    presence: int = 0
+    passes: int = 0
+    checksum: int = 0
+
+    def pack(self) -> Tensor:
+        """As int64, shape (5,)."""
+        return torch.tensor([int(self.finite), int(self.stale), self.presence, self.passes, self.checksum])
+
+    @classmethod
+    def unpack(cls, row: list[int]) -> Footer:
+        """The inverse of `pack`."""
+        return cls(bool(row[0]), bool(row[1]), *row[2:])
+
+
 def _no_moves(meeting: Meeting) -> Moves:
     """Buffers are averaged and know of no outer step."""
     return Moves(Coefficients(0.0, 1.0, 0.0, 0.0), 0.0)
-
-
-class _GradientChunk:
-    """A range of the flat gradient; packed and unpacked as a whole by its owner."""
-
-    def __init__(self, wire: Tensor) -> None:
-        self._wire = wire
-
-    def fill(self, factor: float) -> Tensor:
-        if factor == 0:
-            return self._wire.zero_()
-        return self._wire if factor == 1 else self._wire.mul_(factor)
-
-    def land(self, total: Tensor, meeting: Meeting) -> None:
-        if meeting.weight != 1:
-            total.div_(meeting.weight)
 
 
 class GradientUpdate:
@@ -51,62 +106,248 @@ class GradientUpdate:
         rule: the rule (its codec and route).
         exchanger: the connection.
         kind: which optimizer, 1 + its number.
+        optimizer: it.
         named: its parameters.
         model: whose buffers are averaged along with these gradients; None where another optimizer's carry them.
+        occasion: the run's side.
     """
 
-    def __init__(self, rule: Rule, exchanger: Exchanger, kind: int, named: Named, model: Modules | None) -> None:
-        self._rule, self._exchanger, self.kind = rule, exchanger, kind
-        self.parts = [_FlatGradient(fragment, exchanger) for fragment in fragments("parameters", named)]
-        self._chunks: list[Chunk] = []
-        for part in self.parts:
-            wanted = rule.topology.chunks
-            self._chunks += [_GradientChunk(part.wire[b:e]) for b, e in cut(part.fragment.numel, wanted)]
+    def __init__(
+        self,
+        rule: Rule,
+        exchanger: Exchanger,
+        kind: int,
+        optimizer: Optimizer,
+        named: Named,
+        model: Modules | None,
+        occasion: Occasion,
+    ) -> None:
+        self._rule, self._exchanger, self.kind, self._named, self._occasion = rule, exchanger, kind, named, occasion
+        self._codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
+        self._moments = FirstMoments(optimizer) if isinstance(rule.payload, FirstMoment) else None
         self.buffer_lanes = buffer_lanes(model, None) if model is not None else []
-        for lane in self.buffer_lanes:
-            wire = torch.zeros(lane.numel, dtype=lane.dtype, device=exchanger.transport.wire_device(lane.device))
-            self._chunks.append(LaneChunk(lane, 0, lane.numel, wire, lambda: 1, _no_moves))
+        self.parts: list[FlatGradient] = []
+        self._chunks: list[GradientChunk] = []
+        self._buffer_chunks: list[LaneChunk] = []
+        self._place: list[tuple[int, int]] = []  # of each parameter: its part, and its number there
+        self._waits: list[set[int]] = []  # of each chunk: parameters that it still waits for
+        self._usual: set[int] = set()  # parameters that get a gradient in the last pass before a step
+        self._expected = 1  # passes before a step
         self._exchanges = 0
+        self._opening: Opening | None = None
+        self._running: list[tuple[Chunk, Running]] = []
+        self._stale = False
+        self.landed = False
+        self.present = 0  # gradients that were there when it landed
+        self.problem: NonFiniteError | None = None
+        parameters: list[Tensor] = [p for _, p in named]
+        self._backward = Backward(parameters, kind, occasion.ends, self._ready, self._pass_over)
 
-    def chunks(self) -> list[Chunk]:
-        """What travels; a worker without a gradient sends zeros."""
-        return self._chunks
+    # -- while backward goes on -------------------------------------------------------------------
+
+    def _ready(self, index: int) -> None:
+        if not (self._occasion.early and self._chunks and self._occasion.due()) or self.frozen:
+            return
+        if self._backward.passes < self._expected:
+            return
+        part, number = self._place[index]
+        if self.parts[part].is_packed(number):
+            self._stale = True
+            return
+        if self._opening is None:
+            self._open(self._occasion.work())
+        for waits in self._waits:
+            waits.discard(index)
+        while len(self._running) < len(self._chunks) and not self._waits[len(self._running)]:
+            self._launch()
+
+    def _pass_over(self) -> None:
+        if self._occasion.due() and self._backward.passes >= self._expected and not self.frozen:
+            self.exchange()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
+        payload = self._rule.payload
+        return isinstance(payload, FirstMoment) and self._exchanges >= payload.warmup
+
+    def _open(self, work: Work) -> None:
+        self._factor, self._stale, self._running = work.factor, False, []
+        header = Header(0, self.kind, True, work.leaving, True, 1, 0, work.factor, work.total, 0)
+        self._exchanger.timing.wait_s = 0.0
+        self._opening = self._exchanger.open(header)
+        for part in self.parts:
+            part.forget()
+            if self._moments is not None and self.frozen:
+                part.carrier = self._moments
+        members: list[set[int]] = [set() for _ in self._chunks]
+        for index in self._usual:
+            place, number = self._place[index]
+            for k, chunk in enumerate(self._chunks):
+                if chunk.part is self.parts[place] and chunk.holds(number):
+                    members[k].add(index)
+        self._waits = members
+
+    def _launch(self) -> None:
+        chunk = self._chunks[len(self._running)]
+        self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._exchanges)))
+
+    # -- the exchange -----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def exchange(self, work: Work) -> Meeting:
-        """Replace the gradients by the workers' mean, weighted by `work.factor`; before the optimizer's step.
+    def exchange(self) -> None:
+        """Replace the gradients by the workers' mean: what has not left yet leaves now.
 
-        A gradient that no worker has stays absent. Raises as `BlockUpdate.exchange` does.
+        A gradient that no worker has stays absent. Raises as `BlockUpdate.land` does, but keeps a `NonFiniteError` in
+        `problem`: a gradient scaler may mean to skip the step.
         """
-        for part in self.parts:
-            part.pack()
+        met: list[Meeting] = []
+        with self._occasion.watched(met):
+            if self._opening is None:
+                self._open(self._occasion.work())
+            assert self._opening is not None
+            opening = self._opening
+            if not self._chunks:
+                self._arrange(opening.meeting())
+            for lane in self.buffer_lanes:
+                lane.fragment.refresh()
+            while len(self._running) < len(self._chunks):
+                self._launch()
+            self._launch_buffers(self._factor)
+            finite = all(part.finite for part in self.parts)
+            finite = finite and all(lane.fragment.finite() for lane in self.buffer_lanes)
+            footer = Footer(finite, self._stale, self._presence(), self._backward.passes, self._checked())
+            met.append(self._conclude(opening, footer, self._factor))
+            self._learn()
+
+    def join(self, opening: Opening) -> Meeting:
+        """Come to an exchange with nothing in hand."""
+        if not self._chunks:
+            self._arrange(opening.meeting())
         for lane in self.buffer_lanes:
             lane.fragment.refresh()
-        finite = all(bool(torch.isfinite(part.wire.sum())) or part.all_finite() for part in self.parts)
-        finite = finite and all(lane.fragment.finite() for lane in self.buffer_lanes)
-        presence = "".join("1" if has else "0" for part in self.parts for has in part.has)
+        self._send_all(0.0)
+        return self._conclude(opening, Footer(), 0.0)
+
+    def _send_all(self, factor: float) -> None:
+        """Every chunk, now."""
+        self._factor, self._running = factor, []
+        for part in self.parts:
+            part.forget()
+        for _ in self._chunks:
+            self._launch()
+        self._launch_buffers(factor)
+
+    def _launch_buffers(self, factor: float) -> None:
+        for chunk in self._buffer_chunks:
+            self._running.append((chunk, self._exchanger.begin(chunk, factor, self._exchanges)))
+
+    def _conclude(self, opening: Opening, footer: Footer, factor: float) -> Meeting:
+        """Say the footer, and apply what comes; or send all again where that is needed."""
+        pending, rows = self._exchanger.tell(footer.pack())
+        self._opening = None
+        meeting, results = self._collect(opening)
+        pending.wait()
+        footers = [Footer.unpack(row) for row in rows.tolist()]
+        self._agree(meeting, footers)
+        meeting = _with(meeting, footers)
+        if not all(f.finite for f in footers) or any(f.stale for f in footers):
+            self._send_all(factor if footer.finite else 0.0)
+            results = [(chunk, *running.finish()) for chunk, running in self._running]
+        self._running = []
         self._exchanges += 1
-        checked = self._exchanges % CHECK_EVERY == 0
-        meeting = self._exchanger.meet(
-            Header(
-                sequence=self._exchanger.sequence + 1,
-                kind=self.kind,
-                brings=True,
-                leaving=work.leaving,
-                finite=finite,
-                minibatches=1,
-                presence=zlib.crc32(presence.encode()),
-                factor=work.factor if finite else 0.0,
-                total=work.total,
-                checksum=self.checksum() if checked else 0,
-            ),
-            lambda kind: self._chunks,
-        )
-        if len({h.presence for h in meeting.headers if h.brings}) > 1:
+        brought = [f for f, h in zip(footers, meeting.headers, strict=True) if h.brings]
+        if not opening.header.brings:
+            for part in self.parts:
+                part.has = [False] * len(part.has)
+        if len({f.presence for f in brought}) > 1:
             self._share_presence()
+        self._land(results, meeting)
+        self._expected = max(f.passes for f in brought) or 1
+        return meeting
+
+    def _collect(self, opening: Opening) -> tuple[Meeting, list[Any]]:
+        """Wait for everything; an error of the header is raised when nothing is on the wire any more."""
+        try:
+            meeting = opening.meeting()
+        finally:
+            results = [(chunk, *running.finish()) for chunk, running in self._running]
+        return meeting, results
+
+    def _land(self, results: list[Any], meeting: Meeting) -> None:
+        self.landed, self.problem = True, None
+        if meeting.weight == 0:
+            try:
+                refuse_nothing(meeting, self._exchanger.transport.world)
+            except NonFiniteError as error:
+                self.problem = error
+            return
+        for chunk, total, state in results:
+            chunk.keep(state)
+            chunk.land(total, meeting)
         for part in self.parts:
             part.unpack()
-        return meeting
+
+    def _learn(self) -> None:
+        self._usual = set(self._backward.order)
+        self.present = sum(p.grad is not None for _, p in self._named)
+
+    def _agree(self, meeting: Meeting, footers: list[Footer]) -> None:
+        """Refuse to go on where workers are at different steps, or hold different parameters."""
+        world = self._exchanger.transport.world
+        steps = {rank: h.total for rank, h in enumerate(meeting.headers) if h.brings}
+        if len(set(steps.values())) > 1:
+            said = "; ".join(f"{world.name(rank)} in step {total + 1}" for rank, total in steps.items())
+            raise MismatchError(
+                world.sign(
+                    f"the workers exchange the gradients of different steps: {said}. Every worker has to make as many "
+                    "backward passes before a step as the others, where that number grows"
+                )
+            )
+        sums = {rank: footers[rank].checksum for rank in steps}
+        compare(sums, meeting.headers[0].sequence, world)
+
+    # -- order and presence -----------------------------------------------------------------------
+
+    def _arrange(self, meeting: Meeting) -> None:
+        """Lay the parameters out in the order in which gradients became ready on the first worker that has some."""
+        source = next(rank for rank, h in enumerate(meeting.headers) if h.brings)
+        seen = list(dict.fromkeys(self._backward.order))
+        rest = [index for index in reversed(range(len(self._named))) if index not in set(seen)]
+        transport = self._exchanger.transport
+        order = torch.tensor(seen + rest, dtype=torch.int64)
+        order = order.to(transport.wire_device(order.device))
+        transport.broadcast(order, source).wait()
+        self._build(order.tolist())
+
+    def _build(self, order: list[int]) -> None:
+        codec, elements = self._codec, sum(p.numel() for _, p in self._named)
+        self.order = order
+        index_of = {id(p): index for index, (_, p) in enumerate(self._named)}
+        self._place = [(0, 0)] * len(order)
+        last_of: list[tuple[int, GradientChunk]] = []
+        for place, fragment in enumerate(fragments("parameters", [self._named[index] for index in order])):
+            part = FlatGradient(fragment, self._exchanger.transport.wire_device(fragment.device), codec.exact)
+            self.parts.append(part)
+            for number, tensor in enumerate(fragment.tensors):
+                self._place[index_of[id(tensor)]] = (place, number)
+            wanted = max(1, round(self._rule.topology.chunks * fragment.numel / max(elements, 1)))
+            ranges = cut_between(part.layout, wanted) if codec.whole else cut(fragment.numel, wanted)
+            for begin, end in ranges:
+                chunk = GradientChunk(part, begin, end)
+                final = order.index(index_of[id(fragment.tensors[chunk.last])])
+                last_of.append((final, chunk))
+        self._chunks = [chunk for _, chunk in sorted(last_of, key=lambda pair: pair[0])]
+        for lane in self.buffer_lanes:
+            wire = torch.zeros(lane.numel, dtype=lane.dtype, device=self._exchanger.transport.wire_device(lane.device))
+            self._buffer_chunks.append(LaneChunk(lane, 0, lane.numel, wire, lambda: 1, _no_moves))
+        self._waits = [{-1} for _ in self._chunks]
+
+    def _presence(self) -> int:
+        marks = [False] * len(self._named)
+        for index, (part, number) in enumerate(self._place):
+            marks[index] = self.parts[part].has[number]
+        return zlib.crc32(bytes(marks))
 
     def _share_presence(self) -> None:
         """Workers have gradients for different parameters: whoever lacks one that another has takes it too."""
@@ -118,72 +359,61 @@ class GradientUpdate:
         for part in self.parts:
             part.has = [next(flags) for _ in part.has]
 
-    def join_empty(self, meeting: Meeting) -> None:
-        """After a payload in which this worker had no part: keep in step with `_share_presence`."""
-        if len({h.presence for h in meeting.headers if h.brings}) > 1:
-            for part in self.parts:
-                part.has = [False] * len(part.has)
-            self._share_presence()
+    # -- the step ---------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """Exchange what backward has not; raises the `NonFiniteError` of an exchange that nobody could use."""
+        frozen = self.frozen
+        if not self.landed or sum(p.grad is not None for _, p in self._named) > self.present:
+            self.exchange()
+        if frozen and self._moments is not None and self.problem is None:
+            present = [t for part in self.parts for t, has in zip(part.fragment.tensors, part.has, strict=True) if has]
+            assert isinstance(self._rule.payload, FirstMoment)
+            self._moments.step(present, self._exchanges - self._rule.payload.warmup)
+
+    def stepped(self) -> None:
+        """The optimizer made its step."""
+        self.landed, self.problem, self._backward.passes = False, None, 0
+        if self._moments is not None:
+            self._moments.show()
+
+    def _checked(self) -> int:
+        return self.checksum() if (self._exchanges + 1) % CHECK_EVERY == 0 else 0
 
     def checksum(self) -> int:
         """Of the parameters, which all workers hold alike."""
         return combine(part.checksum() for part in self.parts)
 
+    def close(self) -> None:
+        """Take the hooks away."""
+        self._backward.remove()
 
-class _FlatGradient:
-    """The gradients of a fragment's parameters, end to end."""
+    # -- checkpoints ------------------------------------------------------------------------------
 
-    def __init__(self, fragment: Fragment, exchanger: Exchanger) -> None:
-        self.fragment = fragment
-        device = exchanger.transport.wire_device(fragment.device)
-        self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=device)
-        self.has = [False] * len(fragment.tensors)
-        self._views = []
-        for slot, tensor in zip(fragment.slots, fragment.tensors, strict=True):
-            flat = self.wire[slot.offset : slot.end]
-            shape = local(tensor).shape
-            self._views.append(torch.view_as_complex(flat.view(*shape, 2)) if tensor.is_complex() else flat.view(shape))
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "order": self.order if self._chunks else [],
+            "usual": sorted(self._usual),
+            "expected": self._expected,
+            "exchanges": self._exchanges,
+            "codec": [dict(chunk.state) for chunk in self._chunks],
+        }
 
-    def pack(self) -> None:
-        """Copy the gradients that are there; zeros for the others."""
-        targets, sources = [], []
-        for number, (view, parameter) in enumerate(zip(self._views, self.fragment.tensors, strict=True)):
-            gradient = parameter.grad
-            self.has[number] = gradient is not None
-            if gradient is None:
-                view.zero_()
-                continue
-            if gradient.is_sparse:
-                name = self.fragment.names[number]
-                raise UnsupportedError(
-                    f"{name} has a sparse gradient, which has no flat form; use sparse=False in its embedding, "
-                    "or a rule that exchanges blocks (averaging, bmuf, diloco)"
-                )
-            targets.append(view)
-            sources.append(local(gradient))
-        if targets:
-            torch._foreach_copy_(targets, sources)
+    def load(self, saved: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self._usual, self._expected, self._exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        if saved["order"]:
+            self._build([int(index) for index in saved["order"]])
+        for chunk, kept in zip(self._chunks, saved["codec"], strict=True):
+            chunk.state = {name: tensor.to(chunk.part.wire.device, copy=True) for name, tensor in kept.items()}
 
-    def checksum(self) -> Tensor:
-        """Of the parameters' bits, int64, shape ()."""
-        total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)
-        for tensor in self.fragment.tensors:
-            fold(total, local(tensor).contiguous().view(-1))
-        return total
 
-    def all_finite(self) -> bool:
-        """The slow, certain answer, for when a sum overflowed."""
-        return bool(torch.isfinite(self.wire).all())
-
-    def unpack(self) -> None:
-        """Copy the mean to the gradients; make those that this worker lacked and another had."""
-        targets, sources = [], []
-        for has, view, parameter in zip(self.has, self._views, self.fragment.tensors, strict=True):
-            if not has:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            targets.append(local(parameter.grad))
-            sources.append(view)
-        if targets:
-            torch._foreach_copy_(targets, sources)
+def _with(meeting: Meeting, footers: list[Footer]) -> Meeting:
+    """The meeting as the footers leave it: who was not finite weighs nothing."""
+    return Meeting(
+        tuple(
+            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, presence=f.presence)
+            for h, f in zip(meeting.headers, footers, strict=True)
+        )
+    )

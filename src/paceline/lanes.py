@@ -7,10 +7,20 @@ cache-sized scratch, so that outer arithmetic costs a few passes over memory and
 
 Outer state is at most two numbers of 32 bits for a parameter (anchor and Delta), and one more for each compensated
 moment.
+
+Where an exchange runs behind the next block (overlap), a lane holds what its tensors were when the exchange began
+(`then`), and moves them when it lands, `made` minibatches later:
+
+    parameters   now + (start - then)                     the new start, and all the progress made meanwhile
+                 alpha now + (1 - alpha) start            with a mixing alpha, as Streaming DiLoCo does
+    moments      now + b^made (start - then)              what the optimizer's recursion makes of another start
+    buffers      (now + mean) / 2                         between two valid values, never beyond them
+    counters     now + (start - then)
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.codec import Layout, State
 from paceline.exchange import Meeting, fold
 from paceline.fragments import (
     BLOCK_ELEMENTS_CPU,
@@ -40,10 +51,14 @@ class Moves:
     Attributes:
         coefficients: of the outer step.
         ahead: kv, minibatches that the next start is ahead of the mean of the local models.
+        made: minibatches that this worker has made since the exchange began; None where it stood still meanwhile.
+        mixing: alpha, the share of the local parameters that stays; None keeps the progress made meanwhile.
     """
 
     coefficients: Coefficients
     ahead: float
+    made: int | None = None
+    mixing: float | None = None
 
 
 class Lane(ABC):
@@ -54,9 +69,14 @@ class Lane(ABC):
         device: where the outer state lies; None for the tensors' own device.
     """
 
+    lossless = True
+    """Whether its numbers must be written as they are: what is no difference between two models does not bear loss."""
+
     def __init__(self, fragment: Fragment, device: torch.device | None = None) -> None:
         self.fragment = fragment
         self.device = device or fragment.device
+        self.layout = Layout.of(s.shape if math.prod(s.shape) == s.numel else (s.numel,) for s in fragment.slots)
+        self.then: Tensor | None = None
         self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
         self._scratch: list[Tensor] = []
 
@@ -81,6 +101,22 @@ class Lane(ABC):
             size = min(self.block_elements, self.numel)
             self._scratch.append(torch.empty(size, dtype=self.dtype, device=self.device))
         return self._scratch[number][:elements]
+
+    def hold(self) -> None:
+        """Keep what the tensors are now, for the time of an exchange behind the next block."""
+        if self.then is None:
+            self.then = self.fragment.zeros(self.device)
+        for begin, end in self.fragment.blocks(0, self.numel):
+            block = self.then[begin:end]
+            values = self.fragment.read(begin, end, block)
+            if values is not block:
+                block.copy_(values)
+
+    def _now(self, begin: int, end: int) -> Tensor:
+        """A copy of the tensors as they are, in scratch."""
+        out = self.scratch(3, end - begin)
+        values = self.fragment.read(begin, end, out)
+        return out if values is out else out.copy_(values)
 
     def weight(self, meeting: Meeting) -> float:
         """What the sum over the workers has to be divided by."""
@@ -119,6 +155,8 @@ class ParameterLane(Lane):
         coefficients: what origin needs for the block under way (only `ahead` of it).
     """
 
+    lossless = False
+
     def __init__(
         self, fragment: Fragment, outer: Outer, coefficients: Callable[[], Coefficients], device: torch.device | None
     ) -> None:
@@ -142,11 +180,27 @@ class ParameterLane(Lane):
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        if moves.made is not None:
+            self._move(begin, end, mean, state, moves)
+            return
         out = self.fragment.piece(begin, end, self.scratch(1, end - begin))
         start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
         fold(self.checksum, start)
         if start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
+
+    def _move(self, begin: int, end: int, mean: Tensor, state: dict[str, Tensor], moves: Moves) -> None:
+        """The outer step, and the worker, who has gone on meanwhile, moved to its result."""
+        out = self.scratch(1, end - begin)
+        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
+        fold(self.checksum, start)
+        now = self._now(begin, end)
+        if moves.mixing is None:
+            assert self.then is not None
+            now.sub_(self.then[begin:end]).add_(start)
+        else:
+            torch.lerp(start, now, moves.mixing, out=now)
+        self.fragment.write(begin, end, now)
 
     def capture(self) -> None:
         self.anchor.copy_(self.fragment.whole(self.device))
@@ -175,9 +229,11 @@ class BufferLane(Lane):
         out.copy_(values)
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
-        self.anchor[begin:end].copy_(mean)
-        fold(self.checksum, self.anchor[begin:end])
-        self.fragment.write(begin, end, self.anchor[begin:end])
+        start = self.anchor[begin:end].copy_(mean)
+        fold(self.checksum, start)
+        if moves.made is not None:
+            start = torch.lerp(start, self._now(begin, end), 0.5)
+        self.fragment.write(begin, end, start)
 
     def capture(self) -> None:
         self.anchor.copy_(self.fragment.whole(self.device))
@@ -202,9 +258,12 @@ class CounterLane(BufferLane):
         torch.sub(self.fragment.read(begin, end, self.scratch(0, end - begin)), self.anchor[begin:end], out=out)
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
-        self.anchor[begin:end].add_(mean)
-        fold(self.checksum, self.anchor[begin:end])
-        self.fragment.write(begin, end, self.anchor[begin:end])
+        start = self.anchor[begin:end].add_(mean)
+        fold(self.checksum, start)
+        if moves.made is not None:
+            assert self.then is not None
+            start = self._now(begin, end) + (start - self.then[begin:end])
+        self.fragment.write(begin, end, start)
 
 
 def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
@@ -247,7 +306,15 @@ class MomentLane(Lane):
             if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
                 start.copy_(start.to(self.fragment.dtype))
         fold(self.checksum, start)
+        if moves.made is not None:
+            start = self._moved(begin, end, start, moves.made)
         self.fragment.write(begin, end, start)
+
+    def _moved(self, begin: int, end: int, start: Tensor, made: int) -> Tensor:
+        assert self.then is not None
+        now = self._now(begin, end)
+        now.add_(start - self.then[begin:end], alpha=self._decay() ** made)
+        return now.clamp_(min=0) if self._moment.square else now
 
     def capture(self) -> None:
         if self.init is not None:
@@ -282,7 +349,14 @@ class LaneChunk:
         moves: Callable[[Meeting], Moves],
     ) -> None:
         self.lane, self.begin, self.end = lane, begin, end
+        self.layout, self.lossless = lane.layout.cut(begin, end), lane.lossless
+        self.state: State = {}
         self._wire, self._minibatches, self._moves = wire[: end - begin], minibatches, moves
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies for the carrier."""
+        return self._wire.device
 
     def _blocks(self) -> list[tuple[int, int]]:
         size = self.lane.block_elements
@@ -304,6 +378,13 @@ class LaneChunk:
                 space.copy_(out)
         return self._wire
 
+    def keep(self, state: State) -> None:
+        """Take the codec's state; where it lies in the wire's memory, the memory of the old one takes that place."""
+        if any(shares_memory(tensor, self._wire) for tensor in state.values()):
+            free = self.state.get("residual")
+            self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
+        self.state = state
+
     @torch.no_grad()
     def land(self, total: Tensor, meeting: Meeting) -> None:
         """Apply the mean."""
@@ -318,3 +399,8 @@ class LaneChunk:
             elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
                 mean = torch.div(mean, weight, out=scratch)
             self.lane.apply(low, high, mean, meeting, moves)
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in the same storage."""
+    return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

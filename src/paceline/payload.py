@@ -2,6 +2,7 @@
 """Floor 2, the second choice of a rule: what is exchanged?
 
     gradient:  g_i                              before the optimizer's step
+    moment:    m_i = b1 m + (1 - b1) g_i        Adam's first moment, each worker's continued from the common one
     delta:     d_i = theta_i - theta^init       after a block: parameters now minus the start of the block
 
 theta^init is the start *as the worker saw it*: where the model has 16 bits and the outer state 32, the start is rounded
@@ -15,6 +16,17 @@ With the delta may ride what the local optimizer keeps (`local_state`), as furth
 - `compensate`: the mean, aged by what the outer step adds to the parameters (:mod:`paceline.outer.moments`).
 - `auto`: `reset` for SGD, whose momentum points along the worker's own path; `keep` for adaptive optimizers, whose
   second moments are a scale and not a direction.
+
+Where the exchange runs behind the next block, a worker has gone on from theta_i(t) to theta_i(t+d) when the new start s
+arrives. Two ways to join them:
+
+    keep the progress:   theta_i = s + (theta_i(t+d) - theta_i(t))         every minibatch counts once
+    mixing alpha:        theta_i = alpha theta_i(t+d) + (1 - alpha) s      Streaming DiLoCo, arXiv 2501.18512
+
+With p = theta_i(t+d) - theta_i(t), the progress, and e = theta_i(t) - s, what the worker was off the new start, the
+first is s + p and the second s + alpha p + alpha e: it keeps the share alpha of the progress and of the distance alike.
+alpha = 0 takes the start and drops the progress, alpha = 1 never takes anything. Either way the next delta is measured
+from s. The publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
 """
 
 from __future__ import annotations
@@ -39,20 +51,57 @@ class Gradient:
 
 
 @dataclass(frozen=True)
+class FirstMoment:
+    """Adam's first moment, after `warmup` steps in which the gradient is exchanged and Adam goes on as ever.
+
+    Attributes:
+        warmup: T_w, steps before the second moment is frozen.
+    """
+
+    warmup: int = 1000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 1:
+            raise RuleError(
+                "warmup must be a whole number of steps, at least 1 (Adam's second moment has to be known before it "
+                f"is frozen), got {self.warmup!r}"
+            )
+
+    def resolve(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that has no such moment."""
+        if not is_adam(optimizer):
+            raise UnsupportedError(
+                f"this rule exchanges Adam's first moment, and the optimizer is {type(optimizer).__name__}; "
+                "use torch.optim.Adam or AdamW, or the rule one_bit"
+            )
+        if any(group.get("amsgrad") for group in optimizer.param_groups):
+            raise UnsupportedError("amsgrad keeps a running maximum that is not defined here; use amsgrad=False")
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return f"Adam's first moment, after {self.warmup} steps with the gradient"
+
+
+@dataclass(frozen=True)
 class Delta:
     """The parameters' displacement over a block, and what rides along.
 
     Attributes:
         local_state: what a block starts from in the local optimizer: auto, keep, reset, average or compensate.
         adam_only: True where the method is defined for Adam's moments alone.
+        mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
+            progress made meanwhile instead.
     """
 
     local_state: str = "auto"
     adam_only: bool = False
+    mixing: float | None = None
 
     def __post_init__(self) -> None:
         if self.local_state not in LOCAL_STATE:
             raise RuleError(f"local_state must be one of {', '.join(LOCAL_STATE)}, got {self.local_state!r}")
+        if self.mixing is not None and not (isinstance(self.mixing, (int, float)) and 0 <= self.mixing < 1):
+            raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
 
     def resolve(self, optimizer: Optimizer) -> str:
         """What `local_state` means for this optimizer; raises `UnsupportedError` where it cannot be served."""
@@ -77,7 +126,8 @@ class Delta:
             "average": "the local optimizer's state is averaged",
             "compensate": "the local optimizer's moments are averaged and compensated",
         }
-        return f"the block's delta; {words[self.local_state]}"
+        mixed = f"; mixed with alpha {self.mixing:g} when it lands" if self.mixing is not None else ""
+        return f"the block's delta; {words[self.local_state]}{mixed}"
 
 
-Payload = Gradient | Delta
+Payload = Gradient | FirstMoment | Delta

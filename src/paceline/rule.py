@@ -16,20 +16,22 @@ A recipe is a named rule (:mod:`paceline.recipes`). The code that runs a rule kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.codec import Codec, Dense
+from paceline.codec import Codec, Dense, Layout
 from paceline.errors import RuleError
-from paceline.outer import Average, Outer
+from paceline.outer import Average, FrozenAdam, Outer
 from paceline.outer.base import Coefficients
-from paceline.payload import Delta, Gradient, Payload
+from paceline.payload import Delta, FirstMoment, Gradient, Payload
 from paceline.schedule import EveryBlock, EveryStep, Schedule
 from paceline.topology import Flat, Topology
 
 HEADER_BYTES = 80
 """What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""
+FOOTER_BYTES = 40
+"""What an exchange of gradients sends besides, likewise (:mod:`paceline.gradient_update`)."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,10 @@ class Rule:
 
     Attributes:
         schedule: `EveryStep()` or `EveryBlock(period, warmup)`.
-        payload: `Gradient()` or `Delta(local_state)`.
-        codec: `Dense()`.
-        topology: `Flat(chunks)` or `Ordered(chunks)`.
-        outer: `Average()`, `BlockMomentum(...)` or `Nesterov(...)`.
+        payload: `Gradient()`, `FirstMoment(warmup)` or `Delta(local_state)`.
+        codec: `Dense()`, or one of :mod:`paceline.codec`.
+        topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`.
+        outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`.
         name: what messages call it.
         arguments: what a recipe was called with; only for `text`.
     """
@@ -55,17 +57,20 @@ class Rule:
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        gradient = isinstance(self.payload, Gradient)
-        if gradient != isinstance(self.schedule, EveryStep):
+        every_step = isinstance(self.payload, (Gradient, FirstMoment))
+        if every_step != isinstance(self.schedule, EveryStep):
             raise RuleError(
                 f"{type(self.payload).__name__} does not go with {type(self.schedule).__name__}: "
-                "gradients are exchanged every step, deltas every block"
+                "gradients and moments are exchanged every step, deltas every block"
             )
-        if gradient and not isinstance(self.outer, Average):
+        fitting = FrozenAdam if isinstance(self.payload, FirstMoment) else Average
+        if every_step and type(self.outer) is not fitting:
             raise RuleError(
-                f"a gradient is handed to the optimizer as the mean, not through {type(self.outer).__name__}; "
-                "use Average()"
+                f"what is exchanged every step goes to the optimizer's step as the mean, not through "
+                f"{type(self.outer).__name__}; use {fitting.__name__}()"
             )
+        if not every_step and isinstance(self.outer, FrozenAdam):
+            raise RuleError("FrozenAdam applies Adam's first moment and needs FirstMoment() as the payload")
 
     def text(self) -> str:
         """The rule as one writes it on the command line."""
@@ -101,24 +106,45 @@ class Rule:
         """Whether the local optimizer's moments travel with the parameters."""
         return isinstance(self.payload, Delta) and self.payload.local_state in ("average", "compensate")
 
-    def bytes_per_block(self, workers: int, parameters: int, buffers: int = 0, moments: int = 2) -> int:
-        """Bytes that one worker sends for one exchange (a block, or a step), without its header.
+    def bytes_per_block(
+        self,
+        workers: int,
+        parameters: int | Layout,
+        buffers: int = 0,
+        moments: int = 2,
+        *,
+        rank: int = 0,
+        hosts: Sequence[str] | None = None,
+        exchange: int = 1 << 30,
+    ) -> int:
+        """Bytes that one worker sends for one exchange of every parameter (a block, or a step), without headers.
 
         Args:
             workers: N.
-            parameters: trainable parameters, counted as elements of 32 bits.
-            buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two).
-            moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum.
+            parameters: trainable parameters as they lie in the flat tensor, or their number of 32-bit elements.
+            buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two); always dense.
+            moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum; dense.
+            rank: the worker, where workers send different numbers of bytes.
+            hosts: each worker's host, for routes that ask; None for one worker a host.
+            exchange: which exchange it is, for codecs that begin otherwise than they go on.
         """
-        copies = 1 + moments if self.rides else 1
-        return self.codec.bytes_sent(copies * parameters + buffers, workers)
+        layout = Layout.vector(parameters) if isinstance(parameters, int) else parameters
+        hosts = [str(k) for k in range(workers)] if hosts is None else hosts
+        besides = (moments * layout.numel if self.rides else 0) + buffers
+        sent = self.topology.bytes_sent(self.codec.at(exchange), layout, hosts, rank)
+        return sent + self.topology.bytes_sent(Dense(), Layout.vector(besides), hosts, rank)
+
+    def overhead_bytes(self, workers: int) -> int:
+        """Bytes of headers and footers that one worker sends for one exchange."""
+        return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.schedule, EveryStep) else 0)) * (workers - 1)
 
     def bytes_formula(self) -> str:
         """The formula behind `bytes_per_block`."""
         what = "4 (1 + M) P" if self.rides else "4 P"
         means = "P parameters, M moments (Adam 2)" if self.rides else "P parameters"
         often = "step" if isinstance(self.schedule, EveryStep) else "block"
-        return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {HEADER_BYTES} (N-1) bytes"
+        small = self.overhead_bytes(2)
+        return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {small} (N-1) bytes"
 
 
 def is_block(rule: Rule) -> bool:

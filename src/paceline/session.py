@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +17,20 @@ from torch.optim import Optimizer
 
 from paceline import checkpoint, checks, ending, export, randomness
 from paceline.amp import ScalerHook, skipped
+from paceline.backward import PassEnd
+from paceline.blocks import Blocks
 from paceline.data import Feed, Share
-from paceline.errors import CheckpointError, ClosedError, NonFiniteError, UnsupportedError
-from paceline.exchange import Chunk, Exchanger, Header, Meeting
+from paceline.errors import CheckpointError, ClosedError, UnsupportedError
+from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments, module_list
-from paceline.gradient_update import GradientUpdate
+from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.journal import Journal
 from paceline.rule import Rule, is_block
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
-from paceline.update import BlockUpdate, Work
+from paceline.update import Work
 from paceline.watch import Watch
-
-WARM = -1
-"""Kind of the exchange that ends a warm-up."""
 
 
 def _nothing(kind: int) -> list[Chunk]:
@@ -53,12 +53,12 @@ class Run:
         checks.check_rule(rule, self._owned)
         self._transport: Transport = connect(settings.timeout_s, settings.group)
         self.world = self._transport.world
-        self._closed = False
+        self._closed = self._local = False
         self._handles: list[Any] = []
         self._flow = Flow(rule.schedule)
         self._included: dict[str, Any] = {}
         self._scaler_hook: ScalerHook | None = None
-        self._block: BlockUpdate | None = None
+        self._blocks: Blocks | None = None
         self._gradients: list[GradientUpdate] = []
         try:
             if self.world.size > 1:
@@ -81,22 +81,32 @@ class Run:
         checks.check_same(self._transport, self.rule, self._start_parts(), settings)
         ending.claim(self._transport, self._owned)
         checks.broadcast_start(self._transport, self._start_parts())
-        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology.wire(self._transport))
+        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology)
         if is_block(self.rule):
             device = torch.device("cpu") if self._settings.outer_state == "host" else None
-            self._block = BlockUpdate(self.rule, self._exchanger, self._model, self._owned, device)
-            moments = [lane.fragment for lane in self._block.moment_lanes or []]
-            checks.broadcast_start(self._transport, moments)
-            self._block.capture_moments()
+            self._blocks = Blocks(self.rule, self._exchanger, self._model, self._owned, device)
+            checks.broadcast_start(self._transport, [lane.fragment for lane in self._blocks.moment_parts])
+            self._blocks.capture_moments()
         if self._flow.lockstep:
-            last = len(self._owned) - 1
-            self._gradients = [
-                GradientUpdate(self.rule, self._exchanger, 1 + number, named, self._model if number == last else None)
-                for number, (_, named) in enumerate(self._owned)
-            ]
-            if self._settings.scaler is not None:
-                hook = ScalerHook(self._settings.scaler, self._exchange_gradients, self._gradients_due)
-                self._scaler_hook = hook
+            self._exchange_gradients_every_step()
+
+    def _exchange_gradients_every_step(self) -> None:
+        last = len(self._owned) - 1
+        occasion = Occasion(self._gradients_due, self._work, self._watched, PassEnd(), early=last == 0)
+        self._gradients = [
+            GradientUpdate(
+                self.rule,
+                self._exchanger,
+                1 + number,
+                optimizer,
+                named,
+                self._model if number == last else None,
+                occasion,
+            )
+            for number, (optimizer, named) in enumerate(self._owned)
+        ]
+        if self._settings.scaler is not None:
+            self._scaler_hook = ScalerHook(self._settings.scaler, self._settle_gradients, self._is_ours)
 
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,12 +120,26 @@ class Run:
 
     # -- inside optimizer.step() ------------------------------------------------------------------
 
-    def _gradients_due(self, optimizer: Optimizer) -> bool:
-        ours = any(optimizer is one for one in self._optimizers)
-        return ours and self._flow.lockstep and not self._closed
+    def _gradients_due(self) -> bool:
+        return self._flow.lockstep and not self._closed and not self._local
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is one for one in self._optimizers) and self._gradients_due()
+
+    def _work(self) -> Work:
+        return Work(1, self._flow.steps, self._feed.factor)
+
+    @contextlib.contextmanager
+    def _watched(self, met: list[Meeting]) -> Iterator[None]:
+        """Time an exchange of gradients, and write it down."""
+        self._watch.begin()
+        began, timing = time.perf_counter(), self._exchanger.timing
+        yield
+        timing.exchange_s = time.perf_counter() - began - timing.wait_s
+        self._watch.end(timing, met[0], block=0, warmup=is_block(self.rule))
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._gradients_due(optimizer):
+        if not self._is_ours(optimizer):
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is not None:
@@ -128,60 +152,101 @@ class Run:
             )
         if self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done:
             return
-        if self._scaler_hook is None and self._flow.steps == 0:
-            checks.refuse_hidden_scaler()
-        self._exchange_gradients(optimizer)
+        self._settle_gradients(optimizer)
 
-    def _exchange_gradients(self, optimizer: Optimizer) -> None:
+    def _number(self, optimizer: Optimizer) -> int:
+        return next(k for k, one in enumerate(self._optimizers) if one is optimizer)
+
+    def _settle_gradients(self, optimizer: Optimizer) -> None:
+        """Before the step: exchange what backward has not."""
         checks.check_unchanged(self._owned)
-        number = next(k for k, one in enumerate(self._optimizers) if one is optimizer)
-        self._watch.begin()
-        try:
-            work = Work(1, self._flow.steps, self._feed.factor)
-            meeting = self._gradients[number].exchange(work)
-        except NonFiniteError:
-            if self._scaler_hook is None:
-                raise
-            meeting = None  # all overflowed: the scaler finds it on every worker, and all skip
-        self._watch.end(self._exchanger.timing, meeting, block=0, warmup=is_block(self.rule))
+        update = self._gradients[self._number(optimizer)]
+        if not update.landed and self._scaler_hook is None and self._flow.steps == 0:
+            checks.refuse_hidden_scaler()
+        update.before_step()
+        scaled = self._scaler_hook is not None or getattr(optimizer, "found_inf", None) is not None
+        if update.problem is not None and not scaled:  # else the scaler finds it on every worker, and all skip
+            raise update.problem
 
     def _after_step(self, optimizer: Optimizer) -> None:
-        if self._closed or optimizer is not self._optimizers[-1] or skipped(optimizer):
+        if self._closed:
             return
-        due = self._flow.stepped()
+        if self._gradients:
+            self._gradients[self._number(optimizer)].stepped()
+        if optimizer is not self._optimizers[-1] or skipped(optimizer):
+            return
+        warm = self._flow.stepped()
         new = self._feed.stepped()
         self._watch.stepped(self._flow.steps, self._feed.samples, new)
         if self.world.size == 1:
             return
-        if due == "block":
-            self._exchange_block(leaving=False)
-        elif due == "warm":
+        if warm:
             self._end_warmup()
+        elif self._blocks is not None and not self._flow.lockstep:
+            self._advance(self._blocks)
+
+    def _advance(self, blocks: Blocks) -> None:
+        """A step of a block was made: apply what has had its time, send what is due."""
+        blocks.turns.stepped()
+        for fragment in blocks.landing():
+            self._land(fragment)
+        if blocks.due():
+            self._begin_block(leaving=False)
+
+    def _begin_block(self, leaving: bool) -> Meeting | None:
+        """End a fragment's block; the meeting where its result is waited for."""
+        assert self._blocks is not None
+        if not leaving:  # a run that was told to close must be able to: with what it owned at attach
+            checks.check_unchanged(self._owned)
+        fragment = self._blocks.next
+        self._watch.begin()
+        self._blocks.begin(self._flow.steps, leaving)
+        if fragment in self._blocks.turns.made:
+            self._watch.sent(self._exchanger.timing)
+            return None
+        return self._land(fragment, begun=True)
+
+    def _land(self, fragment: int, begun: bool = False) -> Meeting:
+        assert self._blocks is not None
+        if not begun:
+            self._watch.begin()
+        meeting = self._blocks.land(fragment)
+        self._watch.end(self._exchanger.timing, meeting, block=self._blocks.block, warmup=False)
+        return meeting
 
     def _end_warmup(self) -> None:
         """The synchronous steps are over: everybody, those too who have left, takes the same start."""
         self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
 
     def _take_start(self, meeting: Meeting) -> None:
-        assert self._block is not None
+        assert self._blocks is not None
         self._flow.warm = True
-        self._block.prepare()
-        self._even_out(meeting, [lane.fragment for lane in self._block.lanes])
-        self._block.capture()
+        self._blocks.prepare()
+        self._even_out(meeting, [lane.fragment for lane in self._blocks.lanes])
+        self._blocks.capture()
+        self._stop_gradients()
+
+    def _stop_gradients(self) -> None:
+        """Gradients are exchanged no more."""
+        for update in self._gradients:
+            update.close()
         if self._scaler_hook is not None:
             self._scaler_hook.remove()
             self._scaler_hook = None
 
-    def _exchange_block(self, leaving: bool) -> Meeting:
-        assert self._block is not None
-        if not leaving:  # a run that was told to close must be able to: with what it owned at attach
-            checks.check_unchanged(self._owned)
-        self._watch.begin()
-        work = Work(self._flow.since, self._flow.steps, leaving=leaving)
-        self._flow.since = 0
-        meeting = self._block.exchange(work)
-        self._watch.end(self._exchanger.timing, meeting, block=self._block.block, warmup=False)
-        return meeting
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes and steps exchange no gradients (block rules exchange none anyway).
+
+        Gradients add up on the worker and go with the next pass outside. For passes that are not training (saliency,
+        adversarial samples on one worker alone), and to save traffic while gradients are accumulated; that a program
+        makes several passes before a step is found out without it.
+        """
+        before, self._local = self._local, True
+        try:
+            yield
+        finally:
+            self._local = before
 
     # -- what the user asks for -------------------------------------------------------------------
 
@@ -203,7 +268,7 @@ class Run:
     @property
     def blocks(self) -> int:
         """Blocks that have been exchanged."""
-        return self._block.block if self._block is not None else 0
+        return self._blocks.block if self._blocks is not None else 0
 
     @property
     def epoch(self) -> int:
@@ -234,9 +299,9 @@ class Run:
             self._included[name] = thing
 
     @property
-    def _ahead(self) -> BlockUpdate | None:
-        """The block update, where the user's model differs from the global one."""
-        return None if self._flow.lockstep or self._closed else self._block
+    def _ahead(self) -> Blocks | None:
+        """The block updates, where the user's model differs from the global one."""
+        return None if self._flow.lockstep or self._closed else self._blocks
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model as a state dictionary of the (unwrapped) model; copies, on the model's device."""
@@ -294,15 +359,14 @@ class Run:
         self._watch.note("resume", path=str(path))
 
     def _state(self) -> dict[str, Any]:
-        block = self._block
         return {
             "model": export.plain_state(self._model),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "included": {name: thing.state_dict() for name, thing in self._included.items()},
-            "outer": block.state() if block is not None else {},
-            "numbers": block.numbers() if block is not None else {},
+            "blocks": self._blocks.state() if self._blocks is not None else [],
+            "gradients": [update.state() for update in self._gradients],
             "sequence": self._exchanger.sequence if self.world.size > 1 else 0,
-            "flow": [self._flow.steps, self._flow.since, self._flow.warm],
+            "flow": [self._flow.steps, self._flow.warm],
             "data": self._feed.state(),
             "random": randomness.capture(),
         }
@@ -324,11 +388,13 @@ class Run:
             optimizer.load_state_dict(saved)
         for name, thing in self._included.items():
             thing.load_state_dict(state["included"][name])
-        if self._block is not None:
-            self._block.load(state["outer"], state["numbers"])
+        if self._blocks is not None:
+            self._blocks.load(state["blocks"])
+        for update, saved in zip(self._gradients, state["gradients"], strict=True):
+            update.load(saved)
         if self.world.size > 1:
             self._exchanger.sequence = state["sequence"]
-        self._flow.steps, self._flow.since, self._flow.warm = state["flow"]
+        self._flow.steps, self._flow.warm = state["flow"]
         self._feed.load(state["data"])
         randomness.restore(state["random"])
 
@@ -350,13 +416,19 @@ class Run:
             self._detach()
 
     def _leave(self) -> None:
-        while True:
+        if self._blocks is not None:
+            for fragment in sorted(self._blocks.turns.made):
+                self._land(fragment)
+        quiet = 0  # exchanges in a row to which nobody came with work before him
+        while quiet < (len(self._blocks.updates) if self._ahead is not None and self._blocks is not None else 1):
             ahead = self._ahead
-            meeting = self._join_gradients() if ahead is None else self._exchange_block(leaving=True)
+            met = self._join_gradients() if ahead is None else self._begin_block(leaving=True)
+            assert met is not None
+            meeting = met
             if any(h.kind == WARM for h in meeting.headers):
                 self._take_start(meeting)
-            if meeting.all_leaving:
-                break
+            quiet = quiet + 1 if meeting.all_leaving else 0
+        ahead = self._ahead
         if ahead is not None:
             export.settle(ahead.global_lanes)
         else:
@@ -374,17 +446,16 @@ class Run:
 
     def _bare_header(self, kind: int, leaving: bool) -> Header:
         """A header without a payload behind it."""
-        steps, number = self._flow.steps, self._exchanger.sequence + 1
-        return Header(number, kind, False, leaving, True, 0, 0, 0.0, steps, 0)
+        return Header(0, kind, False, leaving, True, 0, 0, 0.0, self._flow.steps, 0)
 
     def _join_gradients(self) -> Meeting:
         """Come to an exchange of gradients with nothing in hand."""
-        header = self._bare_header(0, leaving=True)
-        meeting = self._exchanger.meet(header, lambda kind: self._gradients[kind - 1].chunks())
-        if not meeting.empty:
-            kind = next(h.kind for h in meeting.headers if h.brings)
-            self._gradients[kind - 1].join_empty(meeting)
-        return meeting
+        opening = self._exchanger.open(self._bare_header(0, leaving=True))
+        meeting = opening.meeting()
+        if meeting.empty:
+            return meeting
+        kind = next(h.kind for h in meeting.headers if h.brings)
+        return self._gradients[kind - 1].join(opening)
 
     def _even_out(self, meeting: Meeting, parts: list[Fragment]) -> None:
         """Workers that made fewer steps take what one has that made the most."""
@@ -400,8 +471,9 @@ class Run:
             handle.remove()
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, None)
-        if self._scaler_hook is not None:
-            self._scaler_hook.remove()
+        self._stop_gradients()
+        if self.world.size > 1:
+            self._exchanger.close()
         self._watch.close(self.blocks)
         self._transport.close()
 

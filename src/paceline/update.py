@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.codec import Layout
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.exchange import IN_FLIGHT, Exchanger, Header, Meeting, combine
+from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine
 from paceline.fragments import Modules, fragments
 from paceline.lanes import (
     BufferLane,
@@ -38,6 +39,7 @@ from paceline.optimizers import (
 from paceline.outer.base import Coefficients
 from paceline.payload import Delta
 from paceline.rule import Rule
+from paceline.schedule import EveryBlock
 
 SMALL_ELEMENTS = 1 << 18
 """An exchange of fewer elements than this goes in one chunk."""
@@ -70,26 +72,41 @@ def cut(numel: int, pieces: int) -> list[tuple[int, int]]:
     return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
 
 
+def cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
+    """Cut a flat tensor into at most `pieces` ranges of about one length, between its matrices."""
+    length = max(SMALL_ELEMENTS, -(-layout.numel // pieces))
+    ranges, begin = [], 0
+    for matrix in layout.matrices:
+        if matrix.end - begin >= length or matrix.end == layout.numel:
+            ranges.append((begin, matrix.end))
+            begin = matrix.end
+    return ranges
+
+
 class BlockUpdate:
     """Block payloads: parameters, buffers and moments of one model under one rule.
 
     Args:
         rule: the rule.
         exchanger: the connection.
-        model: the user's modules (for buffers).
-        owned: (optimizer, its named parameters) pairs.
+        model: the user's modules (for buffers); None where another fragment carries them.
+        owned: (optimizer, its named parameters) pairs, those of this fragment.
         state_device: where outer state lies; None for the parameters' own device.
+        kind: what its headers say.
     """
 
     def __init__(
         self,
         rule: Rule,
         exchanger: Exchanger,
-        model: Modules,
+        model: Modules | None,
         owned: list[tuple[Optimizer, Named]],
         state_device: torch.device | None,
+        kind: int,
     ) -> None:
-        assert isinstance(rule.payload, Delta)
+        assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
+        self.kind, self._period, self._mixing = kind, rule.schedule.period, rule.payload.mixing
+        self._behind = rule.schedule.overlap > 0
         self._rule, self._exchanger, self._owned, self._device = rule, exchanger, owned, state_device
         self.choices = [rule.payload.resolve(optimizer) for optimizer, _ in owned]
         self.block, self.rho, self.ahead = 0, 0.0, 0.0
@@ -99,10 +116,13 @@ class BlockUpdate:
             ParameterLane(fragment, rule.outer, self._coefficients, state_device)
             for fragment in fragments("parameters", everything)
         ]
-        self.buffer_lanes = buffer_lanes(model, state_device)
+        self.buffer_lanes = buffer_lanes(model, state_device) if model is not None else []
         self.moment_lanes: list[MomentLane] | None = None  # made when the optimizers have made their state
         self._chunks: list[LaneChunk] = []
         self._minibatches = 0
+        self._made: int | None = None
+        self._flight: Flight | None = None
+        self._finite = True
         self._moves_of: tuple[Meeting, Moves] | None = None
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too
             self.moment_lanes = self._make_moment_lanes()
@@ -120,7 +140,7 @@ class BlockUpdate:
         if self._moves_of is None or self._moves_of[0] is not meeting:
             c = self._coefficients()
             _, ahead = self._rule.outer.equivalent_minibatches(self.rho, meeting.tau, c)
-            self._moves_of = (meeting, Moves(c, ahead))
+            self._moves_of = (meeting, Moves(c, ahead, self._made, self._mixing))
         return self._moves_of[1]
 
     # -- lanes and chunks -------------------------------------------------------------------------
@@ -182,12 +202,15 @@ class BlockUpdate:
             self._chunks = self._cut_chunks()
 
     def _cut_chunks(self) -> list[LaneChunk]:
-        """All lanes as chunks; a few wire buffers for each dtype and device take turns."""
+        """All lanes as chunks; a few wire buffers for each dtype and device take turns, where nothing stays in them."""
         pieces: list[tuple[Lane, int, int]] = []
         total = sum(lane.numel for lane in self.lanes)
+        codec = self._rule.codec
         for lane in self.lanes:
             wanted = max(1, round(self._rule.topology.chunks * lane.numel / max(total, 1)))
-            pieces += [(lane, begin, end) for begin, end in cut(lane.numel, wanted)]
+            whole = codec.whole and not lane.lossless
+            ranges = cut_between(lane.layout, wanted) if whole else cut(lane.numel, wanted)
+            pieces += [(lane, begin, end) for begin, end in ranges]
         wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
         longest: dict[tuple[torch.dtype, torch.device], int] = {}
         for lane, begin, end in pieces:
@@ -196,41 +219,72 @@ class BlockUpdate:
         chunks = []
         for turn, (lane, begin, end) in enumerate(pieces):
             key = (lane.dtype, self._exchanger.transport.wire_device(lane.device))
-            name = (*key, turn % IN_FLIGHT)
+            own = self._behind or not (codec.exact or lane.lossless)
+            name = (*key, -1 - turn if own else turn % IN_FLIGHT)
             if name not in wires:
-                wires[name] = torch.zeros(longest[key], dtype=key[0], device=key[1])
+                wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])
             chunks.append(LaneChunk(lane, begin, end, wires[name], lambda: self._minibatches, self._moves))
         return chunks
 
     # -- the exchange -----------------------------------------------------------------------------
 
-    def exchange(self, work: Work) -> Meeting:
-        """End the block: exchange, apply, and start the next one from the result.
+    def begin(self, work: Work, behind: bool) -> None:
+        """End the block: send what it brought.
 
-        Raises `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state untouched, `PeerLostError`.
+        Args:
+            work: what the block was.
+            behind: whether the worker goes on while the exchange is under way; else it is done in `land`.
         """
         self.prepare()
         self._minibatches = work.minibatches
-        finite = all(lane.fragment.finite() for lane in self.lanes)
+        finite = self._finite = all(lane.fragment.finite() for lane in self.lanes)
         header = Header(
-            sequence=self._exchanger.sequence + 1,
-            kind=0,
+            sequence=0,
+            kind=self.kind,
             brings=work.minibatches > 0,
             leaving=work.leaving,
             finite=finite,
             minibatches=work.minibatches,
             presence=0,
-            factor=work.minibatches / self._rule.schedule.period if finite else 0.0,
+            factor=work.minibatches / self._period if finite else 0.0,
             total=work.total,
             checksum=self.checksum(),
         )
+        if behind:
+            self._prepare_to_go_on()
+        at_once = len(self._chunks) + 1 if behind else IN_FLIGHT
+        self._flight = Flight(self._exchanger, header, lambda kind: self._chunks, self.block, at_once)
+
+    def _prepare_to_go_on(self) -> None:
+        """The next block begins before the last one's result is there."""
+        with torch.no_grad():
+            if not self._finite:
+                self._restart()
+            for lane in self.lanes:
+                lane.hold()
+        for (optimizer, named), choice in zip(self._owned, self.choices, strict=True):
+            if choice == "reset":
+                reset_state(optimizer, [p for _, p in named])
+
+    def land(self, made: int | None) -> Meeting:
+        """Apply what `begin` sent, and start the next block from the result.
+
+        Args:
+            made: minibatches made since `begin`; None where the worker stood still.
+
+        Raises `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state untouched, `PeerLostError`.
+        """
+        assert self._flight is not None
+        flight, self._flight, self._made = self._flight, None, made
+        for lane in self.lanes:
+            lane.fragment.refresh()
         try:
-            meeting = self._exchanger.meet(header, lambda kind: self._chunks)
+            meeting = flight.finish()
         except NonFiniteError:
             self._restart()
             raise
         if meeting.weight > 0:
-            self._advance(meeting, finite)
+            self._advance(meeting, made)
         return meeting
 
     def checksum(self) -> int:
@@ -240,18 +294,18 @@ class BlockUpdate:
             lane.checksum.zero_()
         return total
 
-    def _advance(self, meeting: Meeting, finite: bool) -> None:
+    def _advance(self, meeting: Meeting, made: int | None) -> None:
         moves = self._moves(meeting)
         self.rho, _ = self._rule.outer.equivalent_minibatches(self.rho, meeting.tau, moves.coefficients)
         self.ahead = moves.coefficients.next_momentum
         self.block += 1
         for number, ((optimizer, named), choice) in enumerate(zip(self._owned, self.choices, strict=True)):
             parameters: list[Tensor] = [p for _, p in named]
-            if choice == "reset" or (choice == "keep" and not finite):
+            if made is None and (choice == "reset" or (choice == "keep" and not self._finite)):
                 reset_state(optimizer, parameters)
             elif choice in ("average", "compensate"):
                 self.counts[number] += meeting.tau + (moves.ahead if choice == "compensate" else 0.0)
-                set_step_count(optimizer, parameters, self.counts[number])
+                set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
 
     def _restart(self) -> None:
         """After a block that nobody can use: back to where it began."""
@@ -299,12 +353,30 @@ class BlockUpdate:
             for name, tensor in lane.state().items()
         }
 
+    def passing(self) -> dict[str, Any]:
+        """What a checkpoint holds besides outer state: the codec's state, and an exchange that has not landed yet."""
+        codec = [dict(chunk.state) for chunk in self._chunks]
+        if self._flight is None:
+            return {"codec": codec, "flight": None}
+        arrived = self._flight.arrive()
+        said = [header.pack().tolist() for header in self._flight.opening.meeting().headers]
+        return {
+            "codec": codec,
+            "flight": {
+                "said": said,
+                "finite": self._finite,
+                "totals": [total for _, total, _ in arrived],
+                "codec": [dict(state) for _, _, state in arrived],
+                "then": [lane.then for lane in self.lanes],
+            },
+        }
+
     def numbers(self) -> dict[str, object]:
-        """What a checkpoint holds besides tensors."""
+        """The numbers that a checkpoint holds."""
         sums = [int(lane.checksum) for lane in self.lanes]
         return {"block": self.block, "rho": self.rho, "ahead": self.ahead, "counts": self.counts, "sums": sums}
 
-    def load(self, state: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Tensor], numbers: dict[str, Any], passing: dict[str, Any]) -> None:
         """Put outer state back, after the optimizers' own; makes the moments' lanes where the saved run had them."""
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
         self.counts = list(numbers["counts"])
@@ -315,6 +387,23 @@ class BlockUpdate:
             lane.checksum.fill_(checksum)
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
+        if passing["codec"]:
+            self.prepare()
+            for chunk, kept in zip(self._chunks, passing["codec"], strict=True):
+                chunk.state = {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()}
+        if passing["flight"] is not None:
+            self._resume_flight(passing["flight"])
+
+    def _resume_flight(self, saved: dict[str, Any]) -> None:
+        self._finite = saved["finite"]
+        for lane, then in zip(self.lanes, saved["then"], strict=True):
+            lane.then = then.to(lane.device, copy=True) if then is not None else None
+        meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
+        arrived = [
+            (chunk, total.to(chunk.device, copy=True), {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()})
+            for chunk, total, kept in zip(self._chunks, saved["totals"], saved["codec"], strict=True)
+        ]
+        self._flight = Flight.arrived(self._exchanger, meeting, arrived)
 
 
 def _decay_of(optimizer: Optimizer, place: int, moment: Moment) -> Callable[[], float]:

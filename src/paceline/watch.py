@@ -63,6 +63,10 @@ class Watch:
         """An exchange begins; what came before was computing."""
         self._sums.compute_s += time.perf_counter() - self._since
 
+    def sent(self, timing: Timing) -> None:
+        """An exchange has begun, and the worker goes on meanwhile."""
+        self._since = time.perf_counter()
+
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
         """An exchange is over."""
         sums = self._sums

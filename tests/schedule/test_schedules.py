@@ -5,48 +5,50 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.errors import RuleError
 from paceline.flow import Flow
 from paceline.schedule import EveryBlock, EveryStep
-
-
-def due(schedule: EveryStep | EveryBlock, steps: int) -> list[str]:
-    """What each step says; the caller takes note of the end of the warm-up and of a block, as a run does."""
-    flow, found = Flow(schedule), []
-    for _ in range(steps):
-        word = flow.stepped()
-        if word == "block":
-            flow.since = 0
-        if word == "warm":
-            flow.warm = True
-        found.append(word)
-    return found
 
 
 def test_every_step_is_always_lockstep() -> None:
     flow = Flow(EveryStep())
     for _ in range(5):
         assert flow.lockstep
-        assert flow.stepped() == ""
+        assert not flow.stepped()
     assert flow.steps == 5
 
 
-def test_blocks() -> None:
-    assert due(EveryBlock(3), 7) == ["", "", "block", "", "", "block", ""]
-    assert due(EveryBlock(1), 2) == ["block", "block"]
-
-
-def test_blocks_after_a_warm_up() -> None:
-    assert due(EveryBlock(2, warmup=3), 8) == ["", "", "warm", "", "block", "", "block", ""]
-    assert due(EveryBlock(2, warmup=1), 3) == ["warm", "", "block"]
-
-
-@pytest.mark.parametrize("warmup", [0, 2])
+@pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_lockstep_is_the_warm_up(warmup: int) -> None:
-    flow, seen = Flow(EveryBlock(2, warmup)), []
+    flow, seen, over = Flow(EveryBlock(2, warmup)), [], []
     for _ in range(4):
         seen.append(flow.lockstep)
-        flow.warm = flow.stepped() == "warm" or flow.warm
+        over.append(flow.stepped())
+        flow.warm = over[-1] or flow.warm
     assert seen == [True] * warmup + [False] * (4 - warmup)
+    assert over == [step == warmup for step in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        (EveryBlock(3), [3, 6, 9, 12]),
+        (EveryBlock(1), [1, 2, 3, 4]),
+        (EveryBlock(8, fragments=4), [2, 4, 6, 8, 10, 12, 14, 16]),
+        (EveryBlock(5, fragments=2), [2, 5, 7, 10]),
+        (EveryBlock(3, fragments=3), [1, 2, 3, 4]),
+    ],
+)
+def test_when_exchanges_begin(schedule: EveryBlock, want: list[int]) -> None:
+    assert [schedule.ends(k) for k in range(len(want))] == want
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fragments": 0}, {"fragments": 9}, {"overlap": -1}, {"overlap": 9}, {"overlap": 1.5}]
+)
+def test_bad_numbers(wrong: dict[str, int]) -> None:
+    with pytest.raises(RuleError, match=next(iter(wrong))):
+        EveryBlock(8, **wrong)
 
 
 def test_in_words() -> None:

@@ -8,9 +8,10 @@ background, or many at a time. It returns `(total, state)`: the sum over the wor
 state for the next time.
 
 - Totals are sums; the caller divides by the weights.
-- `x` belongs to the exchange. Where `exact` is False, it holds what was not sent, x - sent_i, when the exchange is over;
-  error feedback keeps that memory as the residual, and adds it to the next x: sent + residual = given.
-- State is never changed in place: a caller that has no use for a total keeps the state from before, and nothing is lost.
+- `x` belongs to the exchange. Where `exact` is False, it holds what was not sent, x - sent_i, when the exchange is
+  over; error feedback keeps that memory as the residual, and adds it to the next x: sent + residual = given.
+- State is never changed in place: a caller that has no use for a total keeps the state from before, and nothing is
+  lost.
 - The result is the same bits on every worker.
 """
 

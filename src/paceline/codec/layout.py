@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the numbers of a flat tensor are: matrices of consecutive rows, one after another.
 
-A parameter of shape (a, b, c, ..) is a matrix of a rows of b c .. numbers; one of a single dimension is one row. A codec
-that gives every row two levels, or every matrix two factors, sees them here. A layout can be cut anywhere: what remains
-of a cut row is a row.
+A parameter of shape (a, b, c, ..) is a matrix of a rows of b c .. numbers; one of a single dimension is one row. A
+codec that gives every row two levels, or every matrix two factors, sees them here. A layout can be cut anywhere: what
+remains of a cut row is a row.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 from paceline.outer.average import Average
 from paceline.outer.base import Outer
 from paceline.outer.block_momentum import BlockMomentum
+from paceline.outer.frozen_adam import FrozenAdam
 from paceline.outer.nesterov import Nesterov
 
-__all__ = ["Average", "BlockMomentum", "Nesterov", "Outer"]
+__all__ = ["Average", "BlockMomentum", "FrozenAdam", "Nesterov", "Outer"]

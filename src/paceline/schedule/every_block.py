@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange after every block of tau minibatches, after a synchronous warm-up.
+"""Exchange after every block of tau minibatches, after a synchronous warm-up; whole, or in fragments one by one.
 
     t <  W:  exchange gradients before every step     (warm-up: the model is not yet where averaging is harmless)
-    t >= W:  exchange after steps W + tau, W + 2 tau, W + 3 tau, ...
+    t >= W:  fragment f of F ends its blocks after steps W + k tau + (f + 1) tau / F,     k = 0, 1, 2, ...
 
-t counts one worker's steps, W is the warm-up, tau the period. Source: Chen & Huo, ICASSP 2016 (blocks); the need of a
-warm start is stated in the documentation of CNTK's block momentum.
+t counts one worker's steps, W is the warm-up, tau the period. With F = 1 the whole model is exchanged after W + tau,
+W + 2 tau, ..; with more, each exchange carries one part and the peak rate falls by F. An exchange that begins after
+step t is applied after step t + d, d being the overlap: meanwhile the workers go on, and the network has d steps' time.
+
+Source: Chen & Huo, ICASSP 2016 (blocks); the need of a warm start is stated in the documentation of CNTK's block
+momentum; Douillard et al., arXiv 2501.18512 (fragments with offsets, and the delay between sending and applying).
 """
 
 from __future__ import annotations
@@ -20,22 +24,44 @@ class EveryBlock:
     """Blocks of `period` minibatches on each worker.
 
     Attributes:
-        period: tau, minibatches that each worker makes between two exchanges.
+        period: tau, minibatches that each worker makes between two exchanges of a parameter.
         warmup: W, synchronous steps before the first block.
+        fragments: F, parts of the model that are exchanged one after another, evenly over the block.
+        overlap: d, minibatches that are made while an exchange is under way; 0 waits for it.
     """
 
     period: int = 16
     warmup: int = 0
+    fragments: int = 1
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         if not _whole(self.period) or self.period < 1:
             raise RuleError(f"period must be a whole number of minibatches, at least 1, got {self.period!r}")
         if not _whole(self.warmup) or self.warmup < 0:
             raise RuleError(f"warmup must be a whole number of steps, at least 0, got {self.warmup!r}")
+        if not _whole(self.fragments) or not 1 <= self.fragments <= self.period:
+            raise RuleError(
+                f"fragments must be a whole number from 1 to the period ({self.period}), got {self.fragments!r}"
+            )
+        if not _whole(self.overlap) or not 0 <= self.overlap <= self.period:
+            raise RuleError(
+                f"overlap must be a whole number of minibatches from 0 to the period ({self.period}), got "
+                f"{self.overlap!r}"
+            )
+
+    def ends(self, exchange: int) -> int:
+        """After which step since the warm-up exchange number `exchange` (the first is 0) begins."""
+        block, fragment = divmod(exchange, self.fragments)
+        return block * self.period + (fragment + 1) * self.period // self.fragments
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
         text = f"every {self.period} minibatches"
+        if self.fragments > 1:
+            text += f", in {self.fragments} fragments one after another"
+        if self.overlap:
+            text += f", applied {self.overlap} minibatches later"
         return f"{text}, after {self.warmup} synchronous steps" if self.warmup else text
 
 

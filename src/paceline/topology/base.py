@@ -22,6 +22,10 @@ from paceline.transport.base import Pending, Transport
 class Route(Protocol):
     """A topology bound to a connection."""
 
+    @property
+    def stages(self) -> int:
+        """Operations that follow one another in an exchange, at most."""
+
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x`, shape (n,), over all workers, as `codec` writes it; as :class:`paceline.codec.base.Codec` says."""
 
@@ -55,9 +59,12 @@ class DirectWire:
         self.rank, self.size = transport.world.rank, transport.world.size
 
     def channel(self) -> Transport:
-        """The connection for the next operation: what follows another operation must not wait in one queue with it."""
+        """The connection for the next operation: what follows another operation must not wait in one queue with it.
+
+        Channel 0 is left to what workers tell each other besides.
+        """
         self._started += 1
-        return self.transport.channel(self._started - 1)
+        return self.transport.channel(self._started)
 
     def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> Pending:
         """Start to send parts of `x`; see :class:`paceline.codec.base.Wire`."""

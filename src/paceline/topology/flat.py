@@ -33,9 +33,10 @@ class FlatWire(DirectWire):
 
 @dataclass(frozen=True)
 class FlatRoute:
-    """The route bound to a transport."""
+    """The route bound to a transport, with operations one after another in an exchange."""
 
     transport: Transport
+    stages: int
 
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers."""
@@ -58,8 +59,8 @@ class Flat:
 
     def route(self, transport: Transport, operations: int) -> FlatRoute:
         """The route over `transport`."""
-        transport.open_channels(operations)
-        return FlatRoute(transport)
+        transport.open_channels(1 + operations)
+        return FlatRoute(transport, operations)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """What the codec sends among all workers."""

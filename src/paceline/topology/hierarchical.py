@@ -172,7 +172,9 @@ class HierarchicalRoute:
         for part in self._fast:
             part.open_channels(2)
         self._slow = transport.part(plan.levels[-1]) if self._fast else transport
-        self._slow.open_channels(operations * (2 if ordered else 1))
+        slow = operations * (2 if ordered else 1)
+        self._slow.open_channels(1 + slow)
+        self.stages = 2 * len(self._fast) + slow
 
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers, in its own memory."""

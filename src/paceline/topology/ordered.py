@@ -34,9 +34,10 @@ class OrderedWire(DirectWire):
 
 @dataclass(frozen=True)
 class OrderedRoute:
-    """The route bound to a transport."""
+    """The route bound to a transport, with operations one after another in an exchange."""
 
     transport: Transport
+    stages: int
 
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers."""
@@ -59,8 +60,8 @@ class Ordered:
 
     def route(self, transport: Transport, operations: int) -> OrderedRoute:
         """The route over `transport`."""
-        transport.open_channels(2 * operations)
-        return OrderedRoute(transport)
+        transport.open_channels(1 + 2 * operations)
+        return OrderedRoute(transport, 2 * operations)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """What the codec sends among all workers."""

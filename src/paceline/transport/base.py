@@ -62,6 +62,11 @@ class Transport(ABC):
         self._parent = parent
         self._counting = threading.Lock()
 
+    @property
+    def background(self) -> bool:
+        """Whether operations on different channels may be started and waited for in threads of their own."""
+        return False
+
     def wire_device(self, device: torch.device) -> torch.device:
         """Where a tensor of `device` has to lie for an exchange: the same device unless the carrier cannot."""
         return device

@@ -74,6 +74,11 @@ class ProcessTransport(Transport):
         made._set_up(self._connection, world, f"{self._label}/{label}", ranks, self)
         return made
 
+    @property
+    def background(self) -> bool:
+        """gloo may; of NCCL several communicators at once may wait for each other, and it has streams of its own."""
+        return "nccl" not in self.name
+
     def wire_device(self, device: torch.device) -> torch.device:
         """gloo takes host memory, NCCL device memory; a group with both takes each where it lies."""
         cpu, cuda = "gloo" in self.name, "nccl" in self.name

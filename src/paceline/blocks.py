@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block payloads over time: the fragments of a model take turns, and each lands when it is due.
+
+Exchanges of all fragments form one sequence, fragment `number mod F`, so that a worker which has run out of data knows
+which fragment comes next and can join it. Several may be under way at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.errors import UnsupportedError
+from paceline.exchange import BLOCK, Exchanger, Meeting, combine
+from paceline.fragments import Modules
+from paceline.lanes import BufferLane, Lane, ParameterLane
+from paceline.rule import Rule
+from paceline.schedule import EveryBlock
+from paceline.update import BlockUpdate, Named, Work
+
+Owned = list[tuple[Optimizer, Named]]
+
+
+@dataclass
+class Turns:
+    """Where the sequence of exchanges stands.
+
+    Attributes:
+        since: of each fragment, minibatches since its last exchange began.
+        made: fragment -> minibatches made since its exchange began, of those under way.
+        begun: exchanges begun so far, by anybody.
+        steps: minibatches since the first block began.
+    """
+
+    since: list[int]
+    made: dict[int, int] = field(default_factory=dict)
+    begun: int = 0
+    steps: int = 0
+
+    def stepped(self) -> None:
+        """A minibatch was made."""
+        self.steps += 1
+        self.since = [n + 1 for n in self.since]
+        self.made = {fragment: n + 1 for fragment, n in self.made.items()}
+
+
+class Blocks:
+    """All fragments of a model under a block rule.
+
+    Args:
+        rule: the rule.
+        exchanger: the connection.
+        model: the user's modules (their buffers go with the first fragment).
+        owned: (optimizer, its named parameters) pairs.
+        state_device: where outer state lies; None for the parameters' own device.
+    """
+
+    def __init__(
+        self, rule: Rule, exchanger: Exchanger, model: Modules, owned: Owned, state_device: torch.device | None
+    ) -> None:
+        assert isinstance(rule.schedule, EveryBlock)
+        self._schedule = rule.schedule
+        self.updates = [
+            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number)
+            for number, part in enumerate(staggered(owned, rule.schedule.fragments))
+        ]
+        self.turns = Turns([0] * len(self.updates))
+
+    # -- over time --------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> int:
+        """The fragment whose turn it is."""
+        return self.turns.begun % len(self.updates)
+
+    def landing(self) -> Iterator[int]:
+        """The fragments whose exchange has had its time."""
+        return (f for f, made in list(self.turns.made.items()) if made >= self._schedule.overlap)
+
+    def due(self) -> bool:
+        """Whether the next fragment's block is over."""
+        return self.turns.steps >= self._schedule.ends(self.turns.begun)
+
+    def begin(self, total: int, leaving: bool) -> None:
+        """End the block of the fragment whose turn it is; it lands at once, or later.
+
+        Args:
+            total: minibatches of this worker since attach.
+            leaving: whether the worker has come to its end.
+        """
+        fragment, turns = self.next, self.turns
+        work = Work(turns.since[fragment], total, leaving=leaving)
+        turns.since[fragment], turns.begun = 0, turns.begun + 1
+        behind = self._schedule.overlap > 0 and not leaving
+        self.updates[fragment].begin(work, behind)
+        if behind:
+            turns.made[fragment] = 0
+
+    def land(self, fragment: int) -> Meeting:
+        """Apply the exchange of a fragment that `begin` sent."""
+        return self.updates[fragment].land(self.turns.made.pop(fragment, None))
+
+    # -- what others need -------------------------------------------------------------------------
+
+    @property
+    def block(self) -> int:
+        """Blocks that have been exchanged, of the fragment that has seen most."""
+        return max(update.block for update in self.updates)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Of all fragments."""
+        return [lane for update in self.updates for lane in update.lanes]
+
+    @property
+    def parameter_lanes(self) -> list[ParameterLane]:
+        """Of all fragments."""
+        return [lane for update in self.updates for lane in update.parameter_lanes]
+
+    @property
+    def buffer_lanes(self) -> list[BufferLane]:
+        """Of all fragments."""
+        return [lane for update in self.updates for lane in update.buffer_lanes]
+
+    @property
+    def moment_parts(self) -> list[Lane]:
+        """Lanes of the moments that were there at attach."""
+        return [lane for update in self.updates for lane in update.moment_lanes or []]
+
+    @property
+    def global_lanes(self) -> list[ParameterLane | BufferLane]:
+        """The lanes whose anchors are the global model."""
+        return [*self.parameter_lanes, *self.buffer_lanes]
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
+        found: dict[str, Tensor] = {}
+        for lane in self.global_lanes:
+            found |= lane.fragment.unflatten(lane.anchor)
+        return found
+
+    def prepare(self) -> None:
+        """Make what can only be made once the optimizers have made their state."""
+        for update in self.updates:
+            update.prepare()
+
+    def capture(self) -> None:
+        """Take model and moments, which are the same on all workers, for the first block's start."""
+        for update in self.updates:
+            update.capture()
+
+    def capture_moments(self) -> None:
+        """Take the moments that were there at attach, which are the same on all workers."""
+        for update in self.updates:
+            update.capture_moments()
+
+    def checksum(self) -> int:
+        """Of the state that the last exchanges left."""
+        return combine(torch.tensor(update.checksum()) for update in self.updates)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a checkpoint holds of every fragment."""
+        turns = self.turns
+        rows: list[dict[str, Any]] = [
+            {"outer": update.state(), "numbers": update.numbers(), "passing": update.passing(), "since": since}
+            for update, since in zip(self.updates, turns.since, strict=True)
+        ]
+        rows[0]["turns"] = [turns.begun, turns.steps, sorted(turns.made.items())]
+        return rows
+
+    def load(self, rows: list[dict[str, Any]]) -> None:
+        """Put back what `state` gave."""
+        for update, row in zip(self.updates, rows, strict=True):
+            update.load(row["outer"], row["numbers"], row["passing"])
+        begun, steps, made = rows[0]["turns"]
+        self.turns = Turns([row["since"] for row in rows], {int(f): int(n) for f, n in made}, begun, steps)
+
+
+def staggered(owned: Owned, fragments: int) -> list[Owned]:
+    """Share a model's parameters out to fragments, layer by layer, each to the fragment that has least so far.
+
+    With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up
+    to the first number in common; where there are fewer layers than fragments, each parameter is one.
+    """
+    if fragments == 1:
+        return [owned]
+    named = [(name, p.numel()) for _, pairs in owned for name, p in pairs]
+    if len(named) < fragments:
+        raise UnsupportedError(
+            f"the model has {len(named)} trainable parameters and cannot be exchanged in {fragments} fragments; "
+            "use fewer fragments"
+        )
+    layers: dict[str, int] = {}
+    for name, numel in named:
+        layers[_layer(name)] = layers.get(_layer(name), 0) + numel
+    key = _layer if len(layers) >= fragments else str
+    sizes: dict[str, int] = {}
+    for name, numel in named:
+        sizes[key(name)] = sizes.get(key(name), 0) + numel
+    loads, place = [0] * fragments, {}
+    empty = fragments
+    for number, (layer, numel) in enumerate(sizes.items()):
+        least = loads.index(min(loads))
+        if len(sizes) - number <= empty:  # no fragment may stay without a parameter
+            least = loads.index(0)
+        empty -= loads[least] == 0
+        place[layer] = least
+        loads[least] += max(numel, 1)
+    return [
+        [(optimizer, [(n, p) for n, p in pairs if place[key(n)] == f]) for optimizer, pairs in owned]
+        for f in range(fragments)
+    ]
+
+
+def _layer(name: str) -> str:
+    match = re.match(r"(.*?\d+)(\.|$)", name)
+    return match.group(1) if match else name.split(".", 1)[0]

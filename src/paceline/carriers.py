@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken from each parameter before a step, and where the workers' mean goes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from paceline.fragments import local
+from paceline.optimizers import ensure_state
+from paceline.outer.frozen_adam import frozen_step
+
+
+class Carrier(Protocol):
+    """One kind of payload of a step."""
+
+    def read(self, parameter: Tensor) -> Tensor | None:
+        """What this worker brings, of the parameter's shape; None where there is nothing."""
+
+    def target(self, parameter: Tensor) -> Tensor:
+        """Where the mean goes; made where it is not there yet."""
+
+
+class Gradients:
+    """The gradient, replaced by the mean."""
+
+    def read(self, parameter: Tensor) -> Tensor | None:
+        """The gradient."""
+        return parameter.grad
+
+    def target(self, parameter: Tensor) -> Tensor:
+        """The gradient's memory."""
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        return local(parameter.grad)
+
+
+class FirstMoments:
+    """Adam's first moment; the optimizer's own step is taken in its place, with the second moment frozen.
+
+    Args:
+        optimizer: Adam or AdamW.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+
+    def _group(self, parameter: Tensor) -> dict[str, Any]:
+        return next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
+
+    @torch.no_grad()
+    def read(self, parameter: Tensor) -> Tensor | None:
+        """b1 m + (1 - b1) g."""
+        if parameter.grad is None:
+            return None
+        ensure_state(self._optimizer, parameter)
+        group = self._group(parameter)
+        gradient = -parameter.grad if group.get("maximize") else parameter.grad
+        if group["weight_decay"] and not self._decoupled(group):
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+        return torch.lerp(self._optimizer.state[parameter]["exp_avg"], gradient, 1 - float(group["betas"][0]))
+
+    def _decoupled(self, group: dict[str, Any]) -> bool:
+        return isinstance(self._optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
+
+    def target(self, parameter: Tensor) -> Tensor:
+        """The moment itself."""
+        ensure_state(self._optimizer, parameter)
+        return local(self._optimizer.state[parameter]["exp_avg"])
+
+    def step(self, present: list[Tensor], since: int) -> None:
+        """Make the step of the parameters that have a moment, and hide their gradients from the optimizer.
+
+        Args:
+            present: the parameters.
+            since: steps since the second moment was frozen, this one included.
+        """
+        for parameter in present:
+            group, state = self._group(parameter), self._optimizer.state[parameter]
+            frozen_at = float(state["step"])
+            frozen_step(
+                parameter,
+                state["exp_avg"],
+                state["exp_avg_sq"],
+                lr=float(group["lr"]),
+                betas=group["betas"],
+                eps=float(group["eps"]),
+                decay=float(group["weight_decay"]) if self._decoupled(group) else 0.0,
+                step=int(frozen_at) + since,
+                frozen_at=max(frozen_at, 1.0),
+            )
+        self._hidden = [(p, p.grad) for p in present if p.grad is not None]
+        for parameter, _ in self._hidden:
+            parameter.grad = None
+
+    def show(self) -> None:
+        """Give the gradients back, after the optimizer's step."""
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden = []

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bits of float32 numbers: signs in bytes, eight to one, and sums whose bits every device has alike.
+
+On a processor NumPy packs (without a copy); elsewhere shifts do. Both give the same bits: tests/codec compares them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_NARROW = 16
+
+
+def not_negative(x: Tensor) -> Tensor:
+    """x >= 0 as 1 or 0, uint8, of the shape of `x`."""
+    if x.device.type != "cpu":
+        return (x >= 0).view(torch.uint8)
+    return torch.from_numpy(np.greater_equal(x.numpy(), 0).view(np.uint8))
+
+
+def pack(flags: Tensor) -> Tensor:
+    """Ones and zeros, uint8 (R, C), as bits (R, ceil(C/8)): the first is the highest bit, missing ones are 0."""
+    return pack_numpy(flags) if flags.device.type == "cpu" else pack_shifts(flags)
+
+
+def unpack(packed: Tensor, length: int) -> Tensor:
+    """The ones and zeros, uint8 (R, length), of bits (R, ceil(length/8))."""
+    return unpack_numpy(packed, length) if packed.device.type == "cpu" else unpack_shifts(packed, length)
+
+
+def pack_numpy(flags: Tensor) -> Tensor:
+    """`pack` for a processor."""
+    rows, length = flags.shape
+    if length % 8 == 0:  # one long row is faster than many short ones
+        return torch.from_numpy(np.packbits(flags.numpy().reshape(-1)).reshape(rows, -1))
+    return torch.from_numpy(np.packbits(flags.numpy(), axis=1))
+
+
+def unpack_numpy(packed: Tensor, length: int) -> Tensor:
+    """`unpack` for a processor."""
+    if length % 8 == 0:
+        return torch.from_numpy(np.unpackbits(packed.numpy().reshape(-1)).reshape(-1, length))
+    return torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=length))
+
+
+def pack_shifts(flags: Tensor) -> Tensor:
+    """`pack` in torch operations."""
+    rows, length = flags.shape
+    flags = torch.nn.functional.pad(flags, (0, -length % 8)).view(rows, -1, 8)
+    return (flags << _places(flags.device)).sum(2, dtype=torch.uint8)
+
+
+def unpack_shifts(packed: Tensor, length: int) -> Tensor:
+    """`unpack` in torch operations."""
+    flags = (packed.unsqueeze(2) >> _places(packed.device)) & 1
+    return flags.view(len(packed), -1)[:, :length]
+
+
+def _places(device: torch.device) -> Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
+
+
+def choose(flags: Tensor, high: Tensor, low: Tensor) -> Tensor:
+    """`high` where the flag is 1, else `low`, float32 (R, C); flags uint8 (R, C), levels (R, 1).
+
+    By bits, low ^ ((high ^ low) & mask), which costs a tenth of `torch.where` on a processor.
+    """
+    low_bits = low.contiguous().view(torch.int32)
+    differ = high.contiguous().view(torch.int32) ^ low_bits
+    mask = flags.to(torch.int32).neg_()
+    return mask.bitwise_and_(differ).bitwise_xor_(low_bits).view(torch.float32)
+
+
+def fold(x: Tensor) -> Tensor:
+    """The sum of each row of (R, C), shape (R, 1), in the memory of `x`.
+
+    The back half is added onto the front half until one number is left: pairwise accuracy, and an order of additions
+    that is the same on every device.
+    """
+    width = x.shape[1]
+    while width > 1:
+        if width <= _NARROW and x.stride(1) == 1:
+            x = x[:, :width].t().contiguous().t()  # short rows are added as long columns
+        half = width // 2
+        x[:, :half].add_(x[:, width - half : width])
+        width -= half
+    return x[:, :1]
+
+
+def look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """table[codes]: float32 (R, C k) for a table of shape (256, k) and codes uint8 (R, C)."""
+    rows = len(codes)
+    if codes.device.type != "cpu":
+        return table.to(codes.device)[codes.to(torch.int32)].view(rows, -1)
+    found = np.take(table.numpy().view(np.int64).reshape(-1), codes.numpy(), mode="clip")
+    return torch.from_numpy(found.view(np.float32)).view(rows, -1)

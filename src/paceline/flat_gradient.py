@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of some parameters end to end, and ranges of them as chunks of an exchange."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from paceline.carriers import Carrier, Gradients
+from paceline.codec import Layout, State
+from paceline.errors import UnsupportedError
+from paceline.exchange import Meeting, fold
+from paceline.fragments import Fragment, local
+from paceline.lanes import shares_memory
+
+
+class FlatGradient:
+    """The gradients of a fragment's parameters, end to end.
+
+    Two flat tensors take turns where a codec keeps its residual in the memory that it was given: one is filled and
+    becomes the residual, the other held the last residual and receives the mean.
+
+    Args:
+        fragment: the parameters.
+        device: where the transport wants them.
+        lossless: whether they must be written as they are, whatever the rule's codec.
+    """
+
+    def __init__(self, fragment: Fragment, device: torch.device, lossless: bool) -> None:
+        self.fragment, self.lossless = fragment, lossless
+        self.carrier: Carrier = Gradients()
+        self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=device)
+        shapes = [local(tensor).shape for tensor in fragment.tensors]
+        self.layout = Layout.of(
+            shape if math.prod(shape) == slot.numel else (slot.numel,)
+            for shape, slot in zip(shapes, fragment.slots, strict=True)
+        )
+        self.has = [False] * len(fragment.tensors)
+        self.finite = True
+        self._packed = 0
+        self._other: Tensor | None = None
+        self._swap = False
+        self._views: dict[int, list[Tensor]] = {}
+
+    @property
+    def other(self) -> Tensor:
+        """The flat tensor that is not being sent."""
+        if self._other is None:
+            self._other = torch.zeros_like(self.wire)
+        return self._other
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        """The flat tensor in the parameters' shapes."""
+        found = self._views.get(flat.data_ptr())
+        if found is None:
+            found = []
+            for slot, tensor in zip(self.fragment.slots, self.fragment.tensors, strict=True):
+                part, shape = flat[slot.offset : slot.end], local(tensor).shape
+                found.append(torch.view_as_complex(part.view(*shape, 2)) if tensor.is_complex() else part.view(shape))
+            self._views[flat.data_ptr()] = found
+        return found
+
+    def forget(self) -> None:
+        """Nothing is packed any more."""
+        self._packed, self.finite = 0, True
+
+    def is_packed(self, number: int) -> bool:
+        """Whether the gradient of that parameter has left already."""
+        return number < self._packed
+
+    @torch.no_grad()
+    def pack(self, end: int) -> None:
+        """Copy the gradients of all parameters that begin before `end`; zeros for those that are not there."""
+        targets, sources = [], []
+        views, slots = self._views_of(self.wire), self.fragment.slots
+        while self._packed < len(slots) and slots[self._packed].offset < end:
+            number = self._packed
+            gradient = self.carrier.read(self.fragment.tensors[number])
+            self.has[number] = gradient is not None
+            if gradient is None:
+                views[number].zero_()
+            else:
+                self._refuse_sparse(number, gradient)
+                targets.append(views[number])
+                sources.append(local(gradient))
+            self._packed += 1
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _refuse_sparse(self, number: int, gradient: Tensor) -> None:
+        if gradient.is_sparse:
+            raise UnsupportedError(
+                f"{self.fragment.names[number]} has a sparse gradient, which has no flat form; use sparse=False in its "
+                "embedding, or a rule that exchanges blocks (averaging, bmuf, diloco)"
+            )
+
+    def receive(self, begin: int, end: int, total: Tensor, weight: float, aliased: bool) -> None:
+        """Take the mean of a range: where it was sent from, or in the other tensor where a residual lies there now."""
+        self._swap = self._swap or aliased
+        target = (self.other if aliased else self.wire)[begin:end]
+        if weight != 1:
+            torch.div(total, weight, out=target)
+        elif total.data_ptr() != target.data_ptr():
+            target.copy_(total)
+
+    @torch.no_grad()
+    def unpack(self) -> None:
+        """Copy the mean to the gradients; make those that this worker lacked and another had."""
+        targets, sources = [], []
+        mean = self.other if self._swap else self.wire
+        for has, view, parameter in zip(self.has, self._views_of(mean), self.fragment.tensors, strict=True):
+            if not has:
+                continue
+            targets.append(self.carrier.target(parameter))
+            sources.append(view)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        if self._swap:
+            self.wire, self._other, self._swap = self.other, self.wire, False
+
+    def checksum(self) -> Tensor:
+        """Of the parameters' bits, int64, shape ()."""
+        total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)
+        for tensor in self.fragment.tensors:
+            fold(total, local(tensor).contiguous().view(-1))
+        return total
+
+
+class GradientChunk:
+    """A range of the flat gradient.
+
+    Args:
+        part: the flat gradient.
+        begin, end: the range (excl.).
+    """
+
+    def __init__(self, part: FlatGradient, begin: int, end: int) -> None:
+        self.part, self.begin, self.end = part, begin, end
+        self.lossless = part.lossless
+        self.layout = part.layout.cut(begin, end)
+        self.state: State = {}
+        slots = part.fragment.slots
+        numbers = [n for n, slot in enumerate(slots) if slot.offset < end and slot.end > begin]
+        self.first, self.last = (numbers[0], numbers[-1]) if numbers else (0, len(slots) - 1)
+        self._aliased = False
+
+    def holds(self, number: int) -> bool:
+        """Whether a part of that parameter's gradient lies here."""
+        return self.first <= number <= self.last
+
+    @torch.no_grad()
+    def fill(self, factor: float) -> Tensor:
+        """This worker's gradient times the factor; zeros where it is not finite, which the footer will tell."""
+        self.part.pack(self.end)
+        x = self.part.wire[self.begin : self.end]
+        if factor == 0:
+            return x.zero_()
+        if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
+            self.part.finite = False
+            return x.zero_()
+        return x if factor == 1 else x.mul_(factor)
+
+    def keep(self, state: State) -> None:
+        """Take the codec's state."""
+        self._aliased = any(shares_memory(tensor, self.part.wire) for tensor in state.values())
+        self.state = state
+
+    def land(self, total: Tensor, meeting: Meeting) -> None:
+        """Take the mean."""
+        self.part.receive(self.begin, self.end, total, meeting.weight, self._aliased)

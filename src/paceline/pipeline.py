@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives exchanges (generators that yield what they have started), in the background where that pays.
+
+An exchange of several operations is an assembly line: while the second operation of one chunk is on the wire, the first
+of the next can be, and a third is being packed. Each station is a thread that takes chunks in the order in which they
+came: station 0 packs and starts the first operation, station k waits for operation k - 1, computes, and starts
+operation k. Every operation has a channel of its own (:meth:`paceline.transport.base.Transport.channel`), so what is
+started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
+
+Where exchanges have one operation, or the carrier works elsewhere (virtual workers, a GPU's own streams), no thread is
+made: the first operation starts at once, and `finish` does the rest.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any, TypeVar
+
+import torch
+
+from paceline.codec.base import Steps
+from paceline.transport.base import Pending
+
+Result = TypeVar("Result")
+
+
+class Running:
+    """An exchange under way."""
+
+    def __init__(self, steps: Steps[Any]) -> None:
+        self._steps: Steps[Any] | None = steps
+        self._pending: Pending | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.over = threading.Event()
+
+    def advance(self) -> bool:
+        """Wait for the operation under way, compute, start the next; whether there is one."""
+        if self.over.is_set():
+            return False
+        assert self._steps is not None
+        try:
+            if self._pending is not None:
+                self._pending.wait()
+            with torch.no_grad():
+                self._pending = next(self._steps)
+            return True
+        except StopIteration as stop:
+            self._result = stop.value
+        except BaseException as error:
+            self._error = error
+        self._steps = self._pending = None
+        self.over.set()
+        return False
+
+    def finish(self) -> Any:
+        """The exchange's result; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Finished(Running):
+    """An exchange that is over."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(iter(()))  # type: ignore[arg-type]
+        self._result = result
+        self.over.set()
+
+
+class _Inline(Running):
+    """An exchange that its own worker drives."""
+
+    def finish(self) -> Any:
+        while self.advance():
+            pass
+        return super().finish()
+
+
+class _Carried(Running):
+    """An exchange that the stations drive."""
+
+    def finish(self) -> Any:
+        self.over.wait()  # every operation in it has a deadline
+        return super().finish()
+
+
+class Pipeline:
+    """The stations.
+
+    Args:
+        threads: whether to work in the background.
+    """
+
+    def __init__(self, threads: bool) -> None:
+        self._threads = threads
+        self._stations: list[queue.SimpleQueue[_Carried | None]] = []
+
+    def start(self, steps: Steps[Any]) -> Running:
+        """Start an exchange; exchanges go through every station in the order in which they were started."""
+        if not self._threads:
+            inline = _Inline(steps)
+            inline.advance()
+            return inline
+        carried = _Carried(steps)
+        self._station(0).put(carried)
+        return carried
+
+    def _station(self, number: int) -> queue.SimpleQueue[_Carried | None]:
+        if number == len(self._stations):
+            self._stations.append(queue.SimpleQueue())
+            name = f"paceline-station-{number}"
+            threading.Thread(target=self._work, args=(number,), name=name, daemon=True).start()
+        return self._stations[number]
+
+    def _work(self, number: int) -> None:
+        while (carried := self._stations[number].get()) is not None:
+            if carried.advance():
+                self._station(number + 1).put(carried)
+
+    def close(self) -> None:
+        """End the threads, when they are through with what they have."""
+        for station in self._stations:
+            station.put(None)
+        self._stations = []
