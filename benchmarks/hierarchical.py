@@ -18,9 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,9 +30,9 @@ import torch.distributed as dist
 from _workers import Hosts, answer, is_worker, launch
 from torch import Tensor
 
-from paceline.codec.base import Steps
 from paceline.codec.dense import Dense
 from paceline.codec.layout import Layout
+from paceline.pipeline import Pipeline
 from paceline.topology import Hierarchical
 from paceline.transport import connect
 from paceline.transport.bandwidth import measure, neighbours
@@ -65,29 +63,6 @@ class Packed:
         return self._hosts.prefix(rank // PER_HOST)
 
 
-def at_once(exchanges: list[Steps[Any]], operations: int) -> None:
-    """Run exchanges of so many operations together: a thread for each operation takes them in order."""
-    stages: list[queue.Queue[Any]] = [queue.Queue() for _ in range(operations + 1)]
-
-    def work(stage: int) -> None:
-        while (item := stages[stage].get()) is not None:
-            steps, pending = item
-            pending.wait()
-            pending = next(steps, None)
-            if pending is not None:
-                stages[stage + 1].put((steps, pending))
-        stages[stage + 1].put(None)
-
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(operations)]
-    for thread in threads:
-        thread.start()
-    for steps in exchanges:
-        stages[0].put((steps, next(steps)))
-    stages[0].put(None)
-    for thread in threads:
-        thread.join()
-
-
 def sent_across() -> int:
     """Bytes that have left this host so far, without the headers of their packets."""
     place = Path(f"/sys/class/net/{os.environ['GLOO_SOCKET_IFNAME']}/statistics")
@@ -112,6 +87,7 @@ def worker(megabytes: float, repeats: int) -> None:
     rank, elements = transport.world.rank, int(megabytes * 1e6) // 4
     topology, layout = Hierarchical((PER_HOST, 2)), Layout.vector(elements)
     route = topology.route(transport, 1)
+    pipeline = Pipeline(transport.background)
     cuts = [elements * k // topology.chunks for k in range(topology.chunks + 1)]
     chunks = list(pairwise(cuts))
     near = neighbours(measure(transport))
@@ -121,8 +97,11 @@ def worker(megabytes: float, repeats: int) -> None:
     x, flat = given.clone(), given.clone()
 
     def hierarchical() -> None:
-        exchanges = [route.exchange(Dense(), x[low:high], layout.cut(low, high), {}) for low, high in chunks]
-        at_once(exchanges, 3)
+        under_way = [
+            pipeline.start(route.exchange(Dense(), x[low:high], layout.cut(low, high), {})) for low, high in chunks
+        ]
+        for exchange in under_way:
+            exchange.finish()
 
     rows: dict[str, list[float]] = {"hierarchical": [], "flat": [], "sent": []}
     for repeat in range(repeats + 1):
@@ -153,6 +132,7 @@ def worker(megabytes: float, repeats: int) -> None:
             "places_found": near == [0] * PER_HOST + [PER_HOST] * PER_HOST,
         }
     )
+    pipeline.close()
     transport.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -6,12 +6,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import queue
 import sys
 import threading
 import time
 import warnings
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from paceline.codec.base import Steps
 from paceline.codec.dense import Dense
 from paceline.codec.layout import Layout
 from paceline.errors import ClosedError, PeerLostError
+from paceline.pipeline import Pipeline
 from paceline.topology import Hierarchical
 from paceline.transport import Transport, connect, process
 from tests.topology.test_routes import finish
@@ -200,37 +200,17 @@ def summed(transport: Transport, dimensions: Any, ordered: bool) -> list[torch.T
         assert sent == route.plan.bytes_sent(Dense(), layout, transport.world.rank)
     whole, _ = finish(route.exchange(Dense(), (x * 1e3).long(), layout, {}))
     pieces = x.clone()
-    cuts = [(k, k + 100) for k in range(0, elements, 100)]
-    exchanges = [route.exchange(Dense(), pieces[low:high], layout.cut(low, high), {}) for low, high in cuts]
-    if transport.name == "virtual":
-        for steps in exchanges:
-            finish(steps)
-    else:
-        at_once(exchanges)
+    # chunks of many and of few numbers in turn: of one number, most workers own nothing
+    ends = [0, 150, 151, 300, 302, 500, 501, 502, 800, 801, elements]
+    pipeline = Pipeline(transport.background)
+    exchanges = [
+        pipeline.start(route.exchange(Dense(), pieces[low:high], layout.cut(low, high), {}))
+        for low, high in pairwise(ends)
+    ]
+    for exchange in exchanges:
+        exchange.finish()
+    pipeline.close()
     return [total, whole, pieces, torch.tensor(sent)]
-
-
-def at_once(exchanges: list[Steps[Any]]) -> None:
-    """All exchanges under way together: a thread for each of their operations, in the same order everywhere."""
-    stages: list[queue.Queue[Any]] = [queue.Queue() for _ in range(7)]
-
-    def work(stage: int) -> None:
-        while (item := stages[stage].get()) is not None:
-            steps, pending = item
-            pending.wait()
-            pending = next(steps, None)
-            if pending is not None:
-                stages[stage + 1].put((steps, pending))
-        stages[stage + 1].put(None)
-
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(6)]
-    for thread in threads:
-        thread.start()
-    for steps in exchanges:
-        stages[0].put((steps, next(steps)))
-    stages[0].put(None)
-    for thread in threads:
-        thread.join()
 
 
 def hierarchical(directory: Path) -> None:
