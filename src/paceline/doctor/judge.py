@@ -21,7 +21,7 @@ SKEW_S = 0.5
 SHM_BYTES = 256 << 20  # Docker gives 64 MB, which a few loaders fill
 FILES = 1024
 BYTES_A_PARAMETER = 16  # parameters, gradients, one moment of the optimizer, the exchange
-PREFIX_NOTE = "GLOO_SOCKET_IFNAME"
+ASK = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _reach(found: Measurements) -> list[Finding]:
     while broken:
         rank, how = _culprit(broken, present)
         if how is None:
-            return [*findings, *(_pair(found, link) for link in broken)]
+            return [*findings, *_pairs(found, broken)]
         findings.append(_cut_off(found, rank, how, broken))
         broken = [link for link in broken if rank not in (link.source, link.target)]
     return findings
@@ -173,22 +173,32 @@ def _cut_off(found: Measurements, rank: int, how: str, broken: Sequence[Link]) -
     return Finding("wrong", "connections", f"{sentence} ({said})", _open(found, rank, said), (rank,))
 
 
-def _pair(found: Measurements, link: Link) -> Finding:
-    sentence = f"{found.name(link.source)} does not reach {found.name(link.target)} ({link.problem})"
-    return Finding(
-        "wrong", "connections", sentence, _open(found, link.target, link.problem), (link.source, link.target)
-    )
+def _pairs(found: Measurements, broken: Sequence[Link]) -> list[Finding]:
+    """A pair that is broken both ways is one finding."""
+    ways = {(link.source, link.target): link for link in broken}
+    findings = []
+    for (source, target), link in ways.items():
+        back = ways.get((target, source))
+        if back is None:
+            sentence = f"{found.name(source)} does not reach {found.name(target)} ({link.problem})"
+        elif source < target:
+            problem = link.problem if link.problem == back.problem else f"{link.problem}; {back.problem}"
+            sentence = f"{found.name(source)} and {found.name(target)} do not reach each other ({problem})"
+        else:
+            continue
+        findings.append(Finding("wrong", "connections", sentence, _open(found, target, link.problem), (source, target)))
+    return findings
 
 
 def _open(found: Measurements, rank: int, said: str) -> str:
     machine = found.machines[rank]
     others = [n for n, a in machine.interfaces.items() if not a.startswith("127.") and n != machine.gloo_interface]
-    else_ = f"; or set {PREFIX_NOTE} to an interface that the others reach ({', '.join(others)})" if others else ""
+    beside = f"; or set {ASK}, there, to an interface that the others reach ({', '.join(others)})" if others else ""
     if "refused" in said:
-        return f"the address leads elsewhere or is blocked: see that {machine.host} has one name and address{else_}"
+        return f"the address leads elsewhere or is blocked: see that {machine.host} has one name and address{beside}"
     return (
-        f"a firewall or a route drops it: gloo listens on ports of the system's choice, so let the cluster's hosts "
-        f"reach every TCP port of {machine.host}{else_}"
+        "a firewall or a route drops it, which `ip route get ADDRESS` tells apart: gloo listens on ports of the "
+        f"system's choice, so let the cluster's hosts reach every TCP port of {machine.host}{beside}"
     )
 
 
@@ -199,7 +209,7 @@ def _gloo(found: Measurements) -> list[Finding]:
         if machine.asked_interface and not machine.gloo_address:
             sentence = f"{found.name(rank)} has no interface {machine.asked_interface} with an IPv4 address"
             names = ", ".join(machine.interfaces) or "none"
-            findings.append(Finding("wrong", "interface", sentence, f"set {PREFIX_NOTE} to one of: {names}", (rank,)))
+            findings.append(Finding("wrong", "interface", sentence, f"set {ASK} to one of: {names}", (rank,)))
         elif len(found.hosts) > 1:
             findings += _gloo_between_hosts(found, rank)
     if findings or len(found.machines) < 2:
@@ -214,7 +224,7 @@ def _gloo_between_hosts(found: Measurements, rank: int) -> list[Finding]:
     used = next((k for k in found.links if k.target == rank and k.address and k.gloo_problem), None)
     outside = [name for name, a in machine.interfaces.items() if not a.startswith("127.")]
     better = next((n for n, a in machine.interfaces.items() if used and a == used.address), "") or " or ".join(outside)
-    advice = f"set {PREFIX_NOTE}={better or 'INTERFACE'} on {machine.host}, or correct its /etc/hosts"
+    advice = f"set {ASK}={better or 'INTERFACE'} on {machine.host}, or correct its /etc/hosts"
     if not address:
         sentence = f"on {machine.host} its own name leads to no address, so gloo would not know where to listen"
     elif address.startswith("127."):
@@ -241,7 +251,7 @@ def _several_interfaces(found: Measurements) -> list[Finding]:
     one = several[0]
     shown = ", ".join(f"{name} {address}" for name, address in one.interfaces.items() if not address.startswith("127."))
     sentence = f"{_hosts(several)} could take several interfaces ({shown}); gloo takes {one.gloo_interface or '?'}"
-    return [Finding("note", "interface", sentence, f"if that is not the fast one, set {PREFIX_NOTE}")]
+    return [Finding("note", "interface", sentence, f"if that is not the fast one, set {ASK}")]
 
 
 # ---- speed, distance, clocks ----------------------------------------------------------------------------------------
@@ -251,41 +261,57 @@ def _speed(found: Measurements) -> list[Finding]:
     links = [link for link in found.across() if link.bandwidth_bytes_s]
     if not links:
         return []
-    middle = statistics.median(_speeds(links))
-    slow = [link for link in links if (link.bandwidth_bytes_s or 0) < SLOW * middle]
+    usual = _usual(links)
+    slow = [link for link in links if (link.bandwidth_bytes_s or 0) < SLOW * usual]
     if slow and len(found.hosts) > 1:
-        return _slow(found, slow, links, middle)
+        return _slow(found, slow, links, usual)
     slowest, fastest = min(_speeds(links)), max(_speeds(links))
     span = rate_text(slowest) if slowest == fastest else f"{rate_text(slowest)} to {rate_text(fastest)}"
-    return [Finding("good", "bandwidth", f"{span}, median {rate_text(middle)}")]
+    return [Finding("good", "bandwidth", span)]
 
 
-def _slow(found: Measurements, slow: Sequence[Link], links: Sequence[Link], middle: float) -> list[Finding]:
-    """Name the rank that all slow links share, and only where there is none the links."""
+def _usual(links: Sequence[Link]) -> float:
+    """What a worker can have: the median over the workers of their best link. The median over the links would be that
+    of the slow ones as soon as one of three hosts is slow."""
+    ranks = {end for link in links for end in (link.source, link.target)}
+    return statistics.median(max(_speeds(_of(rank, links))) for rank in ranks)
+
+
+def _slow(found: Measurements, slow: Sequence[Link], links: Sequence[Link], usual: float) -> list[Finding]:
+    """Name the ranks that are slow with everybody, and for what is left the links."""
     findings, left = [], list(slow)
     while left:
-        ends = _count(end for link in left for end in (link.source, link.target))
-        rank = max(sorted(ends), key=lambda r: ends[r])
-        mine = [link for link in left if rank in (link.source, link.target)]
-        if len(mine) == 1 and len(links) > 2:
+        ends = {end for link in left for end in (link.source, link.target)}
+        rank = max(sorted(ends), key=lambda r: (len(_of(r, left)) / len(_of(r, links)), len(_of(r, left))))
+        if len(_of(rank, left)) < len(_of(rank, links)) and len(_of(rank, left)) <= 2:
             break
-        out, into = ([k for k in mine if getattr(k, end) == rank] for end in ("source", "target"))
-        ways = [f"sends at {rate_text(_middle(out))}"] if out else []
-        ways += [f"receives at {rate_text(_middle(into))}"] if into else []
-        sentence = f"{found.name(rank)} {' and '.join(ways)}, where the median is {rate_text(middle)}"
-        advice = (
-            "every synchronous exchange runs at the speed of the slowest link: look at its cable, switch port and "
-            "duplex, and at what else uses it"
-        )
-        findings.append(Finding("wrong", "bandwidth", sentence, advice, (rank,)))
+        findings.append(_slow_rank(found, rank, _of(rank, left), usual))
         left = [link for link in left if rank not in (link.source, link.target)]
     for link in left:
-        ends = f"{found.name(link.source)} sends to {found.name(link.target)}"
-        sentence = f"{ends} at {rate_text(link.bandwidth_bytes_s or 0)}, where the median is {rate_text(middle)}"
-        findings.append(
-            Finding("wrong", "bandwidth", sentence, "look at the way between these two", (link.source, link.target))
+        says = (
+            f"{found.name(link.source)} sends to {found.name(link.target)} at {rate_text(link.bandwidth_bytes_s or 0)}"
         )
+        sentence = f"{says}, where {rate_text(usual)} is usual"
+        concerned = (link.source, link.target)
+        findings.append(Finding("wrong", "bandwidth", sentence, "look at the way between these two", concerned))
     return findings
+
+
+def _slow_rank(found: Measurements, rank: int, links: Sequence[Link], usual: float) -> Finding:
+    out, into = ([k for k in links if getattr(k, end) == rank] for end in ("source", "target"))
+    ways = [f"sends at {rate_text(_middle(out))}"] if out else []
+    ways += [f"receives at {rate_text(_middle(into))}"] if into else []
+    sentence = f"{found.name(rank)} {' and '.join(ways)}, where {rate_text(usual)} is usual"
+    advice = (
+        "every synchronous exchange runs at the speed of the slowest link: look at its cable, switch port and duplex, "
+        "and at what else uses it"
+    )
+    return Finding("wrong", "bandwidth", sentence, advice, (rank,))
+
+
+def _of(rank: int, links: Sequence[Link]) -> list[Link]:
+    """Those that begin or end at a rank."""
+    return [link for link in links if rank in (link.source, link.target)]
 
 
 def _distance(found: Measurements) -> list[Finding]:
