@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`paceline doctor`: is this cluster fit for training?
 
-Without a launcher's variables it starts the workers itself, each this command again; with them it is one worker.
+With a launcher's variables it is one worker; without them it is the first of this host and starts the others.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,9 +28,10 @@ from .explain import parse_count
 
 if TYPE_CHECKING:
     from paceline.doctor.measured import Measurements
+    from paceline.doctor.probe import Place
 
 UNFIT = 1
-START_S, ROUND_S = 60.0, 20.0  # for torch to load; for one measurement at worst
+LEAVE_S = 5.0  # for a worker that knows how it ended
 
 
 def command(
@@ -62,30 +61,40 @@ def command(
     if not 0.05 <= seconds <= 60:
         refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    from paceline.doctor.probe import place_from  # here, because torch loads for seconds
+    from paceline.doctor.probe import Place, place_from  # here, because torch loads for seconds
 
     try:
         place = place_from(os.environ)
     except ValueError as error:
         refuse(f"{error}; start with torchrun, or without these variables: paceline doctor --workers N")
-    if place is None:
-        raise typer.Exit(_start(cluster, seconds, parameters, report, as_json))
-    if workers != 1 or hosts != 1:
+    if place is not None and (workers != 1 or hosts != 1):
         refuse("a launcher has started this as one worker already: leave --workers and --hosts to it")
+    if place is None:
+        address, port = cluster.master or ("127.0.0.1", _free_port())
+        place = Place(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
+    with _others(cluster, place, seconds):
+        code = _examine(place, timeout, seconds, count, report, as_json)
+    raise typer.Exit(code)
+
+
+def _examine(
+    place: Place, timeout_s: float, seconds: float, parameters: int | None, report: Path | None, as_json: bool
+) -> int:
+    """Be one worker, to the end; the exit code."""
     from paceline.doctor.probe import Probe
 
-    probe = Probe(place, timeout, seconds)
+    probe = Probe(place, timeout_s, seconds)
     try:
         found = probe.run()
         if found is None:
-            raise typer.Exit(0 if probe.verdict() else UNFIT)
+            return 0 if probe.verdict() else UNFIT
     except PacelineError as error:
         err().print(error_panel("the examination ended", Text(str(error), style="default")))
-        raise typer.Exit(UNFIT) from None
-    fit = _tell(found, count, report, as_json)
+        return UNFIT
+    fit = _tell(found, parameters, report, as_json)
     with contextlib.suppress(RuntimeError):  # the store of a launcher that has ended
         probe.conclude(fit)
-    raise typer.Exit(0 if fit else UNFIT)
+    return 0 if fit else UNFIT
 
 
 def _tell(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
@@ -107,61 +116,36 @@ def _tell(found: Measurements, parameters: int | None, report: Path | None, as_j
     return fit(findings)
 
 
-def _start(cluster: Cluster, seconds: float, parameters: str | None, report: Path | None, as_json: bool) -> int:
-    """Start this host's workers and wait for them; rank 0's exit code, or the worst one of another host."""
-    address, port = cluster.master or ("127.0.0.1", _free_port())
+@contextlib.contextmanager
+def _others(cluster: Cluster, place: Place, seconds: float) -> Iterator[None]:
+    """This host's other workers: this command again, for as long as the first one needs them."""
     arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
-    arguments += [] if parameters is None else ["--parameters", parameters]
-    arguments += [] if report is None else ["--report", str(report)]
-    arguments += ["--json"] if as_json else []
-    size = cluster.workers * cluster.hosts
-    processes = []
-    with tempfile.TemporaryFile() as errors:
-        try:
-            for local in range(cluster.workers):
-                environment = {
-                    **os.environ,
-                    "RANK": str(cluster.host_index * cluster.workers + local),
-                    "LOCAL_RANK": str(local),
-                    "WORLD_SIZE": str(size),
-                    "LOCAL_WORLD_SIZE": str(cluster.workers),
-                    "MASTER_ADDR": address,
-                    "MASTER_PORT": str(port),
-                    "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-                }
-                shown = None if local == 0 else errors  # what the others print is needed only where it is all there is
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "paceline", "doctor", *arguments],
-                        env=environment,
-                        stdout=shown,
-                        stderr=shown,
-                        stdin=subprocess.DEVNULL,
-                    )
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for local in range(1, cluster.workers):
+            environment = {
+                **os.environ,
+                "RANK": str(place.rank + local),
+                "WORLD_SIZE": str(place.size),
+                "MASTER_ADDR": place.address,
+                "MASTER_PORT": str(place.port),
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "paceline", "doctor", *arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # the first one says what there is to say
                 )
-            return _wait(processes, START_S + 2 * cluster.timeout_s + size * (ROUND_S + seconds))
-        finally:
-            _end(processes)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> int:
-    until = time.monotonic() + deadline_s
-    for process in processes:
-        try:
-            process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            says = f"the examination did not end within {deadline_s:g} s: this is an error of the doctor's own"
-            err().print(error_panel("error", Text(says, style="default")))
-            return UNFIT
-    codes = [process.returncode for process in processes]
-    return codes[0] if codes[0] >= 0 else 128 - codes[0]
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
+            )
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_S)
+            process.kill()
+            process.wait()
 
 
 def _free_port() -> int:

@@ -319,40 +319,44 @@ def _distance(found: Measurements) -> list[Finding]:
     if not links:
         return []
     trips = [link.latency_s or 0.0 for link in links]
-    middle = statistics.median(trips)
+    ranks = {end for link in links for end in (link.source, link.target)}
+    middle = statistics.median(min(k.latency_s or 0.0 for k in _of(rank, links)) for rank in ranks)
     far = [link for link in links if (link.latency_s or 0.0) > max(FAR_S, FAR * middle)]
     if far and len(found.hosts) > 1:
         ends = _count(end for link in far for end in (link.source, link.target))
         rank = max(sorted(ends), key=lambda r: ends[r])
         longest = max(link.latency_s or 0.0 for link in far)
         sentence = f"{found.name(rank)} is far from the others: a round trip takes up to {latency_text(longest)}, "
-        sentence += f"where the median is {latency_text(middle)}"
+        sentence += f"where {latency_text(middle)} is usual"
         return [Finding("note", "latency", sentence, "prefer rules that exchange once a block", (rank,))]
     return [Finding("good", "latency", f"{latency_text(min(trips))} to {latency_text(max(trips))} a round trip")]
 
 
 def _clocks(found: Measurements) -> list[Finding]:
-    links = [link for link in found.links if link.clock_s is not None]
-    if not links:
+    ahead = _ahead(found)
+    if len(ahead) < 2:
         return []
-    by_rank: dict[int, list[float]] = {}
-    for link in links:
-        by_rank.setdefault(link.target, []).append(link.clock_s or 0.0)
-    ahead = {rank: statistics.median(values) for rank, values in by_rank.items()}
-    wrong = {r: s for r, s in ahead.items() if abs(s) > SKEW_S}
-    if len(found.machines) == 2 and wrong:  # neither of two is more right than the other
-        wrong = {max(wrong): wrong[max(wrong)]}
+    wrong = {rank: seconds for rank, seconds in ahead.items() if abs(seconds) > SKEW_S}
     if wrong:
         rank = max(wrong, key=lambda r: abs(wrong[r]))
-        sentence = (
-            f"the clock of {found.name(rank)} is {abs(wrong[rank]):.1f} s {'ahead' if wrong[rank] > 0 else 'behind'}"
-        )
+        way = "ahead" if wrong[rank] > 0 else "behind"
         more = f", and {len(wrong) - 1} more are off" if len(wrong) > 1 else ""
-        return [
-            Finding("note", "clocks", sentence + more, "run an NTP client there, or logs will not fit", tuple(wrong))
-        ]
-    most = max(abs(link.clock_s or 0.0) for link in links)
+        sentence = f"the clock of {found.name(rank)} is {abs(wrong[rank]):.1f} s {way}{more}"
+        return [Finding("note", "clocks", sentence, "run an NTP client there, or logs will not fit", tuple(wrong))]
+    most = max(ahead.values()) - min(ahead.values())
     return [Finding("good", "clocks", f"within {latency_text(most)} of each other")]
+
+
+def _ahead(found: Measurements) -> dict[int, float]:
+    """How much each clock is ahead of the middle one, as rank 0 (or the first that came) sees them."""
+    first = min(found.machines, default=0)
+    seen = {first: 0.0}
+    for link in found.links:
+        if link.clock_s is not None and link.target == first:
+            seen.setdefault(link.source, -link.clock_s)
+    seen |= {k.target: k.clock_s for k in found.links if k.clock_s is not None and k.source == first}
+    middle = statistics.median_low(seen.values())
+    return {rank: seconds - middle for rank, seconds in seen.items()}
 
 
 # ---- what is installed, and what is left of the machines ------------------------------------------------------------
