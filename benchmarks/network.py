@@ -32,6 +32,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -198,7 +199,7 @@ def hivemind(model: EmulatedModel, options: argparse.Namespace) -> Step:
         delay_state_averaging=True,
         matchmaking_time=1.0,
         averaging_timeout=60.0,
-        averager_opts={"bandwidth": options.rate / 8 * 1e6, "target_group_size": size, "min_matchmaking_time": 0.5},
+        averager_opts={"bandwidth": options.rate / 8 * 1e6, "target_group_size": size, "request_timeout": 0.5},
     )
     return plain_step(model, optimizer)
 
@@ -300,8 +301,10 @@ def _wait(processes: list[subprocess.Popen[bytes]], errors: list[Path], timeout_
 
 
 def _last_line(path: Path) -> str:
+    """The first exception, which caused the others, or else whatever was said last."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip() and line[0] not in " ["]
-    return lines[-1][:300] if lines else "no message"
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (errors or lines[-1:] or ["no message"])[0][:300]
 
 
 def _start(network: Any, host: int, workers: int, command: list[str], errors: Path) -> subprocess.Popen[bytes]:
@@ -425,7 +428,7 @@ def parse() -> argparse.Namespace:
     add("--steps", type=int, default=12, help="measured, at least")
     add("--blocks", type=int, default=3, help="measured, at least, of methods with blocks")
     add("--power-rank", type=int, default=2, help="of PowerSGD")
-    add("--row-timeout", type=float, default=180.0, help="seconds after which a row is given up")
+    add("--row-timeout", type=float, default=300.0, help="seconds after which a row is given up")
     add("--torchft-python", default=sys.executable, help="an interpreter that has torchft")
     add("--hivemind-python", default=sys.executable, help="an interpreter that has hivemind")
     add("--worker", default="", help=argparse.SUPPRESS)
