@@ -6,18 +6,19 @@ takes 100 ms a step, a third of it forward, for a model of 25.6 million fp32 par
 worker's steps per second over those of one worker alone that exchanges nothing, measured in the same run. The rows:
 
     no_exchange       all workers, nothing exchanged: what the shared processors alone take away
-    ddp, ddp_powersgd torch's DistributedDataParallel, and with its PowerSGD hook of rank 2
+    ddp, ddp_powersgd torch's DistributedDataParallel, and with its PowerSGD hook of rank 2 (in one bucket)
     torchft_diloco    torchft's DiLoCo, 16 steps a block, its manager replaced by a bare gloo all-reduce (no quorum);
     torchft_overlap   the same with its all-reduce in the background for 15 of the 16 steps
     hivemind          hivemind's local updates, state averaged in the background every 16 steps of each worker
     sync, one_bit, bmuf, streaming_diloco    paceline's rules, see RULES below
 
 The hosts share this machine's cores, which do the optimizers' steps, the codecs and both ends of every cable. `--scale`
-keeps that from being what is measured: it divides the parameters and the links' rate alike, so that every transfer
-takes as long as before and the share of communication is that of the full size, while the processors have so many
-times less to do. The default is workers / cores: every worker then has as much of a core as if it had one of its own.
-`--scale 1` is the raw setting, and `--raw` measures it too. A rule's own arithmetic is thus charged as on a core
-for each worker, not as on the accelerator where it would run. `--check` measures only what the links carry.
+keeps that from being what is measured: it divides the parameters, the links' rate and DDP's buckets alike, so that
+every transfer takes as long as before and the share of communication is that of the full size, while the processors
+have so many times less to do. The default is 2 workers / cores: all workers' optimizers run at the same moment, and
+with it they take about as long as one alone does at full size. `--scale 1` is the raw setting, and `--raw` measures it too.
+A method's own arithmetic is thus charged as on half a core or so for each worker, not as on the accelerator where it
+would run. `--check` measures only what the links carry.
 
     python benchmarks/network.py [--rows ddp,bmuf] [--rules "bmuf=bmuf(period=32, overlap=32)"] [--raw] [--check]
 
@@ -127,25 +128,22 @@ def link(model: EmulatedModel, options: argparse.Namespace) -> Step:
 
 def ddp(model: EmulatedModel, options: argparse.Namespace) -> Step:
     dist.init_process_group("gloo")
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    wrapped = _wrap(model, options)
     return plain_step(wrapped, sgd(model))
 
 
-def _gloo_with_threads(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """gloo with many threads: the hook waits for one all-reduce in the callback of another, and gloo's two threads,
-    each in such a callback, would wait for ever as soon as the model has more than a few buckets."""
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])]
-    options._threads, options._timeout = 32, timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+def _wrap(model: EmulatedModel, options: argparse.Namespace) -> torch.nn.parallel.DistributedDataParallel:
+    """DDP with as many buckets as the full size would have."""
+    return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=25 / options.scale)
 
 
 def ddp_powersgd(model: EmulatedModel, options: argparse.Namespace) -> Step:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
-    dist.Backend.register_backend("threaded", _gloo_with_threads, devices=["cpu"])
-    dist.init_process_group("threaded")
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    dist.init_process_group("gloo")
+    # One bucket: the hook starts all-reduces from callbacks, which run in another order on every rank where there are
+    # several, and over gloo, unlike NCCL's streams, that is a deadlock.
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100_000)
     state = power.PowerSGDState(None, matrix_approximation_rank=options.power_rank, start_powerSGD_iter=2)
     wrapped.register_comm_hook(state, power.powerSGD_hook)
     return plain_step(wrapped, sgd(model))
@@ -197,9 +195,9 @@ def hivemind(model: EmulatedModel, options: argparse.Namespace) -> Step:
         optimizer=sgd(model),
         use_local_updates=True,
         delay_state_averaging=True,
-        matchmaking_time=1.0,
-        averaging_timeout=60.0,
-        averager_opts={"bandwidth": options.rate / 8 * 1e6, "target_group_size": size, "request_timeout": 0.5},
+        matchmaking_time=3.0,
+        averaging_timeout=30.0,
+        averager_opts={"bandwidth": options.rate / 8 * 1e6, "target_group_size": size, "request_timeout": 1.0},
     )
     return plain_step(model, optimizer)
 
@@ -349,7 +347,7 @@ def _interpreter(options: argparse.Namespace, name: str) -> str:
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:
-    names = ("rate", "parameters", "compute_ms", "steps", "blocks", "row_timeout", "power_rank")
+    names = ("rate", "parameters", "compute_ms", "steps", "blocks", "row_timeout", "power_rank", "scale")
     return [word for n in names for word in (f"--{n.replace('_', '-')}", str(getattr(options, n)))]
 
 
@@ -358,7 +356,7 @@ def run(options: argparse.Namespace, scale: float) -> dict[str, Any]:
     from paceline.sim.network import EmulatedNetwork
 
     at = argparse.Namespace(**vars(options))
-    at.parameters, at.rate = int(options.parameters / scale), options.rate / scale
+    at.parameters, at.rate, at.scale = int(options.parameters / scale), options.rate / scale, scale
     print(
         f"{at.workers} workers, links of {at.rate:g} Mbit/s and {at.delay:g} ms, {at.parameters / 1e6:g} M parameters, "
         f"{at.compute_ms:g} ms of compute a step; {'raw' if scale == 1 else f'scale {scale:g}'}, {os.cpu_count()} cores"
@@ -420,7 +418,7 @@ def parse() -> argparse.Namespace:
     add("--delay", type=float, default=1.0, help="from host to host, one way, ms")
     add("--parameters", type=int, default=25_600_000, help="at full size")
     add("--compute-ms", type=float, default=100.0, help="of the emulated accelerator, a step")
-    add("--scale", type=float, default=0.0, help="divides parameters and rate; default workers / cores, 1 = raw")
+    add("--scale", type=float, default=0.0, help="see above; default 2 workers / cores, 1 = raw")
     add("--raw", action="store_true", help="measure at scale 1, too")
     add("--check", action="store_true", help="only what the links carry")
     add("--rows", default=",".join([*PEERS, *RULES]), help="comma between; any key of --rules, too")
@@ -456,7 +454,7 @@ def main() -> None:
     if reason:
         print(json.dumps({"skipped": {"all": reason}}))
         return
-    scale = options.scale or max(1.0, options.workers / (os.cpu_count() or 1))
+    scale = options.scale or max(1.0, 2 * options.workers / (os.cpu_count() or 1))
     found = run(options, scale)
     if options.raw and scale != 1:
         print()
