@@ -61,6 +61,7 @@ FLOORS: dict[str, int] = {
     # 5 edges
     "observe": 5,
     "sim": 5,
+    "doctor": 5,
     "cli": 5,
     # the roof: the names that a user imports
     "__init__": 6,
