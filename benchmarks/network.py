@@ -50,7 +50,7 @@ from _emulate import EmulatedModel, emulated_model, idle_share, processor_ticks
 PERIOD = 16  # steps of a block, for every method that has blocks
 RULES = {
     "sync": "sync",
-    "one_bit": "one_bit",
+    "one_bit": "one_bit(warmup=2)",
     "bmuf": f"bmuf(period={PERIOD}, overlap={PERIOD})",
     "streaming_diloco": f"streaming_diloco(period={PERIOD})",
 }
