@@ -18,12 +18,14 @@ from paceline.topology import Flat, Ordered
 
 
 def test_the_table() -> None:
-    assert list(paceline.RECIPES) == ["sync", "averaging", "bmuf", "bmuf_adam", "diloco"]
+    names = "sync one_bit power top_k one_bit_adam averaging bmuf bmuf_adam diloco streaming_diloco"
+    assert list(paceline.RECIPES) == names.split()
     for name, recipe in paceline.RECIPES.items():
         rule = recipe.build()
         assert rule.name == recipe.name == name
         assert recipe.summary and recipe.equation and recipe.source
-        assert rule.bytes_formula().startswith("2 (N-1)/N")
+        assert rule.bytes_formula().startswith("2 (N-1)/N") == rule.codec.exact
+        assert "P" in rule.bytes_formula()
         for part in (rule.schedule, rule.payload, rule.codec, rule.topology, rule.outer):
             assert part.describe(4)
 

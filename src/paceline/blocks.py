@@ -59,15 +59,22 @@ class Blocks:
         model: the user's modules (their buffers go with the first fragment).
         owned: (optimizer, its named parameters) pairs.
         state_device: where outer state lies; None for the parameters' own device.
+        workers: N, as the rule counts them.
     """
 
     def __init__(
-        self, rule: Rule, exchanger: Exchanger, model: Modules, owned: Owned, state_device: torch.device | None
+        self,
+        rule: Rule,
+        exchanger: Exchanger,
+        model: Modules,
+        owned: Owned,
+        state_device: torch.device | None,
+        workers: int,
     ) -> None:
         assert isinstance(rule.schedule, EveryBlock)
         self._schedule = rule.schedule
         self.updates = [
-            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number)
+            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers)
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.turns = Turns([0] * len(self.updates))
@@ -87,15 +94,16 @@ class Blocks:
         """Whether the next fragment's block is over."""
         return self.turns.steps >= self._schedule.ends(self.turns.begun)
 
-    def begin(self, total: int, leaving: bool) -> None:
+    def begin(self, total: int, leaving: bool, idle: bool = False) -> None:
         """End the block of the fragment whose turn it is; it lands at once, or later.
 
         Args:
             total: minibatches of this worker since attach.
             leaving: whether the worker has come to its end.
+            idle: whether it made none of the minibatches since the last exchange itself.
         """
         fragment, turns = self.next, self.turns
-        work = Work(turns.since[fragment], total, leaving=leaving)
+        work = Work(0 if idle else turns.since[fragment], total, leaving=leaving)
         turns.since[fragment], turns.begun = 0, turns.begun + 1
         behind = self._schedule.overlap > 0 and not leaving
         self.updates[fragment].begin(work, behind)

@@ -16,7 +16,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from paceline.errors import MismatchError, UnsupportedError
 from paceline.fragments import Fragment, Modules, module_list, trainable
 from paceline.payload import Delta, FirstMoment
-from paceline.rule import Rule, is_block
+from paceline.rule import Rule, is_block, steps_with_gradients
 from paceline.transport import Transport
 from paceline.update import Named
 
@@ -38,6 +38,13 @@ def optimizer_list(optimizer: Any) -> list[Optimizer]:
     return found
 
 
+def inside(model: Modules, rule: Rule, group: Any) -> Modules:
+    """The module inside `DistributedDataParallel`, where that works within a host and the rule between hosts."""
+    if isinstance(model, DistributedDataParallel) and group is not None and is_block(rule):
+        return model.module  # type: ignore[no-any-return]
+    return model
+
+
 def check_model(model: Modules) -> None:
     """Refuse models whose parameters are not there, or are averaged by somebody else."""
     for prefix, module in module_list(model):
@@ -46,7 +53,8 @@ def check_model(model: Modules) -> None:
         if isinstance(module, (DistributedDataParallel, DataParallel)):
             raise UnsupportedError(
                 f"the model is wrapped in {type(module).__name__}, which averages gradients itself; "
-                "give paceline the module inside (model.module)"
+                "give paceline the module inside (model.module), or, for blocks between hosts, the group of the "
+                "processes that stand at the same place of each host: attach(model, ..., group=group)"
             )
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
@@ -91,7 +99,7 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
     """Refuse optimizers that the rule cannot serve."""
     for optimizer, _ in owned:
         name = type(optimizer).__name__
-        gradients = not is_block(rule) or rule.schedule.warmup > 0
+        gradients = steps_with_gradients(rule)
         if gradients and isinstance(optimizer, LBFGS):
             raise UnsupportedError(
                 f"{name} computes gradients inside its step, where {rule.text()} cannot exchange them; use a rule that "

@@ -61,7 +61,7 @@ class Occasion:
 
     due: Callable[[], bool]
     work: Callable[[], Work]
-    watched: Callable[[list[Meeting]], AbstractContextManager[None]]
+    watched: Callable[[Exchanger, list[Meeting]], AbstractContextManager[None]]
     ends: PassEnd
     early: bool
 
@@ -202,7 +202,7 @@ class GradientUpdate:
         `problem`: a gradient scaler may mean to skip the step.
         """
         met: list[Meeting] = []
-        with self._occasion.watched(met):
+        with self._occasion.watched(self._exchanger, met):
             if self._opening is None:
                 self._open(self._occasion.work())
             assert self._opening is not None

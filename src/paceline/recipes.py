@@ -38,6 +38,12 @@ def _carried(
     return {"codec": Warmed(written, warmup) if warmup else written, "topology": route}
 
 
+def _between(within: str, codec: str, dimensions: Dimensions, reproducible: bool, chunks: int) -> dict[str, Any]:
+    """The same for blocks; between hosts, each process of a host carries its share of what the host sends."""
+    dimensions = "hosts" if within and dimensions is None else dimensions
+    return {"within": within, **_carried(codec, 0, dimensions, reproducible, chunks)}
+
+
 def sync(
     *, codec: str = "dense", warmup: int = 0, dimensions: Dimensions = None, reproducible: bool = False, chunks: int = 8
 ) -> Rule:
@@ -169,6 +175,7 @@ def averaging(
     fragments: int = 1,
     overlap: int = 0,
     codec: str = "dense",
+    within: str = "",
     dimensions: Dimensions = None,
     reproducible: bool = False,
     chunks: int = 8,
@@ -185,14 +192,13 @@ def averaging(
         fragments: parts of the model that are exchanged one after another over the block.
         overlap: minibatches that are made while an exchange is under way; 0 waits for it.
         codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
+        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
         dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state), outer=Average(), **carried)
 
 
@@ -209,6 +215,7 @@ def bmuf(
     fragments: int = 1,
     overlap: int = 0,
     codec: str = "dense",
+    within: str = "",
     dimensions: Dimensions = None,
     reproducible: bool = False,
     chunks: int = 8,
@@ -230,14 +237,13 @@ def bmuf(
         fragments: parts of the model that are exchanged one after another over the block.
         overlap: minibatches that are made while an exchange is under way; 0 waits for it.
         codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
+        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
         dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state), outer=BlockMomentum(momentum, lr, gain, nesterov, ramp), **carried)
 
 
@@ -254,6 +260,7 @@ def bmuf_adam(
     fragments: int = 1,
     overlap: int = 0,
     codec: str = "dense",
+    within: str = "",
     dimensions: Dimensions = None,
     reproducible: bool = False,
     chunks: int = 8,
@@ -275,14 +282,13 @@ def bmuf_adam(
         fragments: parts of the model that are exchanged one after another over the block.
         overlap: minibatches that are made while an exchange is under way; 0 waits for it.
         codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
+        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
         dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     outer = BlockMomentum(momentum, lr, gain, nesterov, ramp)
     return Rule(schedule, Delta(local_state, adam_only=True), outer=outer, **carried)
 
@@ -299,6 +305,7 @@ def diloco(
     fragments: int = 1,
     overlap: int = 0,
     codec: str = "dense",
+    within: str = "",
     dimensions: Dimensions = None,
     reproducible: bool = False,
     chunks: int = 8,
@@ -319,14 +326,13 @@ def diloco(
         fragments: parts of the model that are exchanged one after another over the block.
         overlap: minibatches that are made while an exchange is under way; 0 waits for it.
         codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
+        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
         dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state), outer=Nesterov(momentum, lr, gain, ramp), **carried)
 
 
@@ -343,6 +349,7 @@ def streaming_diloco(
     overlap: int = 2,
     mixing: float | None = 0.5,
     codec: str = "e3m0",
+    within: str = "",
     dimensions: Dimensions = None,
     reproducible: bool = False,
     chunks: int = 8,
@@ -364,14 +371,13 @@ def streaming_diloco(
         mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
             meanwhile instead (:mod:`paceline.payload`).
         codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
+        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
         dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
-    schedule, carried = (
-        EveryBlock(period, warmup, fragments, overlap),
-        _carried(codec, 0, dimensions, reproducible, chunks),
-    )
+    schedule = EveryBlock(period, warmup, fragments, overlap)
+    carried = _between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta(local_state, mixing=mixing), outer=Nesterov(momentum, lr, gain, ramp), **carried)
 
 

@@ -43,6 +43,8 @@ class Rule:
         payload: `Gradient()`, `FirstMoment(warmup)` or `Delta(local_state)`.
         codec: `Dense()`, or one of :mod:`paceline.codec`.
         topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`.
+        within: "" where every process is a worker; "host" where the processes of a host make synchronous steps together
+            and are one worker, and blocks are exchanged between hosts.
         outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`.
         name: what messages call it.
         arguments: what a recipe was called with; only for `text`.
@@ -53,6 +55,7 @@ class Rule:
     codec: Codec = field(default_factory=Dense)
     topology: Topology = field(default_factory=Flat)
     outer: Outer = field(default_factory=Average)
+    within: str = ""
     name: str = "custom"
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -69,13 +72,18 @@ class Rule:
                 f"what is exchanged every step goes to the optimizer's step as the mean, not through "
                 f"{type(self.outer).__name__}; use {fitting.__name__}()"
             )
+        if self.within not in ("", "host"):
+            raise RuleError(f'within must be "" or "host", got {self.within!r}')
+        if every_step and self.within:
+            raise RuleError(f'within="{self.within}" is for rules that exchange blocks; use dimensions="hosts"')
         if not every_step and isinstance(self.outer, FrozenAdam):
             raise RuleError("FrozenAdam applies Adam's first moment and needs FirstMoment() as the payload")
 
     def text(self) -> str:
         """The rule as one writes it on the command line."""
         if self.name == "custom":
-            parts = (self.schedule, self.payload, self.codec, self.topology, self.outer)
+            parts: list[Any] = [self.schedule, self.payload, self.codec, self.topology, self.outer]
+            parts += [self.within] if self.within else []
             return "custom(" + ", ".join(repr(part) for part in parts) + ")"
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
 
@@ -144,7 +152,19 @@ class Rule:
         means = "P parameters, M moments (Adam 2)" if self.rides else "P parameters"
         often = "step" if isinstance(self.schedule, EveryStep) else "block"
         small = self.overhead_bytes(2)
+        if not self.codec.exact:
+            layout = Layout.of([(1000, 1000)])
+            sent = self.bytes_per_block(4, layout, moments=2) / layout.numel
+            return (
+                f"{sent:.3g} P bytes a {often} from each of 4 workers for a matrix of 1000 x 1000 "
+                f"({self.codec.describe(4)}), {means}; a header of {small} (N-1) bytes"
+            )
         return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {small} (N-1) bytes"
+
+
+def steps_with_gradients(rule: Rule) -> bool:
+    """Whether gradients are exchanged at all: every step, in a warm-up, or within a host."""
+    return not is_block(rule) or rule.schedule.warmup > 0 or bool(rule.within)
 
 
 def is_block(rule: Rule) -> bool:

@@ -93,6 +93,7 @@ class BlockUpdate:
         owned: (optimizer, its named parameters) pairs, those of this fragment.
         state_device: where outer state lies; None for the parameters' own device.
         kind: what its headers say.
+        workers: N, as the rule counts them.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class BlockUpdate:
         owned: list[tuple[Optimizer, Named]],
         state_device: torch.device | None,
         kind: int,
+        workers: int,
     ) -> None:
         assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
+        self.workers = workers
         self.kind, self._period, self._mixing = kind, rule.schedule.period, rule.payload.mixing
         self._behind = rule.schedule.overlap > 0
         self._rule, self._exchanger, self._owned, self._device = rule, exchanger, owned, state_device
@@ -128,10 +131,6 @@ class BlockUpdate:
             self.moment_lanes = self._make_moment_lanes()
 
     # -- the numbers of a block -------------------------------------------------------------------
-
-    @property
-    def workers(self) -> int:
-        return self._exchanger.transport.world.size
 
     def _coefficients(self) -> Coefficients:
         return self._rule.coefficients(self.block + 1, self.workers, self.ahead)
@@ -400,7 +399,11 @@ class BlockUpdate:
             lane.then = then.to(lane.device, copy=True) if then is not None else None
         meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
         arrived = [
-            (chunk, total.to(chunk.device, copy=True), {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()})
+            (
+                chunk,
+                total.to(chunk.device, copy=True),
+                {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()},
+            )
             for chunk, total, kept in zip(self._chunks, saved["totals"], saved["codec"], strict=True)
         ]
         self._flight = Flight.arrived(self._exchanger, meeting, arrived)

@@ -63,7 +63,7 @@ class Watch:
         """An exchange begins; what came before was computing."""
         self._sums.compute_s += time.perf_counter() - self._since
 
-    def sent(self, timing: Timing) -> None:
+    def sent(self) -> None:
         """An exchange has begun, and the worker goes on meanwhile."""
         self._since = time.perf_counter()
 

@@ -30,11 +30,13 @@ class Operation:
 
 @dataclass
 class FakeWire:
-    """One worker's end; counts the bytes that leave it. Space is handed out full of rubbish."""
+    """One worker's end; counts the bytes that leave it. Space is handed out full of rubbish, and full of it again
+    when the exchange is over."""
 
     rank: int
     size: int
     bytes_sent: int = 0
+    spaces: list[Tensor] = field(default_factory=list)
 
     def sum(self, x: Tensor) -> Steps[None]:
         self.bytes_sent += 2 * 4 * x.numel() * (self.size - 1) // self.size
@@ -48,8 +50,23 @@ class FakeWire:
         return Operation("all_to_all", out, x, out_sizes, in_sizes)
 
     def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        space = torch.empty(elements, dtype=dtype, device=device)
-        return space.fill_(171 if dtype == torch.uint8 else float("nan"))
+        self.spaces.append(torch.empty(elements, dtype=dtype, device=device))
+        spoil(self.spaces[-1])
+        return self.spaces[-1]
+
+
+def spoil(space: Tensor) -> None:
+    """Fill with what nobody would compute with unnoticed."""
+    space.fill_(171 if space.dtype == torch.uint8 else float("nan"))
+
+
+def taken_back(total: Tensor, wire: FakeWire) -> Tensor:
+    """The total, after the route has taken all its memory back."""
+    own = any(total.data_ptr() == space.data_ptr() for space in wire.spaces)
+    kept = total.clone() if own else total
+    for space in wire.spaces:
+        spoil(space)
+    return kept
 
 
 def move(operations: Sequence[Operation]) -> None:
@@ -99,4 +116,5 @@ def exchange(codec: Codec, xs: Sequence[Tensor], layout: Layout, states: Sequenc
             move(operations)  # type: ignore[arg-type]
             steps += 1
     totals, after = zip(*results, strict=True)
+    totals = tuple(taken_back(total, wire) for total, wire in zip(totals, wires, strict=True))
     return Outcome(list(totals), list(after), errors, [wire.bytes_sent for wire in wires], steps)

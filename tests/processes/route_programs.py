@@ -11,14 +11,21 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
-from paceline.errors import PeerLostError
-from paceline.transport import Transport, connect
+from paceline.codec.dense import Dense
+from paceline.codec.layout import Layout
+from paceline.errors import ClosedError, PeerLostError
+from paceline.pipeline import Pipeline
+from paceline.topology import Hierarchical
+from paceline.transport import Transport, connect, process
+from tests.topology.test_routes import finish
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -86,7 +93,15 @@ def all_of_it(directory: Path) -> None:
     said: dict[str, Any] = {"all": operations(transport), "channel": operations(transport.channel(2))}
     said["parts"] = parts(transport)
     said["threads"] = threads(transport)
+    left = transport.all_reduce(torch.ones(1))
+    dist.barrier()
     transport.close()
+    said["closed"] = []
+    for late in (left.wait, lambda: transport.channel(1).barrier(), lambda: transport.open_channels(99)):
+        try:
+            late()
+        except ClosedError as error:
+            said["closed"].append(str(error))
     # members that have made different numbers of groups before, and a connection made again over the same members
     first = dist.new_group([0, 1])
     users = dist.new_group([1, 2, 3], timeout=timedelta(seconds=60))
@@ -95,7 +110,6 @@ def all_of_it(directory: Path) -> None:
             over = connect(60, users)
             over.open_channels(2)
             said["users"] = operations(over.channel(1))
-            said["users bytes"] = over.bytes_sent
             over.close()
     del first
     (directory / f"said.{RANK}").write_text(json.dumps(said))
@@ -153,6 +167,75 @@ def endless(directory: Path, timeout_s: str) -> None:
     except PeerLostError as error:
         said.append(f"later: {error}")
     (directory / f"error.{RANK}").write_text("\n".join(said))
+
+
+ROUTES: list[tuple[Any, list[str], bool]] = [
+    ((2, 2), ["h"] * 4, True),
+    ("hosts", ["a", "b", "a", "b"], True),
+    ("hosts", ["a", "a", "b", "a"], True),
+    ("hosts", ["a", "a", "b", "b"], False),
+    ("measured", ["a", "a", "b", "b"], False),
+]
+"""Dimensions, hosts of four workers, and whether the slowest dimension is summed in rank order."""
+
+
+def numbers(elements: int, rank: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(rank)) * 10.0**rank
+
+
+def summed(transport: Transport, dimensions: Any, ordered: bool) -> list[torch.Tensor]:
+    """A chunked float32 tensor and a whole int64 one over the hierarchical route, and the bytes of the first."""
+    topology = Hierarchical(dimensions, ordered=ordered)
+    route, elements = topology.route(transport, 1), 1000
+    x = numbers(elements, transport.world.rank)
+    layout = Layout.vector(elements)
+    if dimensions != "measured":
+        assert route.plan.bytes_sent(Dense(), layout, transport.world.rank) == topology.bytes_sent(
+            Dense(), layout, transport.world.hosts, transport.world.rank
+        )
+    before = transport.bytes_sent
+    total, _ = finish(route.exchange(Dense(), x.clone(), layout, {}))
+    sent = transport.bytes_sent - before
+    if not ordered:
+        assert sent == route.plan.bytes_sent(Dense(), layout, transport.world.rank)
+    whole, _ = finish(route.exchange(Dense(), (x * 1e3).long(), layout, {}))
+    pieces = x.clone()
+    # chunks of many and of few numbers in turn: of one number, most workers own nothing
+    ends = [0, 150, 151, 300, 302, 500, 501, 502, 800, 801, elements]
+    pipeline = Pipeline(transport.background)
+    exchanges = [
+        pipeline.start(route.exchange(Dense(), pieces[low:high], layout.cut(low, high), {}))
+        for low, high in pairwise(ends)
+    ]
+    for exchange in exchanges:
+        exchange.finish()
+    pipeline.close()
+    return [total, whole, pieces, torch.tensor(sent)]
+
+
+def hierarchical(directory: Path) -> None:
+    """Every row of ROUTES on a connection of its own, whose workers believe to be where the row says."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for number, (dimensions, hosts, ordered) in enumerate(ROUTES):
+        process.host_name = lambda hosts=hosts: hosts[RANK]  # type: ignore[assignment, misc]
+        transport = connect(60)
+        found = summed(transport, dimensions, ordered)
+        save_file({str(k): x for k, x in enumerate(found)}, directory / f"{number}.{RANK}.safetensors")
+        transport.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def absent(directory: Path) -> None:
+    """Rank 1 does not come to open a channel."""
+    transport = connect(3)
+    if RANK == 0:
+        try:
+            transport.open_channels(2)
+        except PeerLostError as error:
+            (directory / "error.0").write_text(str(error))
+    else:
+        os._exit(0)
 
 
 def silent(directory: Path) -> None:

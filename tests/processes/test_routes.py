@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from paceline.transport import virtual
+from paceline.world import host_name
 from tests.processes.launch import Launch, run
-from tests.processes.route_programs import operations, parts
+from tests.processes.route_programs import ROUTES, numbers, operations, parts, summed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -40,19 +43,31 @@ def test_operations_channels_and_parts(tmp_path: Path) -> None:
         assert channel == {name: row[:-1] for name, row in everybody[rank].items()}
         assert [row[-1] for row in said[rank]["channel"].values()] == [row[-1] for row in everybody[rank].values()]
     assert [s["users"] for s in said[1:]] == among_three
-    assert len({s["users bytes"] for s in said[1:]}) >= 1
     hosts = said[0]["parts"][0][3][:1]
-    assert [s["parts"] for s in said] == json.loads(json.dumps(imitate(4, parts)).replace(_here(), hosts[0]))
+    assert [s["parts"] for s in said] == json.loads(json.dumps(imitate(4, parts)).replace(host_name(), hosts[0]))
     assert [s["parts"][0][4] for s in said] == [101.0, 1010.0, 101.0, 1010.0]
     for s in said:
         assert s["threads"][:-1] == [4.0 * sum(number + k for number in range(20)) for k in range(6)]
+        assert len(s["closed"]) == 3 and all("was closed before" in text for text in s["closed"])
         assert s["threads"][-1] == 6 * 20 * 2 * 3 * 4000 // 4
 
 
-def _here() -> str:
-    from paceline.world import host_name
-
-    return host_name()
+def test_the_hierarchical_route(tmp_path: Path) -> None:
+    """The flat sum, on all the same; in rank order the bits of virtual workers; the bytes of the formula."""
+    run("hierarchical", 4, tmp_path, module="route_programs")
+    want = sum(numbers(1000, rank).double() for rank in range(4))
+    exact = sum((numbers(1000, rank) * 1e3).long() for rank in range(4))
+    for number, (dimensions, hosts, ordered) in enumerate(ROUTES):
+        found = [load_file(tmp_path / f"{number}.{rank}.safetensors") for rank in range(4)]
+        for one in found:
+            assert all(torch.equal(one[k], found[0][k]) for k in ("0", "1", "2"))
+            for k in ("0", "2"):
+                torch.testing.assert_close(one[k].double(), want, rtol=1e-5, atol=1e-2)
+            assert torch.equal(one["1"], exact)
+        if ordered:
+            here = virtual.run(4, lambda d=dimensions: summed(virtual.current(), d, True), hosts)
+            for one, other in zip(found, here, strict=True):
+                assert all(torch.equal(one[str(k)], x) for k, x in enumerate(other))
 
 
 def test_a_worker_killed_while_channels_are_in_use(tmp_path: Path) -> None:
@@ -76,3 +91,8 @@ def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
     run("silent", 2, tmp_path, module="route_programs")
     assert re.search(r"receive from rank 1 on \S+, deadline 3 s", (tmp_path / "error.0").read_text())
     assert (tmp_path / "error.1").exists()
+
+
+def test_a_worker_that_does_not_come_to_open_a_channel(tmp_path: Path) -> None:
+    run("absent", 2, tmp_path, module="route_programs")
+    assert re.search(r"opening \S+channel1.* rank 1 on \S+ did not answer", (tmp_path / "error.0").read_text())

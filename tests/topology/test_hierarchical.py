@@ -168,6 +168,19 @@ def test_a_lossy_codec_sees_the_sums_of_the_fast_dimensions_only(dimensions: Any
     assert torch.equal(results[0][0] + kept, given.sum((0, 1)))
 
 
+@pytest.mark.parametrize("elements", [1, 2, 3, 1000])
+@pytest.mark.parametrize(("dimensions", "hosts"), SHAPES)
+def test_every_exchange_has_as_many_stages(dimensions: Any, hosts: list[str], elements: int) -> None:
+    """Else who owns nothing of a chunk would overtake the chunk ahead of it on the way back."""
+
+    def body(transport: virtual.VirtualTransport) -> tuple[int, int]:
+        route = Hierarchical(dimensions).route(transport, 1)
+        return sum(1 for _ in route.exchange(Dense(), torch.zeros(elements), Layout.vector(elements), {})), route.stages
+
+    found = everywhere(hosts, body)
+    assert all(pair == (found[0][1], found[0][1]) for pair in found)
+
+
 def test_plans() -> None:
     assert Plan.grid((2, 2, 2)).levels == (
         [[0, 1], [2, 3], [4, 5], [6, 7]],

@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import explain, report, run
+from . import doctor, explain, report, run
 
 app = typer.Typer(
     name="paceline",
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("run", context_settings=run.CONTEXT)(run.command)
 app.command("report")(report.command)
 app.command("explain")(explain.command)
+app.command("doctor")(doctor.command)
 
 
 def _version(asked: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits of float32 numbers: signs in bytes, eight to one, and sums whose bits every device has alike.
+"""Bits of float32 numbers: signs in bytes, eight to one, and a choice between two levels.
 
 On a processor NumPy packs (without a copy); elsewhere shifts do. Both give the same bits: tests/codec compares them.
 """
@@ -10,24 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NARROW = 16
+
+def on_processor(x: Tensor) -> bool:
+    """Whether NumPy can look at the memory of `x`."""
+    return x.device.type == "cpu"
 
 
 def not_negative(x: Tensor) -> Tensor:
     """x >= 0 as 1 or 0, uint8, of the shape of `x`."""
-    if x.device.type != "cpu":
+    if not on_processor(x):
         return (x >= 0).view(torch.uint8)
     return torch.from_numpy(np.greater_equal(x.numpy(), 0).view(np.uint8))
 
 
 def pack(flags: Tensor) -> Tensor:
     """Ones and zeros, uint8 (R, C), as bits (R, ceil(C/8)): the first is the highest bit, missing ones are 0."""
-    return pack_numpy(flags) if flags.device.type == "cpu" else pack_shifts(flags)
+    return pack_numpy(flags) if on_processor(flags) else pack_shifts(flags)
 
 
 def unpack(packed: Tensor, length: int) -> Tensor:
     """The ones and zeros, uint8 (R, length), of bits (R, ceil(length/8))."""
-    return unpack_numpy(packed, length) if packed.device.type == "cpu" else unpack_shifts(packed, length)
+    return unpack_numpy(packed, length) if on_processor(packed) else unpack_shifts(packed, length)
 
 
 def pack_numpy(flags: Tensor) -> Tensor:
@@ -65,34 +68,17 @@ def _places(device: torch.device) -> Tensor:
 def choose(flags: Tensor, high: Tensor, low: Tensor) -> Tensor:
     """`high` where the flag is 1, else `low`, float32 (R, C); flags uint8 (R, C), levels (R, 1).
 
-    By bits, low ^ ((high ^ low) & mask), which costs a tenth of `torch.where` on a processor.
+    By bits, low ^ flag (high ^ low), which costs a small part of `torch.where` on a processor.
     """
     low_bits = low.contiguous().view(torch.int32)
     differ = high.contiguous().view(torch.int32) ^ low_bits
-    mask = flags.to(torch.int32).neg_()
-    return mask.bitwise_and_(differ).bitwise_xor_(low_bits).view(torch.float32)
-
-
-def fold(x: Tensor) -> Tensor:
-    """The sum of each row of (R, C), shape (R, 1), in the memory of `x`.
-
-    The back half is added onto the front half until one number is left: pairwise accuracy, and an order of additions
-    that is the same on every device.
-    """
-    width = x.shape[1]
-    while width > 1:
-        if width <= _NARROW and x.stride(1) == 1:
-            x = x[:, :width].t().contiguous().t()  # short rows are added as long columns
-        half = width // 2
-        x[:, :half].add_(x[:, width - half : width])
-        width -= half
-    return x[:, :1]
+    return flags.to(torch.int32).mul_(differ).bitwise_xor_(low_bits).view(torch.float32)
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
     """table[codes]: float32 (R, C k) for a table of shape (256, k) and codes uint8 (R, C)."""
     rows = len(codes)
-    if codes.device.type != "cpu":
+    if not on_processor(codes):
         return table.to(codes.device)[codes.to(torch.int32)].view(rows, -1)
     found = np.take(table.numpy().view(np.int64).reshape(-1), codes.numpy(), mode="clip")
     return torch.from_numpy(found.view(np.float32)).view(rows, -1)

@@ -12,7 +12,7 @@ of c numbers: ceil(c/2) + 4 bytes, 4.125 bits a number. Both directions are quan
 
 Source: Douillard et al., Streaming DiLoCo, arXiv 2501.18512, which names the format and accumulates in float32. The
 text fixes neither the scale nor what code 0 is: blocks, power-of-two scales and a zero are our choice, and so is error
-feedback. s is never below 2^-119: smaller blocks are written as zero.
+feedback. s is never below 2^-119, so that numbers below 2^-126 are written as zero.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class E3M0(TwoSided):
         """Two numbers a byte."""
         return -(-length // 2)
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """c and s of the blocks `x`, shape (R, C)."""
         bits = x.view(torch.int32)
         exponent = (bits & _ABSOLUTE).add_(_HALF_MANTISSA).bitwise_right_shift_(_EXPONENT_AT)
@@ -65,6 +65,7 @@ class E3M0(TwoSided):
             code = torch.nn.functional.pad(code, (0, 1))
         pair = code.view(torch.int16)  # first number in the low byte
         codes.copy_((pair >> 4).bitwise_or_(pair).bitwise_and_(255))
+        return self.read(codes, levels, x.shape[1])
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""

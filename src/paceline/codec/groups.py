@@ -39,7 +39,9 @@ def _columns(matrix: Matrix, shortest: int, longest: int) -> Iterable[Matrix]:
 
 
 def blocks(layout: Layout, length: int) -> tuple[Matrix, ...]:
-    """Groups of `length` consecutive numbers of a tensor, whatever its rows; the last of a tensor may be shorter."""
+    """Groups of `length` consecutive numbers of a tensor, whatever its rows; the last may be shorter.
+
+    In a cut layout the rest of a cut row counts as a tensor."""
     return _joined(part for matrix in layout.matrices for part in _blocks(matrix, length))
 
 

@@ -52,10 +52,12 @@ class Half(TwoSided):
         """Two bytes a number."""
         return 2 * length
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """`x`, shape (R, C), rounded."""
         largest = torch.finfo(_FORMATS[self.kind]).max
-        codes.copy_(x.clamp(-largest, largest).to(_FORMATS[self.kind]).view(torch.uint8))
+        rounded = x.clamp(-largest, largest).to(_FORMATS[self.kind])
+        codes.copy_(rounded.view(torch.uint8))
+        return rounded.float()
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """The numbers, shape (R, length)."""

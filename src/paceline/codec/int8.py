@@ -45,11 +45,13 @@ class Int8(TwoSided):
         """One byte a number."""
         return length
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """q and s of the blocks `x`, shape (R, C)."""
         torch.div(x.abs().amax(1, keepdim=True), 127, out=levels).clamp_(max=LARGEST / 128)
         divisor = levels.masked_fill(levels == 0, 1)
-        codes.view(torch.int8).copy_(torch.div(x, divisor).round_().clamp_(-127, 127))
+        q = torch.div(x, divisor).round_().clamp_(-127, 127)
+        codes.view(torch.int8).copy_(q)
+        return q.mul_(levels)
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """s q, shape (R, length)."""

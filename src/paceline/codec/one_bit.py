@@ -16,8 +16,9 @@ words that did. Rows shorter than 64 are taken together, whole rows at a time, b
 their bits; a vector is one column; a row longer than 65,536 is cut into columns of that length and a rest, which costs
 one byte in a thousand and fits better.
 
-Source: Seide, Fu, Droppo, Li & Yu, Interspeech 2014. Where we differ: the columns; levels are float32, whatever x is;
-numbers are float32 sums of pairs, so magnitudes up to 1e33 have exact means.
+Source: Seide, Fu, Droppo, Li & Yu, Interspeech 2014. Where we differ: the columns. Levels are float32, from float32
+sums in the device's own order: workers agree because they use what came on the wire. Magnitudes above 1e33 may have
+their means clamped.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from paceline.codec.bits import choose, fold, not_negative, pack, unpack
+from paceline.codec.bits import choose, not_negative, pack, unpack
 from paceline.codec.groups import columns
 from paceline.codec.layout import Layout, Matrix
 from paceline.codec.two_sided import LARGEST, TwoSided
@@ -54,14 +56,18 @@ class OneBit(TwoSided):
         """Eight numbers a byte."""
         return -(-length // 8)
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """b, high and low of the columns `x`, shape (R, C)."""
         bits = not_negative(x)
         codes.copy_(pack(bits))
-        ones = bits.float().sum(1)  # whole numbers below 2^24: exact in any order
-        levels[:, 0] = fold(x.clamp(min=0))[:, 0] / ones.clamp(min=1)
-        levels[:, 1] = fold(x.clamp(max=0))[:, 0] / (x.shape[1] - ones).clamp_(min=1)
+        part = bits.float()  # the same memory for all three sums: it stays in the cache
+        ones = part.sum(1)  # whole numbers below 2^24: exact in any order
+        high = torch.clamp(x, min=0, out=part).sum(1)
+        low = torch.clamp(x, max=0, out=part).sum(1)
+        levels[:, 0] = high / ones.clamp(min=1)
+        levels[:, 1] = low / (x.shape[1] - ones).clamp_(min=1)
         levels.clamp_(-LARGEST, LARGEST)
+        return choose(bits, levels[:, :1], levels[:, 1:])
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""

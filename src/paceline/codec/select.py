@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.codec.bits import on_processor
+
 _STEP = 61  # odd, so that it falls on every column of the usual matrices
 _SMALL = 1 << 14
 _BLOCK = 1 << 17
@@ -37,7 +39,7 @@ def _threshold(x: Tensor, k: int) -> float:
 
 def _kth(magnitudes: Tensor, k: int) -> Tensor:
     """The k-th largest (the first is 1)."""
-    if magnitudes.device.type != "cpu":
+    if not on_processor(magnitudes):
         return torch.topk(magnitudes, k, sorted=True).values[-1]
     place = magnitudes.numel() - k
     return torch.from_numpy(np.partition(magnitudes.numpy(), place))[place]
@@ -45,7 +47,7 @@ def _kth(magnitudes: Tensor, k: int) -> Tensor:
 
 def _above(x: Tensor, threshold: float) -> Tensor:
     """Places where |x| >= threshold."""
-    if x.device.type != "cpu":
+    if not on_processor(x):
         return (x.abs() >= threshold).nonzero().view(-1)
     found = []
     for begin in range(0, x.numel(), _BLOCK):

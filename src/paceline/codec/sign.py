@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.codec.bits import choose, fold, not_negative, pack, unpack
+from paceline.codec.bits import choose, not_negative, pack, unpack
 from paceline.codec.groups import columns
 from paceline.codec.layout import Layout, Matrix
 from paceline.codec.two_sided import LARGEST, TwoSided
@@ -52,10 +52,12 @@ class Sign(TwoSided):
         """Eight numbers a byte."""
         return -(-length // 8)
 
-    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> None:
+    def write(self, x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
         """Signs and scales of the columns `x`, shape (R, C)."""
-        codes.copy_(pack(not_negative(x)))
-        torch.div(fold(x.abs()), x.shape[1], out=levels).clamp_(max=LARGEST)
+        bits = not_negative(x)
+        codes.copy_(pack(bits))
+        torch.div(x.abs().sum(1, keepdim=True), x.shape[1], out=levels).clamp_(max=LARGEST)
+        return choose(bits, levels, -levels)
 
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""

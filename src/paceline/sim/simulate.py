@@ -31,7 +31,10 @@ class _Prefixed:
 
 
 def simulate(
-    target: Callable[[], Result] | str | Path, workers: int, arguments: Sequence[str] = ()
+    target: Callable[[], Result] | str | Path,
+    workers: int,
+    arguments: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
 ) -> list[Result | None]:
     """Run `target` with `workers` virtual workers in this process; every run repeats bit for bit.
 
@@ -43,6 +46,7 @@ def simulate(
             `__main__` with `arguments` as its command line. Modules that a script imports are loaded once for all.
         workers: N, at least 1.
         arguments: the script's command line.
+        hosts: a name for each worker's host, for what depends on who is near whom; all are on this one by default.
 
     Returns:
         What the function returned in each worker, in rank order; for a script, its global names.
@@ -53,14 +57,14 @@ def simulate(
     if callable(target):
         if arguments:
             raise ValueError("arguments are for scripts; bind a function's own with functools.partial")
-        return list(virtual.run(workers, target))
+        return list(virtual.run(workers, target, hosts))
     path = Path(target)
     if not path.is_file():
         raise ValueError(f"there is no script {path}")
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
     sys.path.insert(0, str(path.resolve().parent))  # as Python does for the script that it runs
     try:
-        results: list[Any] = list(virtual.run(workers, lambda: _run_script(code, path, arguments)))
+        results: list[Any] = list(virtual.run(workers, lambda: _run_script(code, path, arguments), hosts))
         return results
     finally:
         sys.path.remove(str(path.resolve().parent))

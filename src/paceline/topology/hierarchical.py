@@ -28,12 +28,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from paceline.codec.base import Codec, State, Steps
+from paceline.codec.base import Codec, Result, State, Steps
 from paceline.codec.layout import Layout
 from paceline.errors import RuleError
 from paceline.topology.base import DirectWire, sum_in_rank_order
 from paceline.transport.bandwidth import measure, neighbours
-from paceline.transport.base import Transport
+from paceline.transport.base import Done, Transport
 
 Groups = list[list[int]]
 
@@ -172,27 +172,53 @@ class HierarchicalRoute:
         for part in self._fast:
             part.open_channels(2)
         self._slow = transport.part(plan.levels[-1]) if self._fast else transport
-        slow = operations * (2 if ordered else 1)
-        self._slow.open_channels(1 + slow)
-        self.stages = 2 * len(self._fast) + slow
+        self._slow_operations = operations * (2 if ordered else 1)
+        self._slow.open_channels(1 + self._slow_operations)
+        self.stages = 2 * len(self._fast) + self._slow_operations
 
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers, in its own memory."""
-        wire = SlowWire(self._slow, self._ordered)
         if not self._fast:
-            return (yield from codec.exchange(x, layout, wire, state))
+            return (yield from codec.exchange(x, layout, SlowWire(self._slow, self._ordered), state))
         slices = list(self.plan.slices(self._rank, x.numel()))
         for part, found in zip(self._fast, slices, strict=True):
             yield from _reduce_scatter(part.channel(0), x, found)
-        begin, end = slices[-1].own
-        if begin < end:
-            shard = x[begin:end] if codec.exact else x[begin:end].clone()  # a codec with feedback keeps its memory
-            total, state = yield from codec.exchange(shard, layout.cut(begin, end), wire, state)
-            if total.data_ptr() != x[begin:end].data_ptr():
-                x[begin:end].copy_(total)
+        state = yield from _padded(self._along_the_slowest(codec, x, slices[-1], layout, state), self._slow_operations)
         for part, found in zip(reversed(self._fast), reversed(slices), strict=True):
             yield from _all_gather(part.channel(1), x, found)
         return x, state
+
+    def _along_the_slowest(self, codec: Codec, x: Tensor, found: Slice, layout: Layout, state: State) -> Steps[State]:
+        """The codec's exchange of the worker's shard of `x`, which becomes the total."""
+        begin, end = found.own
+        if begin == end:
+            return state
+        shard = x[begin:end] if codec.exact else x[begin:end].clone()  # a codec with feedback keeps its memory
+        wire = SlowWire(self._slow, self._ordered)
+        total, state = yield from codec.exchange(shard, layout.cut(begin, end), wire, state)
+        if total.data_ptr() != x[begin:end].data_ptr():
+            x[begin:end].copy_(total)
+        return state
+
+
+def _padded(steps: Steps[Result], operations: int) -> Steps[Result]:
+    """`steps` with as many operations as anybody may have, so that what follows is everywhere as far down the line.
+
+    Who owns nothing of a chunk has no operation along the slowest dimension, and would start the all-gather of that
+    chunk before that of the chunk ahead of it, when exchanges are under way together.
+    """
+    done = 0
+    while True:
+        try:
+            pending = next(steps)
+        except StopIteration as stop:
+            result: Result = stop.value
+            break
+        done += 1
+        yield pending
+    for _ in range(operations - done):
+        yield Done()
+    return result
 
 
 def _reduce_scatter(channel: Transport, x: Tensor, found: Slice) -> Steps[None]:

@@ -58,9 +58,9 @@ class Work:
     def __init__(
         self, connection: Connection, handle: Any, operation: str, then: Callable[[], None] | None = None
     ) -> None:
-        self._connection, self._operation, self._then = connection, operation, then
+        self._connection, self.operation, self._then = connection, operation, then
         self.handle = handle
-        self.lost = False  # it was under way when the connection failed
+        self.lost = False  # it was under way when the connection failed or was closed
 
     def wait(self) -> None:
         """Wait for the end; raise `PeerLostError` where it does not come."""
@@ -68,8 +68,10 @@ class Work:
             return
         try:
             self._connection.finish(self)
+        except ClosedError:
+            raise
         except RuntimeError as error:
-            self._connection.fail(self._operation, error)
+            self._connection.fail(self.operation, error)
         if self._then is not None:
             self._then()
 
@@ -95,7 +97,7 @@ class Connection:
         self._slots: list[Slot] = []
         self._under_way: set[Work] = set()
         self._operations = 0
-        self._failing = False
+        self._failing = self._closed = False
         self._verdict = self._reason = ""
         self._judged = threading.Event()
 
@@ -103,6 +105,8 @@ class Connection:
         """A group of `ranks` of the connection, all of whom call this with the same new `label`."""
         if self._failing:
             self.fail(f"opening {label}", RuntimeError("the connection has failed before"))
+        if self._closed:
+            raise self._ended(f"opening {label}")
         try:
             slot = Slot(self._build(f"paceline/{self._name}/{label}", ranks.index(self.world.rank), len(ranks)))
         except RuntimeError as error:
@@ -132,7 +136,7 @@ class Connection:
             self._operations += 1
             group, failing = slot.group, self._failing
         if group is None and not failing:
-            raise ClosedError(self.world.sign(f"{operation}: this connection was closed before"))
+            raise self._ended(operation)
         problem: RuntimeError | None = None
         work = None
         try:
@@ -156,6 +160,8 @@ class Connection:
         """Wait for `work` at torch; a `RuntimeError` where that fails or the connection has."""
         handle = work.handle
         if handle is None:
+            if not self._failing:
+                raise self._ended(work.operation)
             raise RuntimeError("the connection has failed before")
         try:
             handle.wait()
@@ -206,6 +212,14 @@ class Connection:
         self.drop()
         return answered
 
+    def _ended(self, operation: str) -> ClosedError:
+        return ClosedError(self.world.sign(f"{operation}: this connection was closed before"))
+
+    def close(self) -> None:
+        """Let everything go; what is under way and not waited for is lost."""
+        self._closed = True
+        self.drop()
+
     def drop(self, slots: list[Slot] | None = None) -> None:
         """Let go of `slots`, all of them by default: their sockets close, and peers that wait hear of it at once."""
         with self._lock:
@@ -223,11 +237,7 @@ class Connection:
 
 def _store() -> Any:
     """The store over which the default group was made: our only way to speak when our groups are gone."""
-    getter = getattr(dist.distributed_c10d, "_get_default_store", None)
-    with contextlib.suppress(Exception):
-        store = getter() if getter is not None else None
-        return store
-    return None
+    return dist.distributed_c10d._get_default_store()
 
 
 def _under(prefix: str, store: Any) -> Any:

@@ -160,9 +160,9 @@ class ProcessTransport(Transport):
 
     def close(self) -> None:
         if self._parent is None:
-            self._connection.drop()
-            return
-        self._connection.drop(self._slots())
+            self._connection.close()
+        else:
+            self._connection.drop(self._slots())
 
     def _slots(self) -> list[Slot]:
         return [self._slot, *(slot for one in (*self._channels, *self._parts) for slot in one._slots())]

@@ -13,236 +13,30 @@ There are no timeouts here: when nobody can go on, that is seen at once, and the
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import PeerLostError
 from paceline.transport.base import Done, Pending, Transport, check_sizes, world_within
+from paceline.transport.baton import Closable, Cluster, Combine, Result
 from paceline.world import World
 
-Result = TypeVar("Result")
-Combine = Callable[[list[Any]], list[Any]]
+__all__ = ["Closable", "Cluster", "VirtualTransport", "current", "run"]
 
 _here = threading.local()
+
+
+def _enter(cluster: Cluster, rank: int) -> None:
+    _here.transport = VirtualTransport(cluster, range(cluster.size), rank)
 
 
 def current() -> VirtualTransport | None:
     """The transport of the virtual worker that runs this thread, or None outside of :func:`run`."""
     return getattr(_here, "transport", None)
-
-
-class Closable(Protocol):
-    """What comes to its end with a worker's program: closed after a good one, abandoned after a failed one."""
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
-class _Globals:
-    """What one worker sees as its own process's state, taken and put back with the baton."""
-
-    def __init__(self) -> None:
-        self.take()
-
-    def take(self) -> None:
-        self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        self.numpy = np.random.get_state()
-        self.random = random.getstate()
-        self.argv, self.stdout, self.main = sys.argv, sys.stdout, sys.modules["__main__"]
-
-    def put(self) -> None:
-        torch.set_rng_state(self.torch)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state_all(self.cuda)
-        np.random.set_state(self.numpy)
-        random.setstate(self.random)
-        sys.argv, sys.stdout, sys.modules["__main__"] = self.argv, self.stdout, self.main
-
-
-class _Worker:
-    def __init__(self, rank: int, state: _Globals) -> None:
-        self.rank = rank
-        self.globals = state
-        self.go = threading.Semaphore(0)
-        self.waits_for: str | None = None  # the exchange at which it stands
-        self.ready: Callable[[], bool] = lambda: False  # whether what it waits for is there
-        self.finished = False
-        self.error: BaseException | None = None
-
-
-class _Meeting:
-    """One exchange among some workers, until the last of them has come."""
-
-    def __init__(self, members: Sequence[int]) -> None:
-        self.members = members
-        self.brought: dict[int, Any] = {}
-        self.results: dict[int, Any] = {}
-
-
-class Cluster:
-    """The workers, the baton and the exchanges under way.
-
-    Args:
-        size: number of workers.
-        hosts: what each worker takes for the name of its host; all are on this one by default.
-    """
-
-    def __init__(self, size: int, hosts: Sequence[str] | None = None) -> None:
-        self.size = size
-        self.hosts = tuple(hosts) if hosts is not None else (World().host,) * size
-        self.workers = [_Worker(rank, _Globals()) for rank in range(size)]
-        self._meetings: dict[str, _Meeting] = {}
-        self.mail: dict[tuple[str, int, int, int], Tensor] = {}  # (place, from, to, number) -> what was sent
-        self._over = threading.Semaphore(0)
-        self.owners: dict[int, tuple[int, Any]] = {}  # id of a parameter -> (rank that attached it, the parameter)
-        self.endings: list[list[Closable]] = [[] for _ in range(size)]  # what each worker has to close at its end
-        self._broken: str | None = None
-
-    def meet(
-        self, rank: int, label: str, brings: Any, combine: Combine, members: Sequence[int] = (), place: str = ""
-    ) -> Any:
-        """Wait until every member has come to `place` with the same `label`; then this one's part of the result.
-
-        Args:
-            rank: who comes.
-            label: what for.
-            brings: its contribution.
-            combine: makes a list of results from the list of contributions, both in the order of `members`.
-            members: who has to come; everybody by default.
-            place: name of the meeting place of these members.
-        """
-        self.check()
-        meeting = self._meetings.setdefault(place, _Meeting(members or range(self.size)))
-        meeting.brought[rank] = brings
-        worker = self.workers[rank]
-        worker.waits_for, worker.ready = label, lambda: rank in meeting.results
-        if len(meeting.brought) == len(meeting.members):
-            del self._meetings[place]
-            self._finish_exchange(meeting, combine)
-        else:
-            self._pass_on(rank)
-        worker.waits_for = None
-        return meeting.results[rank]
-
-    def wait(self, rank: int, label: str, ready: Callable[[], bool]) -> None:
-        """Let the others work until `ready()`."""
-        self.check()
-        if not ready():
-            worker = self.workers[rank]
-            worker.waits_for, worker.ready = label, ready
-            self._pass_on(rank)
-            worker.waits_for = None
-
-    def check(self) -> None:
-        """Raise what broke the cluster, if anything has."""
-        if self._broken is not None:
-            raise PeerLostError(self._broken)
-
-    def _finish_exchange(self, meeting: _Meeting, combine: Combine) -> None:
-        labels = {self.workers[rank].waits_for for rank in meeting.members}
-        if len(labels) > 1:
-            self._broken = "the workers came to different exchanges: " + self._situation()
-            raise PeerLostError(self._broken)
-        results = combine([meeting.brought[rank] for rank in meeting.members])
-        meeting.results = dict(zip(meeting.members, results, strict=True))
-
-    def _pass_on(self, rank: int) -> None:
-        """Give the baton to the next worker that can go on, and wait for its return."""
-        heir = self._heir(rank)
-        me = self.workers[rank]
-        if heir is None:
-            self._broken = "nobody can go on: " + self._situation()
-        elif heir is not me:
-            me.globals.take()
-            heir.go.release()
-            me.go.acquire()
-            me.globals.put()
-        self.check()
-
-    def _heir(self, rank: int) -> _Worker | None:
-        for step in range(1, self.size + 1):
-            worker = self.workers[(rank + step) % self.size]
-            if not worker.finished and (worker.waits_for is None or worker.ready() or self._broken is not None):
-                return worker
-        return None
-
-    def _situation(self) -> str:
-        parts = []
-        for worker in self.workers:
-            if worker.error is not None:
-                where = f"failed with {type(worker.error).__name__}: {worker.error}"
-            elif worker.finished:
-                where = "has ended"
-            else:
-                where = f"waits at {worker.waits_for}" if worker.waits_for else "is running"
-            parts.append(f"worker {worker.rank} {where}")
-        return "; ".join(parts)
-
-    def run_worker(self, rank: int, target: Callable[[], Result], results: list[Result | None]) -> None:
-        """The body of a worker's thread: wait for the baton, work, hand it on."""
-        me = self.workers[rank]
-        me.go.acquire()
-        me.globals.put()
-        _here.transport = VirtualTransport(self, range(self.size), rank)
-        try:
-            try:
-                results[rank] = target()
-            except SystemExit as error:
-                if error.code not in (None, 0):
-                    raise
-            for ending in list(self.endings[rank]):
-                ending.close()
-        except BaseException as error:  # handed to the caller of run()
-            me.error = error
-            for ending in list(self.endings[rank]):
-                ending.abandon()
-        finally:
-            me.finished = True
-            heir = self._heir(rank)
-            if heir is None and any(not w.finished for w in self.workers):
-                self._broken = "nobody can go on: " + self._situation()
-                heir = self._heir(rank)
-            if heir is None:
-                self._over.release()
-            else:
-                heir.go.release()
-
-    def run(self, target: Callable[[], Result]) -> list[Result | None]:
-        """Run `target` in every worker; the results in rank order, or the first failure."""
-        results: list[Result | None] = [None] * self.size
-        before = _Globals()
-        threads = [
-            threading.Thread(target=self.run_worker, args=(rank, target, results), name=f"worker-{rank}")
-            for rank in range(self.size)
-        ]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
-        try:
-            self.workers[0].go.release()
-            self._over.acquire()
-            for thread in threads:
-                thread.join()
-        finally:
-            before.put()
-        self._raise_first()
-        return results
-
-    def _raise_first(self) -> None:
-        errors = [worker.error for worker in self.workers if worker.error is not None]
-        if errors:
-            causes = [e for e in errors if not isinstance(e, PeerLostError)]
-            raise (causes or errors)[0]
 
 
 class _Receive:
@@ -412,4 +206,4 @@ def run(workers: int, target: Callable[[], Result], hosts: Sequence[str] | None 
         raise ValueError(f"hosts must name a host for each of {workers} workers, got {len(hosts)}")
     if current() is not None:
         raise ValueError("a virtual worker cannot start virtual workers of its own")
-    return Cluster(workers, hosts).run(target)
+    return Cluster(workers, hosts).run(_enter, target)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline doctor`: is this cluster fit for training?
+
+With a launcher's variables it is one worker; without them it is the first of this host and starts the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from paceline.errors import PacelineError
+
+from . import checks
+from .cluster import Cluster
+from .console import err, error_panel, out, refuse
+from .explain import parse_count
+
+if TYPE_CHECKING:
+    from paceline.doctor.measured import Measurements
+    from paceline.doctor.probe import Place
+
+UNFIT = 1
+LEAVE_S = 5.0  # for a worker that knows how it ended
+
+
+def command(
+    workers: Annotated[int, typer.Option(help="Number of workers; with several hosts, on each host.")] = 1,
+    hosts: Annotated[int, typer.Option(help="Number of hosts; start this command on each.")] = 1,
+    host_index: Annotated[int, typer.Option(help="Which of the hosts this is, from 0; ranks follow it.")] = 0,
+    master: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a worker that does not come.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of each transfer whose speed is measured.")] = 0.5,
+    parameters: Annotated[
+        str | None, typer.Option(help="Size of the model, such as 25.6M: what one exchange would take.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for a page (doctor.html), its picture and the JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Check a cluster before it trains: connections, speed, clocks, versions, memory.
+
+    Under torchrun or another launcher, start it as the training program: torchrun ... -m paceline doctor.
+    Exit code 0: fit; 1: something is wrong; 2: the command makes no sense.
+    """
+    count = None if parameters is None else parse_count(parameters)
+    if not 0.05 <= seconds <= 60:
+        refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
+    cluster = checks.cluster(workers, hosts, host_index, master, timeout)
+    from paceline.doctor.probe import Place, place_from  # here, because torch loads for seconds
+
+    try:
+        place = place_from(os.environ)
+    except ValueError as error:
+        refuse(f"{error}; start with torchrun, or without these variables: paceline doctor --workers N")
+    if place is not None and (workers != 1 or hosts != 1):
+        refuse("a launcher has started this as one worker already: leave --workers and --hosts to it")
+    if place is None:
+        address, port = cluster.master or ("127.0.0.1", _free_port())
+        place = Place(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
+    with _others(cluster, place, seconds):
+        code = _examine(place, timeout, seconds, count, report, as_json)
+    raise typer.Exit(code)
+
+
+def _examine(
+    place: Place, timeout_s: float, seconds: float, parameters: int | None, report: Path | None, as_json: bool
+) -> int:
+    """Be one worker, to the end; the exit code."""
+    from paceline.doctor.probe import Probe
+
+    probe = Probe(place, timeout_s, seconds)
+    try:
+        found = probe.run()
+        if found is None:
+            return 0 if probe.verdict() else UNFIT
+    except PacelineError as error:
+        err().print(error_panel("the examination ended", Text(str(error), style="default")))
+        return UNFIT
+    fit = _tell(found, parameters, report, as_json)
+    with contextlib.suppress(RuntimeError):  # the store of a launcher that has ended
+        probe.conclude(fit)
+    return 0 if fit else UNFIT
+
+
+def _tell(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
+    """Print, write the page, and return whether the cluster is fit."""
+    from paceline.doctor import fit, judge, show
+
+    findings = judge(found, parameters)
+    if as_json:
+        print(json.dumps(show.as_json(found, findings, parameters)), flush=True)
+    else:
+        show.print_all(out(), found, findings, parameters)
+    if report is not None:
+        try:
+            page = show.write_report(report, found, findings, parameters)
+        except (PacelineError, OSError) as error:
+            err().print(error_panel("no report", Text(f"cannot write to {report}: {error}", style="default")))
+        else:
+            err().print(f"report: {page}", soft_wrap=True, markup=False)
+    return fit(findings)
+
+
+@contextlib.contextmanager
+def _others(cluster: Cluster, place: Place, seconds: float) -> Iterator[None]:
+    """This host's other workers: this command again, for as long as the first one needs them."""
+    arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for local in range(1, cluster.workers):
+            environment = {
+                **os.environ,
+                "RANK": str(place.rank + local),
+                "WORLD_SIZE": str(place.size),
+                "MASTER_ADDR": place.address,
+                "MASTER_PORT": str(place.port),
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "paceline", "doctor", *arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # the first one says what there is to say
+                )
+            )
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_S)
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

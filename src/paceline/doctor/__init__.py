@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 5, the doctor: whether a cluster is fit for training, before it trains.
+
+::
+
+    measured   what is measured, as plain values
+    machine    what a worker knows of its own machine
+    wire       JSON messages over plain sockets, with deadlines
+    probe      what one worker does in an examination
+    judge      measurements -> findings, each with advice; pure
+    show       terminal, picture, page, JSON
+"""
+
+from __future__ import annotations
+
+from .judge import Finding, fit, judge
+from .measured import Link, Machine, Measurements
+from .probe import Place, Probe, place_from
+
+__all__ = ["Finding", "Link", "Machine", "Measurements", "Place", "Probe", "fit", "judge", "place_from"]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one worker can say about the machine it is on, without talking to anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import numpy
+import torch
+
+from paceline.version import __version__
+from paceline.world import host_name
+
+from .measured import Machine
+
+LOOKUP_S = 5.0  # for the host's own name; a name server that is down must not stop the examination
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+def examine(rank: int) -> Machine:
+    """This worker's surroundings."""
+    found, resolved = interfaces(), lookup(host_name())
+    asked = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return Machine(
+        rank=rank,
+        host=host_name(),
+        versions=versions(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        memory_bytes=memory_bytes(),
+        shm_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
+        open_files=open_files(),
+        gpus=[torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+        interfaces=found,
+        resolved=resolved,
+        asked_interface=asked,
+        gloo_address=gloo_address(asked, found, resolved),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what has to fit together."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "paceline": __version__,
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def gloo_address(asked: str, found: dict[str, str], resolved: list[str]) -> str:
+    """Where gloo will listen: on the interface that was asked for, or where the host's own name leads."""
+    if asked:
+        return found.get(asked.split(",")[0].strip(), "")
+    return resolved[0] if resolved else ""
+
+
+def interfaces() -> dict[str, str]:
+    """Name -> IPv4 address of every interface that has one; empty where the system cannot be asked so."""
+    addresses = {}
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):  # it has none
+                    answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                    addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
+
+
+def lookup(name: str) -> list[str]:
+    """The IPv4 addresses to which a name leads; empty where it leads nowhere in time."""
+    found: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError):
+            for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM):
+                found.append(str(entry[4][0]))
+
+    thread = threading.Thread(target=ask, name="doctor-lookup", daemon=True)
+    thread.start()
+    thread.join(LOOKUP_S)
+    return list(dict.fromkeys(found))
+
+
+def memory_bytes() -> int | None:
+    """What a program could still take, by Linux's own estimate."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return None
+
+
+def open_files() -> int | None:
+    """How many files and sockets this process may have open."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out a rule among several workers: gradients in their time, blocks in theirs, and the end together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from paceline import checks, ending, export
+from paceline.amp import ScalerHook
+from paceline.backward import PassEnd
+from paceline.blocks import Blocks, Owned
+from paceline.codec import Dense
+from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
+from paceline.flow import Flow
+from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
+from paceline.gradient_update import GradientUpdate, Occasion
+from paceline.rule import Rule, is_block
+from paceline.settings import Settings
+from paceline.topology import Flat
+from paceline.transport import Transport
+from paceline.update import Work
+from paceline.watch import Watch
+
+
+def _nothing(kind: int) -> list[Chunk]:
+    return []
+
+
+class Engine:
+    """What a run of several workers does at its steps.
+
+    Where the processes of a host are one worker (`within="host"`), gradients are exchanged inside each host, at every
+    step, and blocks among all processes: those of a host bring the same delta, each weighs as the others do, and over
+    the slow links each carries its share of what the host sends (:mod:`paceline.topology.hierarchical`).
+
+    Args:
+        rule: the rule.
+        transport: the connection.
+        model: the user's modules.
+        owned: (optimizer, its named parameters) pairs.
+        settings: of the run.
+        flow: counts this worker's steps.
+        watch: where the time goes.
+        factor: weight of the minibatch under way, in parts of a full one.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        transport: Transport,
+        model: Modules,
+        owned: Owned,
+        settings: Settings,
+        flow: Flow,
+        watch: Watch,
+        factor: Callable[[], float],
+    ) -> None:
+        self.rule, self._transport, self._model, self._owned, self._settings = rule, transport, model, owned, settings
+        self._flow, self._watch, self._factor = flow, watch, factor
+        self.closed = self.local = False
+        self.blocks: Blocks | None = None
+        self.gradients: list[GradientUpdate] = []
+        self._scaler_hook: ScalerHook | None = None
+        self._join()
+
+    # -- setting up -------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        settings = {"seed": self._settings.seed, "outer_state": self._settings.outer_state}
+        settings |= checks.about_optimizers(self._owned)
+        checks.check_same(self._transport, self.rule, self._start_parts(), settings)
+        ending.claim(self._transport, self._owned)
+        checks.broadcast_start(self._transport, self._start_parts())
+        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology)
+        self._inner = self._within_host() if self.rule.within else None
+        if is_block(self.rule) and self._workers() > 1:
+            device = torch.device("cpu") if self._settings.outer_state == "host" else None
+            blocks = Blocks(self.rule, self._exchanger, self._model, self._owned, device, self._workers())
+            checks.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
+            blocks.capture_moments()
+            self.blocks = blocks
+        if self._flow.lockstep:
+            self._exchange_gradients(self._exchanger)
+        elif self._inner is not None:
+            self._exchange_gradients(self._inner)
+
+    def _within_host(self) -> Exchanger | None:
+        """The connection among the processes of this host, where any host has several."""
+        hosts = self._transport.world.hosts
+        names = list(dict.fromkeys(hosts))
+        if len(names) == len(hosts):
+            return None
+        part = self._transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
+        return Exchanger(part, Dense(), Flat(self.rule.topology.chunks))
+
+    def _workers(self) -> int:
+        """N, as the rule counts them: hosts or processes."""
+        world = self._transport.world
+        return len(set(world.hosts)) if self.rule.within else world.size
+
+    def _exchange_gradients(self, exchanger: Exchanger) -> None:
+        last = len(self._owned) - 1
+        occasion = Occasion(
+            lambda: self.gradients_due and not self.local, self._work, self._watched, PassEnd(), early=last == 0
+        )
+        self.gradients = [
+            GradientUpdate(
+                self.rule, exchanger, 1 + number, optimizer, named, self._model if number == last else None, occasion
+            )
+            for number, (optimizer, named) in enumerate(self._owned)
+        ]
+        if self._settings.scaler is not None:
+            self._scaler_hook = ScalerHook(self._settings.scaler, self._settle, self._is_due)
+
+    def _stop_gradients(self) -> None:
+        for update in self.gradients:
+            update.close()
+        if self._scaler_hook is not None:
+            self._scaler_hook.remove()
+            self._scaler_hook = None
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    @property
+    def gradients_due(self) -> bool:
+        """Whether gradients are exchanged before the next step."""
+        return (self._flow.lockstep or self._inner is not None) and not self.closed
+
+    def _is_due(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is one for one, _ in self._owned) and self.gradients_due
+
+    def _work(self) -> Work:
+        return Work(1, self._flow.steps, self._factor())
+
+    @contextlib.contextmanager
+    def _watched(self, exchanger: Exchanger, met: list[Meeting]) -> Iterator[None]:
+        """Time an exchange of gradients, and write it down."""
+        self._watch.begin()
+        began, timing = time.perf_counter(), exchanger.timing
+        yield
+        timing.exchange_s = time.perf_counter() - began - timing.wait_s
+        self._watch.end(timing, met[0], block=0, warmup=is_block(self.rule))
+
+    def _number(self, optimizer: Optimizer) -> int:
+        return next(k for k, (one, _) in enumerate(self._owned) if one is optimizer)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Make sure that the gradients are the workers' mean."""
+        if not self.gradients_due or (self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done):
+            return
+        self._settle(optimizer)
+
+    def _settle(self, optimizer: Optimizer) -> None:
+        checks.check_unchanged(self._owned)
+        update = self.gradients[self._number(optimizer)]
+        if not update.landed and self._scaler_hook is None and self._flow.steps == 0:
+            checks.refuse_hidden_scaler()
+        update.before_step()
+        scaled = self._scaler_hook is not None or getattr(optimizer, "found_inf", None) is not None
+        if update.problem is not None and not scaled:  # else the scaler finds it on every worker, and all skip
+            raise update.problem
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer made a step, or skipped it."""
+        if self.gradients:
+            self.gradients[self._number(optimizer)].stepped()
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def counted(self, warm: bool) -> None:
+        """A minibatch was counted; `warm` where the warm-up is over with it."""
+        if warm:  # everybody, those too who have left, takes the same start
+            self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
+        elif self.blocks is not None and not self._flow.lockstep:
+            self._advance(self.blocks, idle=False)
+
+    def _advance(self, blocks: Blocks, idle: bool) -> None:
+        """A step of a block was made: apply what has had its time, send what is due."""
+        blocks.turns.stepped()
+        for fragment in blocks.landing():
+            self._land(fragment)
+        if blocks.due():
+            self._end_block(leaving=False, idle=idle)
+
+    def _end_block(self, leaving: bool, idle: bool = False) -> Meeting | None:
+        """End a fragment's block; the meeting where its result is waited for."""
+        assert self.blocks is not None
+        if not leaving:  # a run that was told to close must be able to: with what it owned at attach
+            checks.check_unchanged(self._owned)
+        fragment = self.blocks.next
+        self._watch.begin()
+        self.blocks.begin(self._flow.steps, leaving, idle)
+        if fragment in self.blocks.turns.made:
+            self._watch.sent()
+            return None
+        return self._land(fragment, begun=True)
+
+    def _land(self, fragment: int, begun: bool = False) -> Meeting:
+        assert self.blocks is not None
+        if not begun:
+            self._watch.begin()
+        meeting = self.blocks.land(fragment)
+        self._watch.end(self._exchanger.timing, meeting, block=self.blocks.block, warmup=False)
+        return meeting
+
+    def _take_start(self, meeting: Meeting) -> None:
+        """The warm-up is over."""
+        self._flow.warm = True
+        if self.blocks is not None:
+            self.blocks.prepare()
+            self._even_out(self._transport, meeting, [lane.fragment for lane in self.blocks.lanes])
+            self.blocks.capture()
+        self._stop_gradients()
+        if self._inner is not None:
+            self._exchange_gradients(self._inner)
+
+    @property
+    def ahead(self) -> Blocks | None:
+        """The blocks, where the user's model differs from the global one."""
+        return None if self._flow.lockstep or self.closed else self.blocks
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Come to the end together: wait for those who have more data, and merge what is left of the last block."""
+        if self.blocks is not None:
+            for fragment in sorted(self.blocks.turns.made):
+                self._land(fragment)
+        if self._flow.lockstep:
+            self._leave_lockstep()
+        if not self._flow.lockstep and self._inner is not None:
+            self._leave_host(self._inner)
+        if self.ahead is not None:
+            self._leave_blocks(self.ahead)
+        checksum = self.blocks.checksum() if self.ahead and self.blocks else self.gradients[-1].checksum()
+        header = replace(self._bare_header(0, leaving=True), checksum=checksum)
+        self._exchanger.meet(header, _nothing)  # nobody follows it up: whether all end with the same bits
+
+    def _leave_lockstep(self) -> None:
+        """Join the gradients of those who have more data, until all have left or the warm-up is over."""
+        while self._flow.lockstep:
+            meeting = self._join_gradients(self._exchanger)
+            if any(h.kind == WARM for h in meeting.headers):
+                self._take_start(meeting)
+            elif meeting.all_leaving:
+                self._even_out(self._transport, meeting, self._start_parts())
+                return
+
+    def _leave_host(self, inner: Exchanger) -> None:
+        """Join the steps of this host, and its blocks, until all its processes have left; then be as they are."""
+        last = len(self._owned)
+        while True:
+            meeting = self._join_gradients(inner)
+            if meeting.all_leaving:
+                break
+            if self.blocks is not None and meeting.weight > 0 and any(h.kind == last for h in meeting.headers):
+                self._advance(self.blocks, idle=True)
+        parts = self._start_parts()
+        if self.blocks is not None:
+            for fragment in sorted(self.blocks.turns.made):
+                self._land(fragment)
+            parts = [lane.fragment for lane in self.blocks.lanes]
+        self._even_out(inner.transport, meeting, parts)
+
+    def _leave_blocks(self, blocks: Blocks) -> None:
+        """Exchange every fragment once more after all have left, whoever comes last with work."""
+        quiet = 0
+        while quiet < len(blocks.updates):
+            meeting = self._end_block(leaving=True)
+            assert meeting is not None
+            quiet = quiet + 1 if meeting.all_leaving else 0
+        export.settle(blocks.global_lanes)
+
+    def _join_gradients(self, exchanger: Exchanger) -> Meeting:
+        """Come to an exchange of gradients with nothing in hand."""
+        opening = exchanger.open(self._bare_header(0, leaving=True))
+        meeting = opening.meeting()
+        if meeting.empty:
+            return meeting
+        kind = next(h.kind for h in meeting.headers if h.brings)
+        return self.gradients[kind - 1].join(opening)
+
+    def _bare_header(self, kind: int, leaving: bool) -> Header:
+        """A header without a payload behind it."""
+        return Header(0, kind, False, leaving, True, 0, 0, 0.0, self._flow.steps, 0)
+
+    def _even_out(self, transport: Transport, meeting: Meeting, parts: list[Fragment]) -> None:
+        """Workers that made fewer steps take what one has that made the most."""
+        totals = [h.total for h in meeting.headers]
+        if len(set(totals)) > 1:
+            checks.broadcast_start(transport, parts, totals.index(max(totals)))
+
+    def _start_parts(self) -> list[Fragment]:
+        parameters = [pair for _, named in self._owned for pair in named]
+        return fragments("parameters", parameters) + fragments("buffers", averaged_buffers(self._model))
+
+    def close(self) -> None:
+        """Unhook, and end what works in the background."""
+        self.closed = True
+        self._stop_gradients()
+        self._exchanger.close()
+        if self._inner is not None:
+            self._inner.close()
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "blocks": self.blocks.state() if self.blocks is not None else [],
+            "gradients": [update.state() for update in self.gradients],
+            "sequence": [one.sequence for one in (self._exchanger, self._inner) if one is not None],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave; after the optimizers' own."""
+        if self.blocks is not None:
+            self.blocks.load(state["blocks"])
+        if self._flow.warm and self.rule.schedule.warmup:
+            self._stop_gradients()
+            if self._inner is not None:
+                self._exchange_gradients(self._inner)
+        for update, saved in zip(self.gradients, state["gradients"], strict=True):
+            update.load(saved)
+        exchangers = [one for one in (self._exchanger, self._inner) if one is not None]
+        for exchanger, sequence in zip(exchangers, state["sequence"], strict=True):
+            exchanger.sequence = sequence

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the user's own between workers: `run.messages`.
+
+Every operation is started at once and answered by something to `wait()` for, with the run's deadline. All but `send`
+and `receive` have to be called by every worker, in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from paceline.transport import Transport
+from paceline.transport.base import Pending
+
+
+class Messages:
+    """Point to point and among all, over the run's connection.
+
+    Args:
+        transport: the connection.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def send(self, x: Tensor, to: int) -> Pending:
+        """Send `x`, any shape and dtype, to worker `to`, who has to `receive` it; `x` stays untouched until waited."""
+        return self._transport.send(x, to)
+
+    def receive(self, x: Tensor, source: int) -> Pending:
+        """Fill `x` with what worker `source` sends next to this one; same shape and dtype as there."""
+        return self._transport.receive(x, source)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Pending:
+        """Make `x` what it is on worker `source`, in place."""
+        return self._transport.broadcast(x, source)
+
+    def all_reduce(self, x: Tensor) -> Pending:
+        """Sum `x` over all workers, in place."""
+        return self._transport.all_reduce(x)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        """`out`, shape (N, ..): row i is `x` of worker i."""
+        return self._transport.all_gather(out, x)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every worker's `value` (anything that JSON can say), in rank order; waits."""
+        return self._transport.gather_json(value)
+
+    def barrier(self) -> None:
+        """Return when every worker has come here."""
+        self._transport.barrier()

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every finding of the doctor, on measurements made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.doctor import Finding, Measurements, fit, judge
+from paceline.doctor.judge import exchange_s, latency_text, rate_text, slowest_bytes_s
+
+from .made import GBIT, VERSIONS, broken, cluster, with_links, with_machine
+
+
+def found(measurements: Measurements, severity: str, parameters: int | None = None) -> list[Finding]:
+    return [finding for finding in judge(measurements, parameters) if finding.severity == severity]
+
+
+def only(measurements: Measurements, severity: str = "wrong", parameters: int | None = None) -> Finding:
+    """The one finding of a severity."""
+    findings = found(measurements, severity, parameters)
+    assert len(findings) == 1, findings
+    assert fit(judge(measurements, parameters)) == (severity != "wrong")
+    assert findings[0].advice or severity == "good"
+    return findings[0]
+
+
+def test_a_healthy_cluster_is_fit_and_said_so_briefly() -> None:
+    findings = judge(cluster())
+    assert fit(findings)
+    assert {finding.severity for finding in findings} == {"good"}
+    shown = {finding.about: finding.sentence for finding in findings}
+    assert shown["workers"] == "all 3 came, on 3 hosts"
+    assert shown["connections"] == "all 6 open, on ports of the system's choice"
+    assert shown["bandwidth"] == "1000 Mbit/s"
+    assert shown["versions"] == "paceline 0.1.0, torch 2.13.0, python 3.11.7, numpy 2.4.6"
+
+
+def test_a_single_worker_is_fit() -> None:
+    assert fit(judge(cluster(1)))
+
+
+def test_who_did_not_come_is_named() -> None:
+    here = cluster(4)
+    gone = replace(
+        here,
+        machines={r: m for r, m in here.machines.items() if r not in (1, 3)},
+        links=[k for k in here.links if not {k.source, k.target} & {1, 3}],
+    )
+    finding = only(gone)
+    assert finding.sentence == "ranks 1, 3 did not come within 30 s"
+    assert finding.ranks == (1, 3)
+
+
+def test_who_stopped_answering_is_named() -> None:
+    finding = only(replace(cluster(), lost=[2]))
+    assert finding.sentence == "rank 2 on node2 came and then stopped answering"
+
+
+def test_a_host_that_is_cut_off_is_one_finding_and_not_four() -> None:
+    pairs = [(0, 2), (1, 2), (2, 0), (2, 1)]
+    finding = only(broken(cluster(), pairs))
+    assert finding.sentence.startswith("rank 2 on node2 reaches nobody, and nobody reaches it (10.0.0.9: no answer)")
+    assert "firewall" in finding.advice
+    assert finding.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ([(0, 2), (1, 2)], "nobody reaches rank 2 on node2, while it reaches others"),
+        ([(2, 0), (2, 1)], "rank 2 on node2 reaches nobody, while others reach it"),
+        ([(0, 1)], "rank 0 on node0 does not reach rank 1 on node1"),
+        ([(0, 1), (1, 0)], "rank 0 on node0 and rank 1 on node1 do not reach each other"),
+    ],
+)
+def test_what_does_not_connect_is_named_by_direction(pairs: list[tuple[int, int]], words: str) -> None:
+    finding = only(broken(cluster(), pairs))
+    assert finding.sentence.startswith(words)
+
+
+def test_a_second_interface_is_part_of_the_advice() -> None:
+    two = with_machine(
+        cluster(), 2, interfaces={"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}, asked_interface="eth0"
+    )
+    finding = only(broken(two, [(0, 2), (1, 2)]))
+    assert "set GLOO_SOCKET_IFNAME" in finding.advice
+    assert "ib0" in finding.advice
+
+
+def test_a_refused_connection_is_not_called_a_firewall() -> None:
+    finding = only(broken(cluster(), [(0, 2), (1, 2)], "10.0.0.3: Connection refused"))
+    assert "leads elsewhere" in finding.advice
+
+
+def test_two_workers_that_do_not_connect() -> None:
+    finding = only(broken(cluster(2), [(0, 1)]))
+    assert finding.sentence == "rank 0 on node0 does not reach rank 1 on node1 (10.0.0.9: no answer)"
+
+
+def test_the_debian_trap_is_named_with_its_cure() -> None:
+    trap = with_machine(cluster(), 1, gloo_address="127.0.1.1", resolved=["127.0.1.1"])
+    finding = only(trap)
+    assert finding.sentence.startswith("on node1 its own name leads to 127.0.1.1, which no other host can reach")
+    assert "GLOO_SOCKET_IFNAME=eth0 on node1" in finding.advice
+    assert "/etc/hosts" in finding.advice
+
+
+def test_loopback_is_right_on_a_single_host() -> None:
+    one = with_machine(cluster(2, hosts=1), 0, gloo_address="127.0.0.1")
+    assert found(one, "wrong") == []
+
+
+def test_an_interface_that_does_not_exist() -> None:
+    finding = only(with_machine(cluster(), 0, asked_interface="eth7", gloo_address=""))
+    assert finding.sentence == "rank 0 on node0 has no interface eth7 with an IPv4 address"
+    assert "lo, eth0" in finding.advice
+
+
+def test_a_name_that_leads_nowhere() -> None:
+    finding = only(with_machine(cluster(), 0, gloo_address="", resolved=[]))
+    assert finding.sentence.startswith("on node0 its own name leads to no address")
+
+
+def test_an_address_that_only_gloo_would_take() -> None:
+    two = with_machine(
+        cluster(), 1, interfaces={"docker0": "172.17.0.1", "eth0": "10.0.0.2"}, gloo_address="172.17.0.1"
+    )
+    other = with_links(two, [(0, 1), (2, 1)], address="10.0.0.2", gloo_problem="172.17.0.1: no answer")
+    finding = only(other)
+    assert finding.sentence == "gloo would take 172.17.0.1: no answer on node1; 10.0.0.2 does answer"
+    assert "GLOO_SOCKET_IFNAME=eth0 on node1" in finding.advice
+
+
+def test_several_interfaces_are_a_note() -> None:
+    many = with_machine(cluster(), 0, interfaces={"eth0": "10.0.0.1", "ib0": "10.1.0.1"})
+    assert only(many, "note").sentence == (
+        "node0 could take several interfaces (eth0 10.0.0.1, ib0 10.1.0.1); gloo takes eth0"
+    )
+    assert found(with_machine(many, 0, asked_interface="ib0", gloo_address="10.1.0.1"), "note") == []
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_a_slow_host_is_named_and_nobody_else(size: int) -> None:
+    mine = [(a, b) for a in range(size) for b in range(size) if a != b and 2 in (a, b)]
+    finding = only(with_links(cluster(size), mine, bandwidth_bytes_s=GBIT / 10))
+    assert finding.sentence == (
+        "rank 2 on node2 sends at 100 Mbit/s and receives at 100 Mbit/s, where 1000 Mbit/s is usual"
+    )
+    assert finding.ranks == (2,)
+
+
+def test_a_host_that_only_sends_slowly() -> None:
+    finding = only(with_links(cluster(4), [(1, 0), (1, 2), (1, 3)], bandwidth_bytes_s=GBIT / 10))
+    assert finding.sentence == "rank 1 on node1 sends at 100 Mbit/s, where 1000 Mbit/s is usual"
+
+
+def test_two_slow_hosts_are_two_findings() -> None:
+    slow = [(a, b) for a in range(6) for b in range(6) if a != b and {1, 4} & {a, b}]
+    findings = found(with_links(cluster(6), slow, bandwidth_bytes_s=GBIT / 10), "wrong")
+    assert sorted(finding.ranks for finding in findings) == [(1,), (4,)]
+
+
+def test_one_slow_way_between_two_good_hosts() -> None:
+    finding = only(with_links(cluster(4), [(1, 3)], bandwidth_bytes_s=GBIT / 10))
+    assert finding.sentence == "rank 1 on node1 sends to rank 3 on node3 at 100 Mbit/s, where 1000 Mbit/s is usual"
+
+
+def test_within_one_host_speed_is_not_judged() -> None:
+    assert found(with_links(cluster(3, hosts=1), [(0, 1)], bandwidth_bytes_s=GBIT / 10), "wrong") == []
+
+
+def test_a_distant_host_is_a_note() -> None:
+    far = [(a, b) for a in range(4) for b in range(4) if a != b and 3 in (a, b)]
+    finding = only(with_links(cluster(4), far, latency_s=0.04), "note")
+    assert finding.sentence.startswith("rank 3 on node3 is far from the others: a round trip takes up to 40.00 ms")
+
+
+def test_a_clock_that_is_off_is_a_note() -> None:
+    ahead = with_links(with_links(cluster(), [(0, 1), (2, 1)], clock_s=90.0), [(1, 0), (1, 2)], clock_s=-90.0)
+    finding = only(ahead, "note")
+    assert finding.sentence == "the clock of rank 1 on node1 is 90.0 s ahead"
+
+
+@pytest.mark.parametrize(("what", "severity"), [("paceline", "wrong"), ("torch", "wrong"), ("numpy", "note")])
+def test_versions_that_differ_are_named(what: str, severity: str) -> None:
+    mixed = with_machine(cluster(), 1, versions=VERSIONS | {what: "0.0.1"})
+    finding = only(mixed, severity)
+    assert finding.sentence == f"{what} differs ({VERSIONS[what]}: ranks 0, 2; 0.0.1: rank 1)"
+    assert finding.ranks == (1,)
+
+
+def test_operating_systems_may_differ() -> None:
+    assert fit(judge(with_machine(cluster(), 1, versions=VERSIONS | {"system": "Linux 5.4"})))
+
+
+def test_memory_that_is_too_small_for_the_model() -> None:
+    small = with_machine(cluster(), 1, memory_bytes=8_000_000_000)
+    finding = only(small, "wrong", parameters=1_000_000_000)
+    assert finding.sentence == (
+        "rank 1 on node1: 8.0 GB free for the workers of that host, where the model wants 16.0 GB a worker"
+    )
+    assert fit(judge(small, 100_000_000))
+    together = cluster(8, hosts=1)  # 64 GB for eight workers
+    assert len(found(together, "wrong", parameters=1_000_000_000)) == 1
+
+
+def test_small_shared_memory_few_files_and_a_busy_host_are_notes() -> None:
+    assert "only 64 MB free in /dev/shm" in only(with_machine(cluster(), 0, shm_bytes=64_000_000), "note").sentence
+    assert only(with_machine(cluster(), 0, open_files=256), "note").advice == "ulimit -n 1024"
+    assert only(with_machine(cluster(), 0, load=7.5), "note").sentence == "node0 is busy: load 7.5 on 8 cores"
+    crowd = replace(cluster(2, hosts=1), machines={r: replace(m, cores=1) for r, m in cluster(2, 1).machines.items()})
+    assert only(crowd, "note").sentence == "node0 runs 2 workers on 1 core"
+
+
+def test_gpus_that_differ_or_do_not_suffice() -> None:
+    card = {"gpus": ["A100"]}
+    all_alike = with_machine(with_machine(with_machine(cluster(), 0, **card), 1, **card), 2, **card)
+    assert "1 x A100 on every host" in [f.sentence for f in found(all_alike, "good")]
+    assert only(with_machine(all_alike, 2, gpus=[]), "note").sentence == (
+        "the hosts differ (node0: 1 x A100; node1: 1 x A100; node2: none)"
+    )
+    crowd = with_machine(with_machine(cluster(2, hosts=1), 0, **card), 1, **card)
+    assert only(crowd, "note").sentence == "node0 has 1 GPU for 2 workers"
+
+
+def test_what_one_exchange_takes() -> None:
+    slow = with_links(cluster(4), [(0, 1)], bandwidth_bytes_s=GBIT / 2)
+    assert slowest_bytes_s(slow) == GBIT / 2
+    assert exchange_s(slow, 25_000_000) == pytest.approx(1.5 * 4 * 25e6 / (GBIT / 2))
+    assert exchange_s(cluster(1), 25_000_000) is None
+
+
+def test_units() -> None:
+    assert [rate_text(v) for v in (125e6, 1.25e9, 125e3)] == ["1000 Mbit/s", "10.0 Gbit/s", "1.0 Mbit/s"]
+    assert [latency_text(v) for v in (0.00012, 0.25)] == ["0.12 ms", "250 ms"]
