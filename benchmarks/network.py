@@ -9,16 +9,17 @@ worker's steps per second over those of one worker alone that exchanges nothing,
     ddp, ddp_powersgd torch's DistributedDataParallel, and with its PowerSGD hook of rank 2 (in one bucket)
     torchft_diloco    torchft's DiLoCo, 16 steps a block, its manager replaced by a bare gloo all-reduce (no quorum);
     torchft_overlap   the same with its all-reduce in the background for 15 of the 16 steps
-    hivemind          hivemind's local updates, state averaged in the background every 16 steps of each worker
+    hivemind          hivemind's local updates, state averaged in the background every 16 steps of each worker (where
+                      its peers find each other in time; otherwise the row is skipped)
     sync, one_bit, bmuf, streaming_diloco    paceline's rules, see RULES below
 
 The hosts share this machine's cores, which do the optimizers' steps, the codecs and both ends of every cable. `--scale`
 keeps that from being what is measured: it divides the parameters, the links' rate and DDP's buckets alike, so that
 every transfer takes as long as before and the share of communication is that of the full size, while the processors
 have so many times less to do. The default is 2 workers / cores: all workers' optimizers run at the same moment, and
-with it they take about as long as one alone does at full size. `--scale 1` is the raw setting, and `--raw` measures it too.
-A method's own arithmetic is thus charged as on half a core or so for each worker, not as on the accelerator where it
-would run. `--check` measures only what the links carry.
+with it they take about as long as one alone does at full size. `--scale 1` is the raw setting, and `--raw` measures it
+too. A method's own arithmetic is thus charged to the processors, not to the accelerator where it would run. `--check`
+measures only what the links carry.
 
     python benchmarks/network.py [--rows ddp,bmuf] [--rules "bmuf=bmuf(period=32, overlap=32)"] [--raw] [--check]
 
@@ -50,7 +51,7 @@ from _emulate import EmulatedModel, emulated_model, idle_share, processor_ticks
 PERIOD = 16  # steps of a block, for every method that has blocks
 RULES = {
     "sync": "sync",
-    "one_bit": "one_bit",
+    "one_bit": "one_bit(warmup=2)",
     "bmuf": f"bmuf(period={PERIOD}, overlap={PERIOD})",
     "streaming_diloco": f"streaming_diloco(period={PERIOD})",
 }

@@ -39,7 +39,7 @@ from paceline.outer.base import Coefficients
 from paceline.payload import FirstMoment
 from paceline.pipeline import Running
 from paceline.rule import Rule, is_block
-from paceline.update import Named, Work, cut, cut_between
+from paceline.update import Named, Work, cut
 
 CHECK_EVERY = 64
 """The replicas' bits are compared at every 64th exchange."""
@@ -332,7 +332,7 @@ class GradientUpdate:
             for number, tensor in enumerate(fragment.tensors):
                 self._place[index_of[id(tensor)]] = (place, number)
             wanted = max(1, round(self._rule.topology.chunks * fragment.numel / max(elements, 1)))
-            ranges = cut_between(part.layout, wanted) if codec.whole else cut(fragment.numel, wanted)
+            ranges = cut(part.layout, wanted, codec)
             for begin, end in ranges:
                 chunk = GradientChunk(part, begin, end)
                 final = order.index(index_of[id(fragment.tensors[chunk.last])])

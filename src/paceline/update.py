@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.codec import Layout
+from paceline.codec import Codec, Dense, Layout
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine
 from paceline.fragments import Modules, fragments
@@ -43,6 +43,8 @@ from paceline.schedule import EveryBlock
 
 SMALL_ELEMENTS = 1 << 18
 """An exchange of fewer elements than this goes in one chunk."""
+SMALL_CODED = 1 << 20
+"""No chunk is smaller where a codec makes the bytes few: messages cost more than what is in them."""
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -64,17 +66,21 @@ class Work:
     leaving: bool = False
 
 
-def cut(numel: int, pieces: int) -> list[tuple[int, int]]:
-    """Cut 0 .. numel into at most `pieces` ranges of one length, at offsets that suit every dtype."""
-    if numel < SMALL_ELEMENTS or pieces == 1:
-        return [(0, numel)]
-    length = -(-numel // pieces // 64) * 64
-    return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
+def cut(layout: Layout, pieces: int, codec: Codec) -> list[tuple[int, int]]:
+    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec."""
+    if not codec.exact:
+        pieces = max(1, min(pieces, layout.numel // SMALL_CODED))
+    if codec.whole:
+        return _cut_between(layout, pieces)
+    if layout.numel < SMALL_ELEMENTS or pieces == 1:
+        return [(0, layout.numel)]
+    length = -(-layout.numel // pieces // 64) * 64  # offsets that suit every dtype
+    return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
 
 
-def cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
-    """Cut a flat tensor into at most `pieces` ranges of about one length, between its matrices."""
-    length = max(SMALL_ELEMENTS, -(-layout.numel // pieces))
+def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
+    """Cut between matrices."""
+    length = -(-layout.numel // pieces)
     ranges, begin = [], 0
     for matrix in layout.matrices:
         if matrix.end - begin >= length or matrix.end == layout.numel:
@@ -207,8 +213,7 @@ class BlockUpdate:
         codec = self._rule.codec
         for lane in self.lanes:
             wanted = max(1, round(self._rule.topology.chunks * lane.numel / max(total, 1)))
-            whole = codec.whole and not lane.lossless
-            ranges = cut_between(lane.layout, wanted) if whole else cut(lane.numel, wanted)
+            ranges = cut(lane.layout, wanted, Dense() if lane.lossless else codec)
             pieces += [(lane, begin, end) for begin, end in ranges]
         wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
         longest: dict[tuple[torch.dtype, torch.device], int] = {}
