@@ -34,6 +34,7 @@ UNEVEN = (5, 2, 4)
 def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, too, are exchanged in many chunks."""
     monkeypatch.setattr(update, "SMALL_ELEMENTS", 64)
+    monkeypatch.setattr(update, "SMALL_CODED", 64)
 
 
 class Side:
