@@ -1,0 +1,960 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: B023 (losses are called before the loop variables change)
+"""Gradients that are exchanged while backward goes on: N workers are one worker with N times the batch.
+
+A program is written once, as a loop over `side.roles`: a worker plays its own role, and one process without paceline
+plays all of them and takes the mean. Whatever a program does with backward, both must end with the same model.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import paceline
+from paceline import update
+from tests.helpers import State, distance, same_bits, simulate, state_of
+
+N = 3
+F64 = torch.float64
+STEPS = 5
+ALL = (STEPS,) * N
+UNEVEN = (5, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models, too, are exchanged in many chunks."""
+    monkeypatch.setattr(update, "SMALL_ELEMENTS", 64)
+    monkeypatch.setattr(update, "SMALL_CODED", 64)
+
+
+class Side:
+    """A worker that plays its role, or one process that plays all of them.
+
+    Args:
+        steps: of each role.
+        rule: for the workers.
+    """
+
+    def __init__(self, steps: tuple[int, ...] = ALL, rule: str = "sync") -> None:
+        found = paceline.transport.virtual.current()
+        self.rank = None if found is None else found.world.rank
+        self._steps, self._rule = steps, rule
+        self.run: paceline.Run | None = None
+
+    def attach(self, model: Any, optimizer: Any) -> None:
+        if self.rank is not None:
+            self.run = paceline.attach(model, optimizer, self._rule, timeout_s=20)
+
+    def steps(self) -> range:
+        return range(max(self._steps) if self.rank is None else self._steps[self.rank])
+
+    def roles(self, step: int) -> list[int]:
+        return [r for r in range(N) if step < self._steps[r]] if self.rank is None else [self.rank]
+
+    def mean(self, step: int, loss: Callable[[int], Tensor]) -> Tensor:
+        """The mean of the roles' losses."""
+        return torch.stack([loss(role) for role in self.roles(step)]).mean()
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.close()
+
+
+Loop = Callable[[Side], State]
+
+
+def numbers(step: int, role: int, *shape: int, more: int = 0) -> Tensor:
+    """What `role` sees in `step`."""
+    g = torch.Generator().manual_seed(1000 * step + 10 * role + more)
+    return torch.randn(*shape, generator=g, dtype=F64)
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+
+
+def loss_of(model: nn.Module, step: int, role: int, more: int = 0) -> Tensor:
+    target = numbers(step, role, 6, 4, more=5 + more)
+    return (model(numbers(step, role, 6, 10, more=more)) - target).square().mean()
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def compare(loop: Loop, steps: tuple[int, ...] = ALL, rule: str = "sync", tolerance: float = 1e-12) -> None:
+    """Workers hold the same bits, and those are what one process makes of all roles together."""
+    want = loop(Side(steps))
+    outs = simulate(lambda: loop(Side(steps, rule)), N)
+    for out in outs[1:]:
+        assert same_bits(out, outs[0])
+    assert distance(outs[0], want) < tolerance
+    before = loop(Side((0,) * N))
+    assert distance(want, before) > 1e-3, "nothing was learned, so nothing was tested"
+
+
+uneven = pytest.mark.parametrize("steps", [ALL, UNEVEN], ids=["even", "uneven"])
+to_none = pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
+
+
+# -- what is in .grad --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["sync", "sync(reproducible=True)", "averaging(period=2, warmup=9)"])
+def test_the_mean_is_there_when_backward_returns(rule: str) -> None:
+    def program() -> list[list[Tensor]]:
+        side, model = Side(rule=rule), net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        seen = []
+        for step in range(4):
+            optimizer.zero_grad()
+            twin = copy.deepcopy(model)
+            for p in twin.parameters():
+                p.grad = None
+            torch.stack([loss_of(twin, step, role) for role in range(N)]).mean().backward()
+            loss_of(model, step, side.roles(step)[0]).backward()
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-14)
+            seen.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
+            optimizer.step()
+            for p, g in zip(model.parameters(), seen[-1], strict=True):
+                assert torch.equal(p.grad, g)  # type: ignore[arg-type]
+        side.close()
+        return seen
+
+    outs = simulate(program, N)
+    for one, other in zip(outs[0], outs[1], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_chunks_leave_before_the_pass_is_over() -> None:
+    """Else none of these tests would test what they are for."""
+
+    def program() -> int:
+        side, model = Side(), net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        under_way = []
+
+        def look(parameter: Tensor) -> None:
+            assert side.run is not None
+            under_way.append(len(side.run._engine.gradients[0]._running))
+
+        for step in range(3):
+            if step == 2:
+                model[0].weight.register_post_accumulate_grad_hook(look)
+            loss_of(model, step, side.roles(step)[0]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        side.close()
+        return under_way[0]
+
+    assert min(simulate(program, N)) >= 3
+
+
+@uneven
+def test_clipping_acts_on_the_mean(steps: tuple[int, ...]) -> None:
+    norms = []
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: (role + 1) * loss_of(model, step, role)).backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop, steps)
+    assert max(norms) > 0.5
+
+
+# -- several passes before a step --------------------------------------------------------------------------------------
+
+PASSES = {
+    "constant": [3, 3, 3, 3, 3],
+    "growing": [1, 2, 3, 4, 5],
+    "last_short": [3, 3, 1, 3, 3],
+    "falling": [4, 3, 2, 1, 2],
+}
+
+
+@to_none
+@uneven
+@pytest.mark.parametrize("passes", list(PASSES.values()), ids=list(PASSES))
+def test_accumulation(passes: list[int], steps: tuple[int, ...], to_none: bool) -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            for k in range(passes[step]):
+                (side.mean(step, lambda role, k=k: loss_of(model, step, role, k)) / passes[step]).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop, steps)
+
+
+@to_none
+@pytest.mark.parametrize("retain", [True, False])
+def test_two_losses(retain: bool, to_none: bool) -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            if retain:
+                losses = torch.stack([loss_of(model, step, role) for role in side.roles(step)])
+                losses.mean().backward(retain_graph=True)
+                losses.square().mean().backward()
+            else:
+                side.mean(step, lambda role: loss_of(model, step, role)).backward()
+                side.mean(step, lambda role: model[:2](numbers(step, role, 4, 10)).square().mean()).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@to_none
+def test_a_step_that_the_program_leaves_out(to_none: bool) -> None:
+    """On all workers alike, such as for a loss that is too large; the passes before the next one may be fewer."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            for k in range(1 if step in (2, 4) else 2):
+                side.mean(step, lambda role, k=k: loss_of(model, step, role, k)).backward()
+            if step != 1:
+                optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@pytest.mark.parametrize("attacks", [1, 3])
+def test_passes_that_are_thrown_away(attacks: int) -> None:
+    """Adversarial samples: backward for the input's sake, then zero_grad, then the pass that counts."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+
+            def attacked(role: int, step: int = step) -> Tensor:
+                x, target = numbers(step, role, 6, 10).requires_grad_(), numbers(step, role, 6, 4, more=5)
+                for _ in range(attacks):
+                    (model(x) - target).square().mean().backward()
+                    assert x.grad is not None
+                    x = (x + 0.1 * x.grad.sign()).detach().requires_grad_()
+                return x.detach()
+
+            inputs = {role: attacked(role) for role in side.roles(step)}
+            optimizer.zero_grad()
+            side.mean(
+                step,
+                lambda role, i=inputs, step=step: (model(i[role]) - numbers(step, role, 6, 4, more=5)).square().mean(),
+            ).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@uneven
+def test_no_sync_adds_up(steps: tuple[int, ...]) -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            first = side.mean(step, lambda role: loss_of(model, step, role))
+            if side.run is None:
+                first.backward()
+            else:
+                before = side.run.bytes_sent
+                with side.run.no_sync():
+                    first.backward()
+                assert side.run.bytes_sent == before
+            side.mean(step, lambda role: loss_of(model, step, role, 1)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop, steps)
+
+
+def test_no_sync_of_one_worker_alone() -> None:
+    """A pass that is no training, on one worker only, between two steps."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            if side.run is not None and side.rank == 1:
+                with side.run.no_sync():
+                    loss_of(model, step, 7).backward()
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss_of(model, step, role)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+def test_no_sync_for_the_last_pass_goes_with_the_step() -> None:
+    """What was added on this worker alone must not make its step another than that of the others."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss_of(model, step, role)).backward()
+            second = side.mean(step, lambda role: loss_of(model, step, role, 1))
+            if side.run is None:
+                second.backward()
+            else:
+                with side.run.no_sync():
+                    second.backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+# -- parameters that have no gradient ----------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """A trunk and three branches, of which a call uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(10, 12).double()
+        self.branch = nn.ModuleList(nn.Linear(12, 10).double() for _ in range(3))
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        return self.branch[which](torch.tanh(self.trunk(x)))
+
+
+CHOICES: dict[str, Callable[[int, int], int]] = {
+    "by_step": lambda step, role: step % 3,
+    "by_worker": lambda step, role: role,
+    "by_both": lambda step, role: (step * role) % 3,
+    "late": lambda step, role: 0 if step < 3 else 2,
+}
+
+
+@to_none
+@uneven
+@pytest.mark.parametrize("choice", list(CHOICES))
+def test_unused_parameters(choice: str, steps: tuple[int, ...], to_none: bool) -> None:
+    """Absent everywhere stays absent (momentum must not move it); absent here takes the others' mean."""
+
+    def loop(side: Side) -> State:
+        model = Branches()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            side.mean(
+                step, lambda role: model(numbers(step, role, 5, 10), CHOICES[choice](step, role)).square().mean()
+            ).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop, steps)
+
+
+@to_none
+def test_a_gradient_that_comes_only_in_a_later_pass(to_none: bool) -> None:
+    def loop(side: Side) -> State:
+        model = Branches()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            for k in range(3 if step % 2 else 2):
+                side.mean(
+                    step, lambda role, k=k: model(numbers(step, role, 5, 10, more=k), (k + step) % 3).square().mean()
+                ).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+# -- backward that fails -----------------------------------------------------------------------------------------------
+
+
+class Fragile(torch.autograd.Function):
+    """The identity, whose backward fails when it is told to."""
+
+    failing = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fails: bool) -> Tensor:
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        if ctx.fails:
+            raise ZeroDivisionError("in the middle of backward")
+        return gradient, None
+
+
+def fragile_loss(model: nn.Sequential, step: int, role: int, fails: bool, more: int = 0) -> Tensor:
+    x = Fragile.apply(model[:2](numbers(step, role, 6, 10, more=more)), fails)
+    return model[2:](x).square().mean()
+
+
+@pytest.mark.parametrize("who", [(1,), (0, 1, 2)], ids=["one", "all"])
+@to_none
+def test_a_pass_that_fails_and_is_repeated(who: tuple[int, ...], to_none: bool) -> None:
+    """With other numbers the second time, so that what had left already is stale."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            if step in (0, 2) and side.rank in who:
+                with pytest.raises(ZeroDivisionError):
+                    fragile_loss(model, step, 5, True, more=3).backward()
+                optimizer.zero_grad(set_to_none=to_none)
+            side.mean(step, lambda role: fragile_loss(model, step, role, False)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["then_go_on", "then_close"])
+@pytest.mark.parametrize("who", [(1,), (0, 1, 2)], ids=["one", "all"])
+def test_a_pass_that_fails_and_is_given_up(who: tuple[int, ...], last: bool) -> None:
+    """Those who fail go on with the next minibatch, or close the run."""
+    at, steps = (4, 5) if last else (2, 6)
+
+    def program() -> State:
+        side, model = Side(), net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        role = side.rank
+        assert role is not None
+        for step in range(steps):
+            optimizer.zero_grad()
+            try:
+                fragile_loss(model, step, role, step == at and role in who).backward()
+            except ZeroDivisionError:
+                continue
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    outs = simulate(program, N)
+    assert all(same_bits(out, outs[0]) for out in outs)
+
+
+# -- gradients that backward did not make ------------------------------------------------------------------------------
+
+
+@uneven
+@pytest.mark.parametrize("how", ["by_hand", "autograd_grad", "half_by_hand"])
+def test_gradients_assigned(how: str, steps: tuple[int, ...]) -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        parameters = list(model.parameters())
+        for step in side.steps():
+            optimizer.zero_grad()
+            if how == "by_hand":
+                for k, p in enumerate(parameters):
+                    made = [numbers(step, role, *p.shape, more=k) for role in side.roles(step)]
+                    p.grad = torch.stack(made).mean(0)
+            elif how == "autograd_grad":
+                found = torch.autograd.grad(side.mean(step, lambda role: loss_of(model, step, role)), parameters)
+                for p, g in zip(parameters, found, strict=True):
+                    p.grad = g
+            else:
+                model[4].requires_grad_(False)
+                side.mean(step, lambda role: loss_of(model, step, role)).backward()
+                model[4].requires_grad_(True)
+                for k, p in enumerate(model[4].parameters()):
+                    made = [numbers(step, role, *p.shape, more=k) for role in side.roles(step)]
+                    p.grad = torch.stack(made).mean(0)
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop, steps)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before_attach", "after_attach"])
+def test_a_hook_of_the_users_on_the_accumulated_gradient(late: bool) -> None:
+    """Such as one that clips each parameter's gradient as it comes; after attach it runs after ours."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+
+        def double(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.grad.mul_(2)
+
+        if not late:
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(double)
+        side.attach(model, optimizer)
+        if late:
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(double)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss_of(model, step, role)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+def test_tensor_hooks_of_the_users_run_before() -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for p in model.parameters():
+            p.register_hook(lambda g: g * 3)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss_of(model, step, role)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+# -- what autograd can do ----------------------------------------------------------------------------------------------
+
+
+@to_none
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_activation_checkpointing(reentrant: bool, shared: bool, to_none: bool) -> None:
+    """A reentrant segment is a backward pass inside the pass; with `shared`, a layer is inside and outside."""
+
+    def loop(side: Side) -> State:
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(10, 10).double() for _ in range(4)])
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+
+        def segment(x: Tensor) -> Tensor:
+            return torch.tanh(model[2](torch.tanh(model[1](x))))
+
+        def loss(step: int, role: int) -> Tensor:
+            x = torch.tanh(model[0](numbers(step, role, 5, 10)))
+            x = checkpoint(segment, x, use_reentrant=reentrant)
+            return model[1 if shared else 3](x).square().mean()
+
+        for step in side.steps():
+            optimizer.zero_grad(set_to_none=to_none)
+            side.mean(step, lambda role: loss(step, role)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile(backend: str) -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        fast = torch.compile(model, backend=backend)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss_of(fast, step, role)).backward()  # type: ignore[arg-type]
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@to_none
+@uneven
+@pytest.mark.parametrize("shape", ["joint", "two_passes", "critics", "two_passes_of_g"])
+def test_two_optimizers(shape: str, steps: tuple[int, ...], to_none: bool) -> None:
+    """A GAN: G's loss puts gradients into D, which D's next zero_grad throws away."""
+
+    def loop(side: Side) -> State:
+        torch.manual_seed(3)
+        g, d = nn.Linear(8, 10).double(), net(1)
+        og, od = torch.optim.SGD(g.parameters(), lr=0.1), momentum(d)
+        if side.rank is not None:
+            side.run = paceline.attach([g, d], [od, og], "sync", timeout_s=20)
+        for step in side.steps():
+
+            def fake(role: int, k: int, step: int = step) -> Tensor:
+                return d(g(numbers(step, role, 6, 8, more=k)))
+
+            def real(role: int, step: int = step) -> Tensor:
+                return d(numbers(step, role, 6, 10, more=4))
+
+            for k in range(3 if shape == "critics" else 1):
+                od.zero_grad(set_to_none=to_none)
+                if shape == "two_passes":
+                    side.mean(step, lambda role: (real(role) - 1).square().mean()).backward()
+                    side.mean(step, lambda role, k=k: fake(role, k).square().mean()).backward()
+                else:
+                    side.mean(
+                        step, lambda role, k=k: (real(role) - 1).square().mean() + fake(role, k).square().mean()
+                    ).backward()
+                od.step()
+            og.zero_grad(set_to_none=to_none)
+            for k in range(2 if shape == "two_passes_of_g" else 1):
+                side.mean(step, lambda role, k=k: (fake(role, 6 + k) - 1).square().mean()).backward()
+            og.step()
+        side.close()
+        return {f"{n}.{k}": v for n, m in (("g", g), ("d", d)) for k, v in state_of(m).items()}
+
+    compare(loop, steps)
+
+
+def test_tied_weights() -> None:
+    def loop(side: Side) -> State:
+        torch.manual_seed(0)
+        first, second = nn.Linear(10, 10).double(), nn.Linear(10, 10).double()
+        second.weight = first.weight
+        model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(10, 4).double())
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss_of(model, step, role)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Cc]omplex.*:UserWarning")
+def test_complex_parameters() -> None:
+    def loop(side: Side) -> State:
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.w = nn.Parameter(torch.randn(10, 7, dtype=torch.complex128))
+        model.b = nn.Parameter(torch.randn(7, dtype=F64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(
+                step, lambda role: ((numbers(step, role, 5, 10) + 0j) @ model.w + model.b).abs().square().mean()
+            ).backward()
+            optimizer.step()
+        side.close()
+        return {k: torch.view_as_real(v) if v.is_complex() else v for k, v in state_of(model).items()}
+
+    compare(loop)
+
+
+@uneven
+def test_channels_last(steps: tuple[int, ...]) -> None:
+    """Strides of parameters and gradients are the user's affair; numbers must go where they belong."""
+
+    def loop(side: Side) -> State:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 4, 3)).double()
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(
+                step,
+                lambda role: (
+                    model(numbers(step, role, 2, 3, 7, 7).to(memory_format=torch.channels_last)).square().mean()
+                ),
+            ).backward()
+            optimizer.step()
+            assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        side.close()
+        return state_of(model)
+
+    compare(loop, steps)
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    def program() -> None:
+        model = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Linear(6, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        paceline.attach(model, optimizer, "sync", timeout_s=20)
+        model(torch.arange(4)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(paceline.UnsupportedError, match=r"0\.weight has a sparse gradient.*sparse=False"):
+        simulate(program, 2)
+
+
+def test_gradient_penalty() -> None:
+    """A gradient of a gradient: autograd.grad with create_graph inside the loss."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+
+        def loss(step: int, role: int) -> Tensor:
+            x = numbers(step, role, 6, 10).requires_grad_()
+            out = model(x).square().mean()
+            (slope,) = torch.autograd.grad(out, x, create_graph=True)
+            return out + slope.square().sum()
+
+        for step in side.steps():
+            optimizer.zero_grad()
+            side.mean(step, lambda role: loss(step, role)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+def test_backward_with_create_graph() -> None:
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            optimizer.zero_grad()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*create_graph=True.*")
+                side.mean(step, lambda role: loss_of(model, step, role)).backward(create_graph=True)
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad = p.grad.detach()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+def test_double_backward_through_the_gradients_themselves() -> None:
+    """The norm of .grad as a second loss: its pass runs through a graph that made the gradients."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        side.attach(model, optimizer)
+        parameters = list(model.parameters())
+        for step in side.steps():
+            optimizer.zero_grad()
+
+            def penalised(role: int, step: int = step) -> Tensor:
+                loss = loss_of(model, step, role)
+                found = torch.autograd.grad(loss, parameters, create_graph=True)
+                return loss + 0.1 * sum(g.square().sum() for g in found)
+
+            side.mean(step, penalised).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    compare(loop)
+
+
+# -- inf and nan -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["first", "last", "middle"])
+def test_nan_in_one_chunk_of_one_worker(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The mean is that of the others, everywhere, also in chunks that had left before anybody knew."""
+
+    def loop(side: Side) -> State:
+        model = net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        bad = {"first": model[4].bias, "middle": model[2].weight, "last": model[0].weight}[place]
+        for step in side.steps():
+            optimizer.zero_grad()
+            if side.rank == 1 and step == 2:
+                handle = bad.register_hook(lambda g: g * float("nan"))
+            roles = [0, 2] if step == 2 and side.rank is None else side.roles(step)
+            torch.stack([loss_of(model, step, role) for role in roles]).mean().backward()
+            optimizer.step()
+            if side.rank == 1 and step == 2:
+                handle.remove()
+        side.close()
+        return state_of(model)
+
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        compare(loop)
+    said = [r.getMessage() for r in caplog.records]
+    assert said and all("rank 1 on" in line and "rank 0" not in line for line in said)
+
+
+@pytest.mark.parametrize("rule", ["sync", "one_bit(warmup=1)", "power(rank=1, warmup=1)", "top_k(ratio=0.1, warmup=0)"])
+def test_nan_everywhere_stops_the_step_and_training_can_go_on(rule: str) -> None:
+    def program() -> State:
+        side, model = Side(rule=rule), net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        side.attach(model, optimizer)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = loss_of(model, step, side.roles(step)[0])
+            before = state_of(model)
+            if step == 3:
+                (loss * float("nan")).backward()
+                with pytest.raises(paceline.NonFiniteError, match="inf or nan"):
+                    optimizer.step()
+                assert same_bits(state_of(model), before)
+            else:
+                loss.backward()
+                optimizer.step()
+                assert not same_bits(state_of(model), before)
+        side.close()
+        return state_of(model)
+
+    outs = simulate(program, N)
+    assert all(same_bits(out, outs[0]) for out in outs)
+    assert all(bool(torch.isfinite(v).all()) for v in outs[0].values())
+
+
+@pytest.mark.parametrize("rule", ["sync", "sync(codec='int8')", "one_bit(warmup=2)"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_scaler_skips_on_all_alike(rule: str, passes: int) -> None:
+    """An overflow everywhere in step 2: nobody makes that step, and the scale falls on all."""
+
+    def program() -> tuple[State, float, int]:
+        side, model = Side(rule=rule), net().float()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+        side.run = run = paceline.attach(model, optimizer, rule, scaler=scaler, timeout_s=20)
+        role = side.roles(0)[0]
+        for step in range(5):
+            optimizer.zero_grad()
+            for k in range(passes):
+                loss = (model(numbers(step, role, 6, 10, more=k).float()) - 1).square().mean()
+                scaler.scale(loss * float("inf") if step == 2 else loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        side.close()
+        return state_of(model), scaler.get_scale(), run.minibatches
+
+    outs = simulate(program, N)
+    assert all(same_bits(out[0], outs[0][0]) for out in outs)
+    assert [out[1:] for out in outs] == [(4.0, 4)] * N
+    assert all(bool(torch.isfinite(v).all()) for v in outs[0][0].values())
+
+
+# -- several models and codecs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule", ["one_bit(warmup=1)", "sync(codec='int8')", "power(rank=2, warmup=1)", "top_k(ratio=0.2)"]
+)
+def test_lossy_codecs_hold_replicas_together_through_it_all(rule: str) -> None:
+    """Accumulation, unused parameters, leavers and a nan at once; the bits stay the same on all."""
+
+    def program() -> State:
+        side, model = Side(UNEVEN, rule), Branches()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        side.attach(model, optimizer)
+        for step in side.steps():
+            role = side.roles(step)[0]
+            optimizer.zero_grad()
+            for k in range(1 + step % 2):
+                loss = model(numbers(step, role, 5, 10, more=k), (step + role) % 3).square().mean()
+                (loss * (float("nan") if (step, role) == (3, 2) else 1)).backward()
+            optimizer.step()
+        side.close()
+        return state_of(model)
+
+    outs = simulate(program, N)
+    assert all(same_bits(out, outs[0]) for out in outs)
+    assert all(bool(torch.isfinite(v).all()) for v in outs[0].values())
+    assert distance(outs[0], state_of(Branches())) > 1e-2
+
+
+def test_resume_in_a_run_with_several_passes(tmp_path: Any) -> None:
+    """What was learned about passes belongs to the checkpoint: the same chunks go at the same time."""
+
+    def program(resume: bool, stop: int | None) -> tuple[State, int]:
+        side, model = Side(rule="one_bit(warmup=1)"), net()
+        optimizer = momentum(model)
+        side.attach(model, optimizer)
+        run = side.run
+        assert run is not None
+        if resume:
+            run.resume(tmp_path / "c")
+        for step in range(run.minibatches, 6):
+            optimizer.zero_grad()
+            for k in range(3):
+                loss_of(model, step, side.roles(step)[0], k).backward()
+            optimizer.step()
+            if run.minibatches == stop:
+                run.save(tmp_path / "c")
+                run.abandon()
+                return state_of(model), 0
+        sent = run.bytes_sent
+        side.close()
+        return state_of(model), sent
+
+    whole = simulate(lambda: program(False, None), N)
+    simulate(lambda: program(False, 3), N)
+    resumed = simulate(lambda: program(True, None), N)
+    assert all(same_bits(a[0], b[0]) for a, b in zip(whole, resumed, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
