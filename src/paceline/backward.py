@@ -49,6 +49,7 @@ class Backward:
         parameters: leaves that require a gradient.
         number: of whoever watches, among those that share `ends`.
         ends: the ends of passes.
+        began: called when a pass has touched the first of them.
         ready: index -> called when its gradient was accumulated.
         over: called when a pass that touched one of them is over, in the thread of the pass.
     """
@@ -58,10 +59,12 @@ class Backward:
         parameters: list[Tensor],
         number: int,
         ends: PassEnd,
+        began: Callable[[], None],
         ready: Callable[[int], None],
         over: Callable[[], None],
     ) -> None:
-        self._ready, self._over, self._ends, self._number = ready, over, ends, number
+        self._began, self._ready, self._over = began, ready, over
+        self._ends, self._number = ends, number
         self._pass: int | None = None
         self._worker = virtual.current()
         self.passes = 0
@@ -83,6 +86,7 @@ class Backward:
                 self._pass, self.order = task, []
                 self.passes = 1 if fresh else self.passes + 1
                 self._ends.expect(self._number, self._over)
+                self._began()
             self.order.append(index)
             self._ready(index)
 

@@ -232,6 +232,8 @@ class Engine:
 
     def leave(self) -> None:
         """Come to the end together: wait for those who have more data, and merge what is left of the last block."""
+        for update in self.gradients:
+            update.withdraw()
         if self.blocks is not None:
             for fragment in sorted(self.blocks.turns.made):
                 self._land(fragment)
@@ -315,6 +317,8 @@ class Engine:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
+        for update in self.gradients:
+            update.withdraw()
         return {
             "blocks": self.blocks.state() if self.blocks is not None else [],
             "gradients": [update.state() for update in self.gradients],

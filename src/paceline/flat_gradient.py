@@ -40,6 +40,7 @@ class FlatGradient:
         self.has = [False] * len(fragment.tensors)
         self.finite = True
         self._packed = 0
+        self._taken: list[tuple[int, int] | None] = []
         self._other: Tensor | None = None
         self._swap = False
         self._views: dict[int, list[Tensor]] = {}
@@ -65,6 +66,7 @@ class FlatGradient:
     def forget(self) -> None:
         """Nothing is packed any more."""
         self._packed, self.finite = 0, True
+        self._taken = []
 
     def is_packed(self, number: int) -> bool:
         """Whether the gradient of that parameter has left already."""
@@ -78,6 +80,7 @@ class FlatGradient:
         while self._packed < len(slots) and slots[self._packed].offset < end:
             number = self._packed
             gradient = self.carrier.read(self.fragment.tensors[number])
+            self._taken.append(_mark(self.fragment.tensors[number].grad))
             self.has[number] = gradient is not None
             if gradient is None:
                 views[number].zero_()
@@ -88,6 +91,10 @@ class FlatGradient:
             self._packed += 1
         if targets:
             torch._foreach_copy_(targets, sources)
+
+    def changed(self) -> bool:
+        """Whether a gradient is another one than when it was packed: a hook of the user's came after ours."""
+        return any(_mark(tensor.grad) != mark for tensor, mark in zip(self.fragment.tensors, self._taken, strict=False))
 
     def _refuse_sparse(self, number: int, gradient: Tensor) -> None:
         if gradient.is_sparse:
@@ -126,6 +133,11 @@ class FlatGradient:
         for tensor in self.fragment.tensors:
             fold(total, local(tensor).contiguous().view(-1))
         return total
+
+
+def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
+    """Changes whenever the gradient does."""
+    return None if gradient is None else (gradient._version, local(gradient).data_ptr())
 
 
 class GradientChunk:

@@ -141,9 +141,12 @@ class GradientUpdate:
         self.present = 0  # gradients that were there when it landed
         self.problem: NonFiniteError | None = None
         parameters: list[Tensor] = [p for _, p in named]
-        self._backward = Backward(parameters, kind, occasion.ends, self._ready, self._pass_over)
+        self._backward = Backward(parameters, kind, occasion.ends, self._pass_began, self._ready, self._pass_over)
 
     # -- while backward goes on -------------------------------------------------------------------
+
+    def _pass_began(self) -> None:
+        self.landed = False  # whatever the gradients were, they are growing, or new
 
     def _ready(self, index: int) -> None:
         if not (self._occasion.early and self._chunks and self._occasion.due()) or self.frozen:
@@ -151,11 +154,11 @@ class GradientUpdate:
         if self._backward.passes < self._expected:
             return
         part, number = self._place[index]
-        if self.parts[part].is_packed(number):
-            self._stale = True
-            return
         if self._opening is None:
             self._open(self._occasion.work())
+        elif self.parts[part].is_packed(number):
+            self._stale = True
+            return
         for waits in self._waits:
             waits.discard(index)
         while len(self._running) < len(self._chunks) and not self._waits[len(self._running)]:
@@ -216,7 +219,8 @@ class GradientUpdate:
             self._launch_buffers(self._factor)
             finite = all(part.finite for part in self.parts)
             finite = finite and all(lane.fragment.finite() for lane in self.buffer_lanes)
-            footer = Footer(finite, self._stale, self._presence(), self._backward.passes, self._checked())
+            stale = self._stale or any(part.changed() for part in self.parts)
+            footer = Footer(finite, stale, self._presence(), self._backward.passes, self._checked())
             met.append(self._conclude(opening, footer, self._factor))
             self._learn()
 
@@ -228,6 +232,19 @@ class GradientUpdate:
             lane.fragment.refresh()
         self._send_all(0.0)
         return self._conclude(opening, Footer(), 0.0)
+
+    @torch.no_grad()
+    def withdraw(self) -> None:
+        """Finish an exchange of a pass that failed in the middle, without this worker's part."""
+        if self._opening is None:
+            return
+        self._factor = 0.0
+        if not self._chunks:
+            self._arrange(self._opening.meeting())
+        while len(self._running) < len(self._chunks):
+            self._launch()
+        self._launch_buffers(0.0)
+        self._conclude(self._opening, Footer(finite=False, presence=self._presence()), 0.0)
 
     def _send_all(self, factor: float) -> None:
         """Every chunk, now."""
