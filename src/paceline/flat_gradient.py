@@ -112,12 +112,16 @@ class FlatGradient:
         elif total.data_ptr() != target.data_ptr():
             target.copy_(total)
 
+    @property
+    def mean(self) -> Tensor:
+        """Where the mean lies between `receive` and `unpack`."""
+        return self.other if self._swap else self.wire
+
     @torch.no_grad()
     def unpack(self) -> None:
         """Copy the mean to the gradients; make those that this worker lacked and another had."""
         targets, sources = [], []
-        mean = self.other if self._swap else self.wire
-        for has, view, parameter in zip(self.has, self._views_of(mean), self.fragment.tensors, strict=True):
+        for has, view, parameter in zip(self.has, self._views_of(self.mean), self.fragment.tensors, strict=True):
             if not has:
                 continue
             targets.append(self.carrier.target(parameter))
@@ -137,7 +141,9 @@ class FlatGradient:
 
 def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
     """Changes whenever the gradient does."""
-    return None if gradient is None else (gradient._version, local(gradient).data_ptr())
+    if gradient is None:
+        return None
+    return (gradient._version, 0 if gradient.is_sparse else local(gradient).data_ptr())
 
 
 class GradientChunk:
@@ -186,6 +192,19 @@ class GradientChunk:
     def move(self, made: int) -> None:
         """Likewise."""
         raise AssertionError("a gradient is never exchanged behind the next steps")
+
+    @torch.no_grad()
+    def take_back(self, weight: float) -> None:
+        """Of parameters that had a gradient nowhere, nothing is applied: what came for them is owed again."""
+        residual = self.state.get("residual")
+        if residual is None or residual.numel() != self.end - self.begin:
+            return
+        for number in range(self.first, self.last + 1):
+            slot = self.part.fragment.slots[number]
+            if not self.part.has[number]:
+                low, high = max(slot.offset, self.begin), min(slot.end, self.end)
+                owed = residual[low - self.begin : high - self.begin]
+                owed.add_(self.part.mean[low:high], alpha=weight)
 
     def land(self, total: Tensor, meeting: Meeting) -> None:
         """Take the mean."""

@@ -302,6 +302,9 @@ class GradientUpdate:
         for chunk, total, state in results:
             chunk.keep(state)
             chunk.land(total, meeting)
+        if self._exchanger.transport.world.rank == 0:  # one of them, so that it is owed once
+            for chunk in self._chunks:
+                chunk.take_back(meeting.weight)
         for part in self.parts:
             part.unpack()
 
