@@ -143,7 +143,9 @@ class Blocks:
 
     @property
     def global_lanes(self) -> list[ParameterLane | BufferLane]:
-        """The lanes whose anchors are the global model."""
+        """The lanes whose anchors are the global model, with every exchange that has begun; waits for them."""
+        for update in self.updates:
+            update.arrive()
         return [*self.parameter_lanes, *self.buffer_lanes]
 
     def global_tensors(self) -> dict[str, Tensor]:
@@ -175,6 +177,8 @@ class Blocks:
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint holds of every fragment."""
         turns = self.turns
+        for update in self.updates:
+            update.arrive()
         rows: list[dict[str, Any]] = [
             {"outer": update.state(), "numbers": update.numbers(), "passing": update.passing(), "since": since}
             for update, since in zip(self.updates, turns.since, strict=True)

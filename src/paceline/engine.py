@@ -22,6 +22,7 @@ from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
 from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.rule import Rule, is_block
+from paceline.schedule import EveryBlock
 from paceline.settings import Settings
 from paceline.topology import Flat
 from paceline.transport import Transport
@@ -78,7 +79,8 @@ class Engine:
         checks.check_same(self._transport, self.rule, self._start_parts(), settings)
         ending.claim(self._transport, self._owned)
         checks.broadcast_start(self._transport, self._start_parts())
-        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology)
+        behind = isinstance(self.rule.schedule, EveryBlock) and self.rule.schedule.overlap > 0
+        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology, behind)
         self._inner = self._within_host() if self.rule.within else None
         if is_block(self.rule) and self._workers() > 1:
             device = torch.device("cpu") if self._settings.outer_state == "host" else None

@@ -12,6 +12,7 @@ A worker that is out of data still comes to every exchange of the others, with n
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.codec import Codec, Dense, Layout, State
+from paceline.codec import Codec, Dense, Layout, State, Steps
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
 from paceline.pipeline import Finished, Pipeline, Running
 from paceline.topology import Topology
@@ -141,6 +142,12 @@ class Chunk(Protocol):
     def land(self, total: Tensor, meeting: Meeting) -> None:
         """Apply the sum over the workers, shape (n,); called after `keep`."""
 
+    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+        """Where the exchange runs behind the next block: apply it to what the worker does not touch meanwhile."""
+
+    def move(self, made: int) -> None:
+        """Then, when it lands, to the rest; `made` minibatches were made meanwhile."""
+
 
 @dataclass
 class Timing:
@@ -157,12 +164,13 @@ class Exchanger:
         transport: the connection.
         codec: how chunks are written.
         topology: over which route they are summed.
+        behind: whether the worker goes on while an exchange is under way.
     """
 
-    def __init__(self, transport: Transport, codec: Codec, topology: Topology) -> None:
+    def __init__(self, transport: Transport, codec: Codec, topology: Topology, behind: bool = False) -> None:
         self.transport, self.codec = transport, codec
         self._route = topology.route(transport, codec.operations)
-        self._pipeline = Pipeline(transport.background and self._route.stages > 1)
+        self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or behind))
         self.sequence = 0
         self.timing = Timing()
 
@@ -179,8 +187,23 @@ class Exchanger:
 
     def begin(self, chunk: Chunk, factor: float, number: int) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload."""
+        return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number))
+
+    def begin_behind(self, chunk: Chunk, factor: float, number: int, opening: Opening) -> Running:
+        """The same where the worker goes on meanwhile: all work on the chunk is done where it is carried."""
+
+        def steps() -> Steps[tuple[Tensor, State]]:
+            total, state = yield from self._steps(chunk, chunk.fill(factor), number)
+            meeting = opening.meeting()
+            if meeting.weight > 0:
+                chunk.prepare(total, meeting)
+            return total, state
+
+        return self._pipeline.start(steps())
+
+    def _steps(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
         codec = Dense() if chunk.lossless else self.codec.at(number)
-        return self._pipeline.start(self._route.exchange(codec, chunk.fill(factor), chunk.layout, chunk.state))
+        return self._route.exchange(codec, x, chunk.layout, chunk.state)
 
     def meet(self, header: Header, chunks_of: Callable[[int], Sequence[Chunk]], number: int = 0) -> Meeting:
         """A whole exchange, with a few chunks on their way at a time; see :class:`Flight`."""
@@ -196,6 +219,7 @@ class Opening:
 
     def __init__(self, exchanger: Exchanger, header: Header) -> None:
         self._exchanger, self.header = exchanger, header
+        self._lock = threading.Lock()
         self._pending, self._rows = exchanger.tell(header.pack())
         self._meeting: Meeting | None = None
 
@@ -203,20 +227,21 @@ class Opening:
     def said(cls, exchanger: Exchanger, meeting: Meeting) -> Opening:
         """One that everybody has heard."""
         opening = cls.__new__(cls)
-        opening._exchanger, opening._meeting = exchanger, meeting
+        opening._exchanger, opening._meeting, opening._lock = exchanger, meeting, threading.Lock()
         opening.header = meeting.headers[exchanger.transport.world.rank]
         return opening
 
     def meeting(self) -> Meeting:
         """What all said; raises `DesyncError` or `MismatchError` where that does not fit together."""
-        if self._meeting is None:
-            began = time.perf_counter()
-            self._pending.wait()
-            meeting = Meeting(tuple(Header.unpack(line) for line in self._rows.tolist()))
-            self._exchanger.timing.wait_s += time.perf_counter() - began
-            agree(meeting, self._exchanger.transport.world)
-            self._meeting = meeting
-        return self._meeting
+        with self._lock:  # whoever carries a chunk asks as well
+            if self._meeting is None:
+                began = time.perf_counter()
+                self._pending.wait()
+                meeting = Meeting(tuple(Header.unpack(line) for line in self._rows.tolist()))
+                self._exchanger.timing.wait_s += time.perf_counter() - began
+                agree(meeting, self._exchanger.transport.world)
+                self._meeting = meeting
+            return self._meeting
 
 
 class Flight:
@@ -227,7 +252,7 @@ class Flight:
         header: this worker's.
         chunks_of: kind -> the chunks of that exchange; a worker without a payload takes the kind from the others.
         number: counts the exchanges of this payload, for codecs that begin otherwise than they go on.
-        in_flight: chunks on their way at a time; the others follow in `finish`.
+        in_flight: chunks on their way at a time, the others follow in `finish`; 0 sends all, and the worker goes on.
     """
 
     def __init__(
@@ -239,6 +264,7 @@ class Flight:
         in_flight: int,
     ) -> None:
         self._exchanger, self._number, self._in_flight = exchanger, number, in_flight
+        self.behind = in_flight == 0
         exchanger.timing.wait_s = exchanger.timing.exchange_s = 0.0
         began = time.perf_counter()
         self.opening = exchanger.open(header)
@@ -253,27 +279,34 @@ class Flight:
         self._spent_s = time.perf_counter() - began
 
     def _fill_up(self) -> None:
-        while self._left and len(self._under_way) < self._in_flight:
+        while self._left and (self.behind or len(self._under_way) < self._in_flight):
             chunk = self._left.popleft()
-            self._under_way.append((chunk, self._exchanger.begin(chunk, self._factor, self._number)))
+            if self.behind:
+                running = self._exchanger.begin_behind(chunk, self._factor, self._number, self.opening)
+            else:
+                running = self._exchanger.begin(chunk, self._factor, self._number)
+            self._under_way.append((chunk, running))
 
     @classmethod
-    def arrived(cls, exchanger: Exchanger, meeting: Meeting, arrived: Sequence[tuple[Chunk, Tensor, State]]) -> Flight:
-        """One that was saved when everything had come, and is still to land."""
+    def arrived(cls, exchanger: Exchanger, meeting: Meeting, arrived: Sequence[tuple[Chunk, State]]) -> Flight:
+        """One that was saved when everything had come, and the tensors are still to be moved."""
         flight = cls.__new__(cls)
         flight._exchanger, flight._spent_s, flight._left = exchanger, 0.0, deque()
         flight.opening = Opening.said(exchanger, meeting)
-        flight._under_way = deque((chunk, Finished((total, state))) for chunk, total, state in arrived)
-        flight._number = flight._in_flight = 0
+        flight._under_way = deque((chunk, Finished((None, state))) for chunk, state in arrived)
+        flight._number, flight._in_flight, flight.behind = 0, 0, True
         return flight
 
-    def arrive(self) -> list[tuple[Chunk, Tensor, State]]:
-        """Wait for every total without applying any; only where all chunks are under way."""
-        assert not self._left
-        return [(chunk, *running.finish()) for chunk, running in self._under_way]
+    def arrive(self) -> list[State]:
+        """Wait until nothing is left to do but to move the tensors; each chunk's new state."""
+        assert self.behind
+        return [running.finish()[1] for _, running in self._under_way]
 
-    def finish(self) -> Meeting:
+    def finish(self, made: int = 0) -> Meeting:
         """Apply everything.
+
+        Args:
+            made: minibatches made since it began, where the worker went on.
 
         Raises:
             DesyncError, MismatchError, NonFiniteError: on every worker alike, with nothing applied.
@@ -289,10 +322,16 @@ class Flight:
             failure = error  # the others see it too; finish what is on the wire, apply nothing
         while self._under_way:
             chunk, running = self._under_way.popleft()
+            waited = time.perf_counter()
             total, state = running.finish()
+            if self.behind:
+                timing.wait_s += time.perf_counter() - waited
             if meeting is not None and meeting.weight > 0:
                 chunk.keep(state)
-                chunk.land(total, meeting)
+                if self.behind:
+                    chunk.move(made)
+                else:
+                    chunk.land(total, meeting)
             self._fill_up()
         timing.exchange_s = self._spent_s + time.perf_counter() - began - timing.wait_s
         if failure is not None:

@@ -167,6 +167,14 @@ class GradientChunk:
         self._aliased = any(shares_memory(tensor, self.part.wire) for tensor in state.values())
         self.state = state
 
+    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+        """Gradients are used in the step that they belong to."""
+        raise AssertionError("a gradient is never exchanged behind the next steps")
+
+    def move(self, made: int) -> None:
+        """Likewise."""
+        raise AssertionError("a gradient is never exchanged behind the next steps")
+
     def land(self, total: Tensor, meeting: Meeting) -> None:
         """Take the mean."""
         self.part.receive(self.begin, self.end, total, meeting.weight, self._aliased)

@@ -9,7 +9,8 @@ Outer state is at most two numbers of 32 bits for a parameter (anchor and Delta)
 moment.
 
 Where an exchange runs behind the next block (overlap), a lane holds what its tensors were when the exchange began
-(`then`), and moves them when it lands, `made` minibatches later:
+(`then`). What is sent is taken from there, and what arrives is applied to the outer state there (`prepare`), both in
+the background; the tensors themselves are moved when the exchange lands (`move`), `made` minibatches later:
 
     parameters   now + (start - then)                     the new start, and all the progress made meanwhile
                  alpha now + (1 - alpha) start            with a mixing alpha, as Streaming DiLoCo does
@@ -21,6 +22,7 @@ Where an exchange runs behind the next block (overlap), a lane holds what its te
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,14 +53,10 @@ class Moves:
     Attributes:
         coefficients: of the outer step.
         ahead: kv, minibatches that the next start is ahead of the mean of the local models.
-        made: minibatches that this worker has made since the exchange began; None where it stood still meanwhile.
-        mixing: alpha, the share of the local parameters that stays; None keeps the progress made meanwhile.
     """
 
     coefficients: Coefficients
     ahead: float
-    made: int | None = None
-    mixing: float | None = None
 
 
 class Lane(ABC):
@@ -77,8 +75,9 @@ class Lane(ABC):
         self.device = device or fragment.device
         self.layout = Layout.of(s.shape if math.prod(s.shape) == s.numel else (s.numel,) for s in fragment.slots)
         self.then: Tensor | None = None
+        self.held = False
         self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._scratch: list[Tensor] = []
+        self._scratch: dict[tuple[int, int], Tensor] = {}
 
     @property
     def numel(self) -> int:
@@ -96,14 +95,16 @@ class Lane(ABC):
         return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
 
     def scratch(self, number: int, elements: int) -> Tensor:
-        """Temporary space, shape (elements,), in the outer dtype; each number is its own."""
-        while len(self._scratch) <= number:
+        """Temporary space, shape (elements,), in the outer dtype; each number is its own, and each thread's."""
+        key = (threading.get_ident(), number)
+        if key not in self._scratch:
             size = min(self.block_elements, self.numel)
-            self._scratch.append(torch.empty(size, dtype=self.dtype, device=self.device))
-        return self._scratch[number][:elements]
+            self._scratch[key] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self._scratch[key][:elements]
 
     def hold(self) -> None:
         """Keep what the tensors are now, for the time of an exchange behind the next block."""
+        self.held = True
         if self.then is None:
             self.then = self.fragment.zeros(self.device)
         for begin, end in self.fragment.blocks(0, self.numel):
@@ -112,11 +113,24 @@ class Lane(ABC):
             if values is not block:
                 block.copy_(values)
 
-    def _now(self, begin: int, end: int) -> Tensor:
-        """A copy of the tensors as they are, in scratch."""
-        out = self.scratch(3, end - begin)
-        values = self.fragment.read(begin, end, out)
-        return out if values is out else out.copy_(values)
+    def values(self, begin: int, end: int) -> Tensor:
+        """What the tensors are, or were when they were held; to be read only."""
+        if self.held:
+            assert self.then is not None
+            return self.then[begin:end]
+        return self.fragment.read(begin, end, self.scratch(0, end - begin))
+
+    def _add(self, begin: int, end: int, share: float) -> Tensor:
+        """The tensors as they are now, plus a share of `then`; in scratch, or in place where they lie in one piece."""
+        assert self.then is not None
+        out = self.fragment.piece(begin, end, self.scratch(3, end - begin))
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        return torch.add(now, self.then[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out)
+
+    def _put(self, begin: int, end: int, values: Tensor) -> None:
+        """Write values back that `_add` gave."""
+        if values.data_ptr() == self.scratch(3, end - begin).data_ptr():
+            self.fragment.write(begin, end, values)
 
     def weight(self, meeting: Meeting) -> float:
         """What the sum over the workers has to be divided by."""
@@ -133,6 +147,14 @@ class Lane(ABC):
     @abstractmethod
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         """Use the workers' mean for [begin, end)."""
+
+    @abstractmethod
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        """Use the workers' mean for [begin, end), but leave the tensors; `then` says how they are to be moved."""
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        """Move the tensors to what `prepare` found, `made` minibatches after they were held."""
+        self._put(begin, end, self._add(begin, end, 1))
 
     @abstractmethod
     def capture(self) -> None:
@@ -153,15 +175,22 @@ class ParameterLane(Lane):
     Args:
         outer: the rule's outer step.
         coefficients: what origin needs for the block under way (only `ahead` of it).
+        mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
+            progress made meanwhile.
     """
 
     lossless = False
 
     def __init__(
-        self, fragment: Fragment, outer: Outer, coefficients: Callable[[], Coefficients], device: torch.device | None
+        self,
+        fragment: Fragment,
+        outer: Outer,
+        coefficients: Callable[[], Coefficients],
+        device: torch.device | None,
+        mixing: float | None = None,
     ) -> None:
         super().__init__(fragment, device)
-        self._outer, self._coefficients = outer, coefficients
+        self._outer, self._coefficients, self._mixing = outer, coefficients, mixing
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
 
@@ -175,32 +204,34 @@ class ParameterLane(Lane):
         return origin
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        now = self.fragment.read(begin, end, self.scratch(0, end - begin))
-        torch.sub(now, self._origin(begin, end), out=out)
+        torch.sub(self.values(begin, end), self._origin(begin, end), out=out)
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
-        if moves.made is not None:
-            self._move(begin, end, mean, state, moves)
-            return
         out = self.fragment.piece(begin, end, self.scratch(1, end - begin))
         start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
         fold(self.checksum, start)
         if start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
 
-    def _move(self, begin: int, end: int, mean: Tensor, state: dict[str, Tensor], moves: Moves) -> None:
-        """The outer step, and the worker, who has gone on meanwhile, moved to its result."""
-        out = self.scratch(1, end - begin)
-        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        assert self.then is not None
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        then = self.then[begin:end]
+        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, self.scratch(1, end - begin))
         fold(self.checksum, start)
-        now = self._now(begin, end)
-        if moves.mixing is None:
-            assert self.then is not None
-            now.sub_(self.then[begin:end]).add_(start)
+        if self._mixing is None:
+            torch.sub(start, then, out=then)
         else:
-            torch.lerp(start, now, moves.mixing, out=now)
-        self.fragment.write(begin, end, now)
+            then.copy_(start)
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        if self._mixing is None:
+            super().move(begin, end, made)
+            return
+        assert self.then is not None
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        self.fragment.write(begin, end, torch.lerp(self.then[begin:end], now, self._mixing))
 
     def capture(self) -> None:
         self.anchor.copy_(self.fragment.whole(self.device))
@@ -225,15 +256,23 @@ class BufferLane(Lane):
         self.anchor = fragment.whole(self.device)
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        values = self.fragment.read(begin, end, self.scratch(0, end - begin))
-        out.copy_(values)
+        out.copy_(self.values(begin, end))
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean))
+
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+        """The global values, brought up to date."""
         start = self.anchor[begin:end].copy_(mean)
         fold(self.checksum, start)
-        if moves.made is not None:
-            start = torch.lerp(start, self._now(begin, end), 0.5)
-        self.fragment.write(begin, end, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self._next(begin, end, mean)
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        self.fragment.write(begin, end, torch.lerp(self.anchor[begin:end], now, 0.5))
 
     def capture(self) -> None:
         self.anchor.copy_(self.fragment.whole(self.device))
@@ -255,15 +294,19 @@ class CounterLane(BufferLane):
         return float(minibatches) if factor else 0.0
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        torch.sub(self.fragment.read(begin, end, self.scratch(0, end - begin)), self.anchor[begin:end], out=out)
+        torch.sub(self.values(begin, end), self.anchor[begin:end], out=out)
 
-    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
         start = self.anchor[begin:end].add_(mean)
         fold(self.checksum, start)
-        if moves.made is not None:
-            assert self.then is not None
-            start = self._now(begin, end) + (start - self.then[begin:end])
-        self.fragment.write(begin, end, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        assert self.then is not None
+        torch.sub(self._next(begin, end, mean), self.then[begin:end], out=self.then[begin:end])
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        Lane.move(self, begin, end, made)
 
 
 def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
@@ -294,9 +337,13 @@ class MomentLane(Lane):
         self.init = fragment.zeros(self.device) if compensated else None
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        out.copy_(self.fragment.read(begin, end, self.scratch(0, end - begin)))
+        out.copy_(self.values(begin, end))
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean, meeting, moves))
+
+    def _next(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> Tensor:
+        """What the next block starts from."""
         start = mean
         if self.init is not None:
             b, weights = self._decay(), [h.factor for h in meeting.headers]
@@ -306,15 +353,15 @@ class MomentLane(Lane):
             if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
                 start.copy_(start.to(self.fragment.dtype))
         fold(self.checksum, start)
-        if moves.made is not None:
-            start = self._moved(begin, end, start, moves.made)
-        self.fragment.write(begin, end, start)
+        return start
 
-    def _moved(self, begin: int, end: int, start: Tensor, made: int) -> Tensor:
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         assert self.then is not None
-        now = self._now(begin, end)
-        now.add_(start - self.then[begin:end], alpha=self._decay() ** made)
-        return now.clamp_(min=0) if self._moment.square else now
+        torch.sub(self._next(begin, end, mean, meeting, moves), self.then[begin:end], out=self.then[begin:end])
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        moved = self._add(begin, end, self._decay() ** made)
+        self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
 
     def capture(self) -> None:
         if self.init is not None:
@@ -385,9 +432,22 @@ class LaneChunk:
             self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
         self.state = state
 
-    @torch.no_grad()
     def land(self, total: Tensor, meeting: Meeting) -> None:
         """Apply the mean."""
+        self._each(total, meeting, self.lane.apply)
+
+    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+        """Apply the mean to the outer state; the tensors are moved later."""
+        self._each(total, meeting, self.lane.prepare)
+
+    @torch.no_grad()
+    def move(self, made: int) -> None:
+        """Move the tensors, `made` minibatches after they were held."""
+        for low, high in self._blocks():
+            self.lane.move(low, high, made)
+
+    @torch.no_grad()
+    def _each(self, total: Tensor, meeting: Meeting, use: Callable[[int, int, Tensor, Meeting, Moves], None]) -> None:
         weight, moves = self.lane.weight(meeting), self._moves(meeting)
         for low, high in self._blocks():
             mean = total[low - self.begin : high - self.begin]
@@ -398,7 +458,7 @@ class LaneChunk:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
             elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
                 mean = torch.div(mean, weight, out=scratch)
-            self.lane.apply(low, high, mean, meeting, moves)
+            use(low, high, mean, meeting, moves)
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:

@@ -114,7 +114,7 @@ class BlockUpdate:
     ) -> None:
         assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
         self.workers = workers
-        self.kind, self._period, self._mixing = kind, rule.schedule.period, rule.payload.mixing
+        self.kind, self._period = kind, rule.schedule.period
         self._behind = rule.schedule.overlap > 0
         self._rule, self._exchanger, self._owned, self._device = rule, exchanger, owned, state_device
         self.choices = [rule.payload.resolve(optimizer) for optimizer, _ in owned]
@@ -122,14 +122,13 @@ class BlockUpdate:
         self.counts = [step_count(o, [p for _, p in named]) for o, named in owned]
         everything = [pair for _, named in owned for pair in named]
         self.parameter_lanes = [
-            ParameterLane(fragment, rule.outer, self._coefficients, state_device)
+            ParameterLane(fragment, rule.outer, self._coefficients, state_device, rule.payload.mixing)
             for fragment in fragments("parameters", everything)
         ]
         self.buffer_lanes = buffer_lanes(model, state_device) if model is not None else []
         self.moment_lanes: list[MomentLane] | None = None  # made when the optimizers have made their state
         self._chunks: list[LaneChunk] = []
         self._minibatches = 0
-        self._made: int | None = None
         self._flight: Flight | None = None
         self._finite = True
         self._moves_of: tuple[Meeting, Moves] | None = None
@@ -145,7 +144,7 @@ class BlockUpdate:
         if self._moves_of is None or self._moves_of[0] is not meeting:
             c = self._coefficients()
             _, ahead = self._rule.outer.equivalent_minibatches(self.rho, meeting.tau, c)
-            self._moves_of = (meeting, Moves(c, ahead, self._made, self._mixing))
+            self._moves_of = (meeting, Moves(c, ahead))
         return self._moves_of[1]
 
     # -- lanes and chunks -------------------------------------------------------------------------
@@ -256,7 +255,7 @@ class BlockUpdate:
         )
         if behind:
             self._prepare_to_go_on()
-        at_once = len(self._chunks) + 1 if behind else IN_FLIGHT
+        at_once = 0 if behind else IN_FLIGHT
         self._flight = Flight(self._exchanger, header, lambda kind: self._chunks, self.block, at_once)
 
     def _prepare_to_go_on(self) -> None:
@@ -279,14 +278,17 @@ class BlockUpdate:
         Raises `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state untouched, `PeerLostError`.
         """
         assert self._flight is not None
-        flight, self._flight, self._made = self._flight, None, made
+        flight, self._flight = self._flight, None
         for lane in self.lanes:
             lane.fragment.refresh()
         try:
-            meeting = flight.finish()
+            meeting = flight.finish(made or 0)
         except NonFiniteError:
             self._restart()
             raise
+        finally:
+            for lane in self.lanes:
+                lane.held = False
         if meeting.weight > 0:
             self._advance(meeting, made)
         return meeting
@@ -362,18 +364,22 @@ class BlockUpdate:
         codec = [dict(chunk.state) for chunk in self._chunks]
         if self._flight is None:
             return {"codec": codec, "flight": None}
-        arrived = self._flight.arrive()
+        states = self._flight.arrive()
         said = [header.pack().tolist() for header in self._flight.opening.meeting().headers]
         return {
             "codec": codec,
             "flight": {
                 "said": said,
                 "finite": self._finite,
-                "totals": [total for _, total, _ in arrived],
-                "codec": [dict(state) for _, _, state in arrived],
+                "codec": [dict(state) for state in states],
                 "then": [lane.then for lane in self.lanes],
             },
         }
+
+    def arrive(self) -> None:
+        """Wait until the outer state is what the exchange under way makes it."""
+        if self._flight is not None:
+            self._flight.arrive()
 
     def numbers(self) -> dict[str, object]:
         """The numbers that a checkpoint holds."""
@@ -404,12 +410,8 @@ class BlockUpdate:
             lane.then = then.to(lane.device, copy=True) if then is not None else None
         meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
         arrived = [
-            (
-                chunk,
-                total.to(chunk.device, copy=True),
-                {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()},
-            )
-            for chunk, total, kept in zip(self._chunks, saved["totals"], saved["codec"], strict=True)
+            (chunk, {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()})
+            for chunk, kept in zip(self._chunks, saved["codec"], strict=True)
         ]
         self._flight = Flight.arrived(self._exchanger, meeting, arrived)
 
