@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import paceline
+from paceline import update
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -33,8 +34,20 @@ TABLE: list[tuple[str, dict[str, Any]]] = [
     ("bmuf_adam(period=3)", {"optimizer": adam}),
     ("bmuf_adam(period=3, warmup=4, reproducible=True)", {"optimizer": adam}),
     ("diloco(period=3, reproducible=True)", {"optimizer": adam}),
+    ("sync(codec='int8', reproducible=True)", {"optimizer": momentum_sgd}),
+    ("one_bit(warmup=2, reproducible=True)", {"optimizer": momentum_sgd}),
+    ("power(rank=1, warmup=2, reproducible=True)", {"optimizer": momentum_sgd}),
+    ("top_k(ratio=0.2, warmup=0, reproducible=True)", {"optimizer": momentum_sgd}),
+    ("one_bit_adam(warmup=3, reproducible=True)", {"optimizer": adam}),
+    ("bmuf(period=4, overlap=3, fragments=2, reproducible=True)", {"optimizer": momentum_sgd}),
+    ("streaming_diloco(period=3, fragments=2, reproducible=True)", {"optimizer": adam}),
+    ("averaging(period=3, overlap=2, codec='one_bit', reproducible=True)", {"optimizer": sgd}),
+    ("sync(dimensions=(2, 2), reproducible=True)", {"optimizer": momentum_sgd}),
+    ("one_bit(warmup=1, dimensions=(2, 2), reproducible=True)", {"optimizer": momentum_sgd}),
 ]
 """Recipes that are run one after another by one launch, and by virtual workers."""
+RESUMED = (8, 11, 14, 15)
+"""Those that are also stopped and resumed."""
 
 COMMON: dict[str, Any] = {"samples": 60, "norm": True, "dropout": 0.2, "schedule": True}
 
@@ -45,9 +58,18 @@ def program_of(number: int, **more: Any) -> Program:
     return Program(rule, **{**COMMON, **choices, **more})
 
 
+SMALL = 16
+"""Even these models are exchanged in several chunks, so that threads have something to do at the same time."""
+
+
+def numbers_for(workers: int) -> list[int]:
+    """The rows that so many workers can run."""
+    return [number for number, (rule, _) in enumerate(TABLE) if workers == 4 or "dimensions" not in rule]
+
+
 def table(directory: Path) -> None:
     """Every row: the final and the exported model of this rank."""
-    for number in range(len(TABLE)):
+    for number in numbers_for(int(os.environ["WORLD_SIZE"])):
         torch.manual_seed(5)
         out = program_of(number)()
         parts = {f"model.{k}": v for k, v in out.model.items()} | {f"export.{k}": v for k, v in out.exported.items()}
@@ -57,7 +79,7 @@ def table(directory: Path) -> None:
 
 def resume(directory: Path) -> None:
     """A whole run, then one that stops in the middle of a block and an epoch, then its continuation."""
-    for number in (5, 8):
+    for number in RESUMED:
         path, at = directory / f"checkpoint.{number}", 7
         for name, more in (
             ("whole", {}),
@@ -200,6 +222,7 @@ def mismatch(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    update.SMALL_ELEMENTS = update.SMALL_CODED = SMALL
     faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

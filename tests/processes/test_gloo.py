@@ -15,11 +15,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline import update
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
-from tests.processes.programs import TABLE, program_of
+from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def _chunks_as_in_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update, "SMALL_ELEMENTS", SMALL)
+    monkeypatch.setattr(update, "SMALL_CODED", SMALL)
 
 
 def models(directory: Path, name: str, ranks: list[int]) -> list[dict[str, torch.Tensor]]:
@@ -35,7 +42,8 @@ def assert_agree(states: list[dict[str, torch.Tensor]]) -> None:
 def check_table(directory: Path, workers: int) -> None:
     """All ranks hold the same bits; reproducible recipes those of virtual workers; the traffic is the same."""
     hosts = (workers - 1) * (8 + len(json.dumps(socket.gethostname())))  # processes tell each other where they are
-    for number, (rule, _) in enumerate(TABLE):
+    for number in numbers_for(workers):
+        rule = TABLE[number][0]
         states = models(directory, str(number), list(range(workers)))
         sent = [int(s.pop("bytes")) for s in states]
         assert_agree(states)
@@ -57,7 +65,7 @@ def test_two_processes(tmp_path: Path) -> None:
     """Recipes times laws, stop and resume, two runs one after another, a program that ends without close()."""
     run("two", 2, tmp_path)
     check_table(tmp_path, 2)
-    for number in (5, 8):
+    for number in RESUMED:
         for rank in range(2):
             whole, second = (load_file(tmp_path / f"{n}.{number}.{rank}.safetensors") for n in ("whole", "second"))
             assert same_bits(whole, second)
@@ -84,7 +92,10 @@ def test_four_processes(tmp_path: Path) -> None:
         assert re.search(r"rank 2 on \S+ bmuf\(period=5\)", rules)
 
 
-@pytest.mark.parametrize("rule", ["bmuf(period=2)", "sync(reproducible=True)"])
+@pytest.mark.parametrize(
+    "rule",
+    ["bmuf(period=2)", "sync(reproducible=True)", "one_bit(warmup=0)", "bmuf(period=4, overlap=3, codec='int8')"],
+)
 def test_a_killed_worker_is_named_by_the_others(rule: str, tmp_path: Path) -> None:
     with Launch("endless", 4, tmp_path, rule, "600") as launch:
         for rank in range(4):
@@ -113,8 +124,10 @@ def test_killing_rank_zero(tmp_path: Path) -> None:
             assert "PeerLostError" in ended[rank].err
 
 
-def test_a_stopped_worker_is_named_after_the_deadline(tmp_path: Path) -> None:
-    with Launch("endless", 4, tmp_path, "bmuf(period=2)", "5") as launch:
+@pytest.mark.parametrize("rule", ["bmuf(period=2)", "one_bit(warmup=0)", "bmuf(period=4, overlap=3, codec='int8')"])
+def test_a_stopped_worker_is_named_after_the_deadline(rule: str, tmp_path: Path) -> None:
+    """Also where threads wait in the background: the process ends all the same."""
+    with Launch("endless", 4, tmp_path, rule, "5") as launch:
         for rank in range(4):
             launch.until(f"going.{rank}")
         os.killpg(launch.processes[1].pid, signal.SIGSTOP)
