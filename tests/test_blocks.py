@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,54 @@ def test_nothing_finite_leaves_the_global_model_and_training_goes_on() -> None:
     assert outs[0] == outs[1]
     assert outs[0][2:5] == [3.0, 3.0, 3.0]  # step 6 begins the next exchange, and the global model has it at once
     assert outs[0][5] > 3.0 and all(x == x for x in outs[0])
+
+
+@pytest.mark.parametrize(
+    "rule", ["averaging(period=4)", "averaging(period=4, fragments=2)", "bmuf(period=4, fragments=2, overlap=1)"]
+)
+def test_a_nan_that_passes_is_left_out_once(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that was restarted in one fragment must not spoil it again with the nan that is still in the others."""
+
+    def program() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = paceline.attach(model, optimizer, rule, timeout_s=20)
+        for step in range(24):
+            optimizer.zero_grad()
+            nan = step == 5 and rank() == 1
+            (model(torch.randn(2, 3)).square().mean() * (float("nan") if nan else 1)).backward()
+            optimizer.step()
+        run.close()
+
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        simulate(program, 3)
+    left_out = {text for r in caplog.records if "left out" in (text := r.getMessage())}
+    assert 1 <= len(left_out) <= 2
+
+
+def test_training_goes_on_after_a_nan_on_all_that_is_caught() -> None:
+    """In fragments: the others, which hold the nan still, must not bring it back for ever."""
+
+    def program() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = paceline.attach(model, optimizer, "averaging(period=4, fragments=2)", timeout_s=20)
+        caught = []
+        for step in range(16):
+            optimizer.zero_grad()
+            (model(torch.randn(2, 3)).square().mean() * (float("nan") if step == 4 else 1)).backward()
+            try:
+                optimizer.step()
+            except paceline.NonFiniteError:
+                caught.append(step)
+        run.close()
+        return caught
+
+    outs = simulate(program, 2)
+    assert outs[0] == outs[1]
+    assert outs[0] in ([5], [5, 7])
 
 
 # -- uneven data -------------------------------------------------------------------------------------------------------

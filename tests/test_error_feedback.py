@@ -220,6 +220,35 @@ def test_one_bit_adam_refuses_other_optimizers(make: Any, said: str) -> None:
         simulate(program, 2)
 
 
+def test_one_bit_adam_with_a_scaler() -> None:
+    """The moment takes gradients as the step sees them, unscaled; or such a scaler is refused at attach."""
+
+    def program(scaled: bool) -> State:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000, enabled=scaled)
+        more = {"scaler": scaler} if scaled else {}
+        run = paceline.attach(model, optimizer, "one_bit_adam(warmup=2, codec='dense')", timeout_s=20, **more)
+        torch.manual_seed(rank())
+        for _ in range(6):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        run.close()
+        return state_of(model)
+
+    want = simulate(lambda: program(False), N)[0]
+    try:
+        found = simulate(lambda: program(True), N)[0]
+    except paceline.UnsupportedError as error:
+        assert "scaler" in str(error).lower()
+        return
+    for name in want:
+        torch.testing.assert_close(found[name], want[name], rtol=0, atol=1e-5)
+
+
 # -- nothing is lost ---------------------------------------------------------------------------------------------------
 
 
