@@ -109,6 +109,18 @@ class Blocks:
         self.updates[fragment].begin(work, behind)
         if behind:
             turns.made[fragment] = 0
+        if not self.updates[fragment].finite:
+            self._restart_others(fragment)
+
+    def _restart_others(self, fragment: int) -> None:
+        """What spoilt one fragment has spoilt the others, which would spoil it again."""
+        for other, update in enumerate(self.updates):
+            if other == fragment:
+                continue
+            if other in self.turns.made:
+                self.land(other)
+            update.restart()
+            self.turns.since[other] = 0
 
     def land(self, fragment: int) -> Meeting:
         """Apply the exchange of a fragment that `begin` sent."""

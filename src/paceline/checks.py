@@ -121,6 +121,15 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
             )
 
 
+def check_scaler(rule: Rule, scaler: Any) -> None:
+    """Refuse a scaler whose inf checks would come after the step that the rule makes."""
+    if isinstance(rule.payload, FirstMoment) and scaler is not None:
+        raise UnsupportedError(
+            f"{rule.text()} makes Adam's step itself, where a GradScaler cannot skip it; train in bfloat16 without a "
+            "scaler, or use the rule one_bit"
+        )
+
+
 def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:
     """What has to be the same of the workers' optimizers: their kinds, their groups, and whether they have begun."""
     names = {id(parameter): name for _, named in owned for name, parameter in named}

@@ -44,6 +44,7 @@ class Run:
         checks.check_model(model)
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
+        checks.check_scaler(rule, settings.scaler)
         self._transport: Transport = connect(settings.timeout_s, settings.group)
         self.world = self._transport.world
         self.messages = Messages(self._transport)

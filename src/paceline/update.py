@@ -262,7 +262,7 @@ class BlockUpdate:
         """The next block begins before the last one's result is there."""
         with torch.no_grad():
             if not self._finite:
-                self._restart()
+                self.restart()
             for lane in self.lanes:
                 lane.hold()
         for (optimizer, named), choice in zip(self._owned, self.choices, strict=True):
@@ -284,7 +284,7 @@ class BlockUpdate:
         try:
             meeting = flight.finish(made or 0)
         except NonFiniteError:
-            self._restart()
+            self.restart()
             raise
         finally:
             for lane in self.lanes:
@@ -313,7 +313,12 @@ class BlockUpdate:
                 self.counts[number] += meeting.tau + (moves.ahead if choice == "compensate" else 0.0)
                 set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
 
-    def _restart(self) -> None:
+    @property
+    def finite(self) -> bool:
+        """Whether this worker's part of the last exchange was free of inf and nan."""
+        return self._finite
+
+    def restart(self) -> None:
         """After a block that nobody can use: back to where it began."""
         with torch.no_grad():
             for lane in self.lanes:
