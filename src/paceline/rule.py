@@ -93,11 +93,15 @@ class Rule:
             return {"period": 1}
         eta, zeta = self.outer.momentum_at(1 << 30, workers), self.outer.lr_at(1 << 30, workers)
         found: dict[str, float | int | str] = {"period": self.schedule.period, "warmup": self.schedule.warmup}
+        if self.schedule.fragments > 1 or self.schedule.overlap:
+            found |= {"fragments": self.schedule.fragments, "overlap": self.schedule.overlap}
         if not isinstance(self.outer, Average):
             found |= {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta)}
             found["ramp"] = int(getattr(self.outer, "ramp", 0))
         assert isinstance(self.payload, Delta)
         found["local_state"] = self.payload.local_state
+        if self.within:
+            found["within"] = self.within
         return found
 
     def coefficients(self, block: int, workers: int, ahead: float) -> Coefficients:

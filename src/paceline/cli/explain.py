@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +117,11 @@ def _numbers(rule: Rule, workers: int) -> Table:
 
 
 def _bytes(rule: Rule, workers: int, parameters: int) -> Text:
-    sent = rule.bytes_per_block(workers=workers, parameters=parameters)
+    from paceline.codec import Layout
+
+    side = math.isqrt(parameters)  # a square matrix and a rest, for codecs that look at rows and columns
+    layout = Layout.of([(side, side), (parameters - side * side,)])
+    sent = rule.bytes_per_block(workers=workers, parameters=layout)
     period = int(rule.numbers(workers).get("period", 1))
     lines = [
         rule.bytes_formula(),
