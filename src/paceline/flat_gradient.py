@@ -40,6 +40,7 @@ class FlatGradient:
         self.has = [False] * len(fragment.tensors)
         self.finite = True
         self._packed = 0
+        self.muted = False
         self._taken: list[tuple[int, int] | None] = []
         self._other: Tensor | None = None
         self._swap = False
@@ -79,7 +80,7 @@ class FlatGradient:
         views, slots = self._views_of(self.wire), self.fragment.slots
         while self._packed < len(slots) and slots[self._packed].offset < end:
             number = self._packed
-            gradient = self.carrier.read(self.fragment.tensors[number])
+            gradient = None if self.muted else self.carrier.read(self.fragment.tensors[number])
             self._taken.append(_mark(self.fragment.tensors[number].grad))
             self.has[number] = gradient is not None
             if gradient is None:

@@ -211,7 +211,9 @@ class GradientUpdate:
             assert self._opening is not None
             opening = self._opening
             if not self._chunks:
+                self._opening = None  # after an error there is nothing to go on with
                 self._arrange(opening.meeting())
+                self._opening = opening
             for lane in self.buffer_lanes:
                 lane.fragment.refresh()
             while len(self._running) < len(self._chunks):
@@ -241,10 +243,14 @@ class GradientUpdate:
         self._factor = 0.0
         if not self._chunks:
             self._arrange(self._opening.meeting())
+        for part in self.parts:
+            part.muted = True
         while len(self._running) < len(self._chunks):
             self._launch()
         self._launch_buffers(0.0)
         self._conclude(self._opening, Footer(finite=False, presence=self._presence()), 0.0)
+        for part in self.parts:
+            part.muted = False
 
     def _send_all(self, factor: float) -> None:
         """Every chunk, now."""

@@ -404,7 +404,7 @@ class Recipe:
         known = list(inspect.signature(self.function).parameters)
         for name in arguments:
             if name not in known:
-                raise RuleError(f"{self.name} has no setting {name!r}; it has {', '.join(known)}{_like(name, known)}")
+                raise RuleError(f"{self.name} has no setting {name!r}{_like(name, known)}; it has {', '.join(known)}")
         return replace(self.function(**arguments), name=self.name, arguments=dict(arguments))
 
 
@@ -430,7 +430,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "one_bit",
-            "1-bit SGD: one bit a number of the gradient, with error feedback on both sides.",
+            "1-bit SGD: one bit a number of the gradient, fed back.",
             """x_i = g_i + r_i,  q_i = Q(x_i),  r_i = x_i - q_i            (each worker)
 s = sum_i q_i + o,  total = Q(s),  o = s - Q(s)             (the owner of each slice)
 g = total / N, then the optimizer's own step""",
@@ -457,7 +457,7 @@ g = mean of what was sent""",
         ),
         Recipe(
             "one_bit_adam",
-            "1-bit Adam: the first moment by one bit a number, the second frozen.",
+            "1-bit Adam: the first moment in bits, the second frozen.",
             """m_i = b1 m + (1 - b1) g_i
 m = Q(mean_i Q(m_i + e_i) + e_s)
 theta = theta - lr (mhat / (sqrt(vhat_frozen) + eps) + wd theta)""",
@@ -501,7 +501,7 @@ theta = theta - nu (g + mu b)""",
         ),
         Recipe(
             "streaming_diloco",
-            "Streaming DiLoCo: fragments in turn, behind the next steps, in four bits.",
+            "Streaming DiLoCo: fragments in turn, behind the next steps.",
             """after step t, for the fragment p whose turn it is:
 g = mean_i (theta_p - theta_i,p(t))          sent in E3M0 while training goes on
 b = mu b + g,  theta_p = theta_p - nu (g + mu b)

@@ -98,7 +98,7 @@ def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
     from paceline.update import SMALL_ELEMENTS, cut
 
     elements = elements if elements >= 0 else SMALL_ELEMENTS + elements + 1
-    ranges = cut(elements, pieces)
+    ranges = cut(Layout.vector(elements), pieces, Dense())
     assert ranges[0][0] == 0 and ranges[-1][1] == elements and len(ranges) <= pieces
     assert all(a[1] == b[0] for a, b in pairwise(ranges))
     if elements >= SMALL_ELEMENTS:
