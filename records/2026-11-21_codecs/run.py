@@ -27,9 +27,10 @@ import paceline
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "examples" / "char_lm"))
 
-from data import Corpus, load_corpus  # noqa: E402
 from model import CharLM, validation_loss  # noqa: E402
 from train import LARGEST_GRADIENT, learning_rate, make_loader  # noqa: E402
+
+from data import Corpus, load_corpus  # noqa: E402
 
 RESULTS = HERE / "results.jsonl"
 

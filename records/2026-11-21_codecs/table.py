@@ -32,9 +32,11 @@ def over(own: dict[int, Line], dense: dict[int, Line]) -> list[float]:
 
 
 def cells(own: dict[int, Line], dense: dict[int, Line]) -> list[str]:
-    """Loss by seed, and the mean difference to dense."""
+    """Loss by seed, and the mean difference to dense with its range."""
     losses = " ".join(f"{own[s]['loss']:.3f}" if "loss" in own[s] else "failed" for s in sorted(own))
-    return [losses or "-", f"{mean(over(own, dense)):+.1f} %" if own else "-"]
+    points = over(own, dense)
+    spread = f" ({min(points):+.1f} to {max(points):+.1f})" if len(points) > 1 else ""
+    return [losses or "-", f"{mean(points):+.1f} %{spread}" if points else "-"]
 
 
 def pairs(family: str) -> dict[str, tuple[Row, Row]]:
@@ -63,6 +65,17 @@ def table(family: str, lines: list[Line]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def others(lines: list[Line]) -> str:
+    """Markdown: the trainings that are in no other table."""
+    shown = [id(line) for row in ROWS for line in lines_of(row, lines).values()]
+    rows = ["| rule | optimizer, rate | minibatches | seed | loss |", "| --- | --- | --- | --- | --- |"]
+    for line in lines:
+        if id(line) not in shown:
+            setting = f"{line['optimizer']} {line['lr']:g} | {line['minibatches']:,} | {line['seed']}"
+            rows.append(f"| `{line['rule']}` | {setting} | {line.get('loss', float('nan')):.4f} |")
+    return "\n".join(rows)
+
+
 def panel(axes: Axes, family: str, lines: list[Line]) -> None:
     """A line for each codec: filled points with feedback, open ones without, one for each seed."""
     dense = lines_of(next(row for row in ROWS if row.family == family and row.feedback is None), lines)
@@ -78,8 +91,9 @@ def panel(axes: Axes, family: str, lines: list[Line]) -> None:
                 axes.text(0.9 * WIDEST, place + shift, text, ha="right", va="center", fontsize=8, color=colour)
     axes.axvspan(-1, 1, color="0.9", zorder=0)
     axes.set_xscale("symlog", linthresh=2, linscale=1)
-    axes.set_xlim(-2.5, 1.15 * WIDEST)
-    axes.set_xticks([-2, -1, 0, 1, 2, 5, 10, 20, 30], ["-2", "-1", "0", "1", "2", "5", "10", "20", "30"])
+    axes.set_xlim(-5, 1.15 * WIDEST)
+    ticks = [-4, -2, -1, 0, 1, 2, 5, 10, 20, 30]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_yticks(range(len(named)), list(named))
     axes.set_ylim(len(named) - 0.5, -0.5)
     axes.grid(axis="x", color="0.93")
@@ -104,6 +118,7 @@ def plot(lines: list[Line], path: Path) -> None:
 def main() -> None:
     lines = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
     text = "\n\n".join(f"**{family}**\n\n{table(family, lines)}" for family in FAMILIES)
+    text += f"\n\n**Other trainings**\n\n{others(lines)}"
     readme = HERE / "README.md"
     before, _, rest = readme.read_text().partition(BEGIN)
     readme.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
