@@ -425,7 +425,7 @@ RECIPES: dict[str, Recipe] = {
             "sync",
             "Synchronous SGD: the mean gradient, every step.",
             "g = mean_i g_i, then the optimizer's own step",
-            "the standard method; large batches: Goyal et al. 2017, arXiv 1706.02677",
+            "large batches: Goyal et al. 2017, arXiv 1706.02677",
             sync,
         ),
         Recipe(
@@ -443,7 +443,7 @@ g = total / N, then the optimizer's own step""",
             """M_i = g_i + e_i
 P = orthonormal(sum_i M_i Q),  Q = sum_i M_i^T P
 g = P Q^T / N,  e_i = M_i - P (M_i^T P)^T""",
-            "T. Vogels, S. P. Karimireddy, M. Jaggi, NeurIPS 2019, arXiv 1905.13727",
+            "T. Vogels et al., NeurIPS 2019, arXiv 1905.13727",
             power,
         ),
         Recipe(
