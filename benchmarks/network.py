@@ -16,8 +16,8 @@ worker's steps per second over those of one worker alone that exchanges nothing,
 The hosts share this machine's cores, which do the optimizers' steps, the codecs and both ends of every cable. `--scale`
 keeps that from being what is measured: it divides the parameters, the links' rate and DDP's buckets alike, so that
 every transfer takes as long as before and the share of communication is that of the full size, while the processors
-have so many times less to do. The default is 4 workers / cores: with half of it the processors, and not the links, still
-take 4 to 6 % from the rows that hide their exchange. `--scale 1` is the raw setting, and `--raw` measures it
+have so many times less to do. The default is 4 workers / cores: with half of it the processors, and not the links,
+still take 4 to 6 % from the rows that hide their exchange. `--scale 1` is the raw setting, and `--raw` measures it
 too. A method's own arithmetic is thus charged to the processors, not to the accelerator where it would run. `--check`
 measures only what the links carry.
 
