@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ from paceline.world import World
 FORMAT = 1
 MANIFEST = "manifest.json"
 GLOBAL = "global.safetensors"
-_OURS = re.compile(r"manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
+MARK = "being-written"
+_OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
 def rank_names(rank: int) -> tuple[str, str]:
@@ -68,28 +70,59 @@ def save(
     world = transport.world
     partial = path.with_name(path.name + ".partial")
     problem, sums = "", {}
-    try:
-        _refuse_foreign(path)
-        if world.local_rank == 0:
-            _remove(partial)
-            _remove(path.with_name(path.name + ".old"), only_look=path.exists() is False)
-            partial.mkdir(parents=True)
-    except (OSError, CheckpointError) as error:
-        problem = str(error)
-    _all_well(transport, problem, "could not be started")
+    maker = _make_partial(path, partial, transport)
     try:
         sums = _write_rank(partial, world.rank, state)
-        if world.local_rank == 0:
+        if maker:
             save_file({name: _own(tensor) for name, tensor in model.items()}, partial / GLOBAL)
             sums[GLOBAL] = sha256(partial / GLOBAL)
     except (OSError, CheckpointError, SafetensorError) as error:
         problem = str(error)
     everybody = _all_well(transport, problem, "could not be written", sums)
-    if world.local_rank == 0:
+    if maker:
+        (partial / MARK).unlink()
         manifest = {"format": FORMAT, **about, "size": world.size, "files": _merge(everybody)}
         _write_durably(partial / MANIFEST, json.dumps(manifest, indent=1))
         _replace(partial, path)
     transport.barrier()
+
+
+def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
+    """Make the directory to write into, once on every file system; whether this worker did and has to finish it.
+
+    Rank 0 leaves a mark, so that the first workers of other hosts see whether they share its disk.
+    """
+    world, mark = transport.world, secrets.token_hex(8)
+    maker, problem = world.rank == 0, ""
+    try:
+        _refuse_foreign(path)
+        if maker:
+            _start_over(path, partial, mark)
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    mark = _all_well(transport, problem, "could not be started", {"mark": mark})[0]["mark"]
+    try:
+        if world.local_rank == 0 and not maker and not _has(partial, mark):
+            maker = True
+            _start_over(path, partial, mark)
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    _all_well(transport, problem, "could not be started")
+    return maker
+
+
+def _start_over(path: Path, partial: Path, mark: str) -> None:
+    """An empty directory with a mark in it."""
+    _remove(partial)
+    _remove(path.with_name(path.name + ".old"), only_look=path.exists() is False)
+    partial.mkdir(parents=True)
+    (partial / MARK).write_text(mark, encoding="utf-8")
+
+
+def _has(partial: Path, mark: str) -> bool:
+    """Whether the directory is the one that rank 0 has marked."""
+    file = partial / MARK
+    return file.is_file() and file.read_text(encoding="utf-8") == mark
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -112,6 +112,20 @@ def users_group(directory: Path) -> None:
     assert float(x) == 4.0, "the user's own group still works"
 
 
+def inner_ddp(directory: Path) -> None:
+    """DistributedDataParallel within two hosts of two processes, blocks between them."""
+    pairs = [[0, 1], [2, 3], [0, 2], [1, 3]]
+    groups = [dist.new_group(members) for members in pairs]
+    torch.manual_seed(0)
+    model = make_net()
+    wrapped = nn.parallel.DistributedDataParallel(model, process_group=groups[RANK // 2])
+    optimizer = momentum_sgd(wrapped.parameters())
+    run = paceline.attach(wrapped, optimizer, "bmuf", period=4, group=groups[2 + RANK % 2], timeout_s=60)
+    train_alone(wrapped, optimizer, 10)
+    run.close()
+    save_file(state_of(model), directory / f"inner_ddp.{RANK}.safetensors")
+
+
 def unclosed(directory: Path) -> None:
     """The program ends without close(); whatever was hooked at the end of the program writes the model after it."""
     import atexit
@@ -148,7 +162,7 @@ def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 def four(directory: Path) -> None:
     """What needs four processes, in one launch, over a group that the user made."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    for part in (table, users_group, uneven, nan, mismatch):
+    for part in (table, users_group, uneven, nan, mismatch, inner_ddp):
         part(directory)
     dist.destroy_process_group()
 

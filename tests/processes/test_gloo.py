@@ -79,7 +79,7 @@ def test_four_processes(tmp_path: Path) -> None:
     check_table(tmp_path, 4)
     states = models(tmp_path, "group", [1, 3])
     assert_agree(states)
-    for name in ("bmuf", "sync", "warm"):
+    for name in ("bmuf", "sync", "warm", "inner_ddp"):
         assert_agree(models(tmp_path, name, [0, 1, 2, 3]))
     for name in ("sync", "bmuf"):
         assert_agree(models(tmp_path, f"nan.{name}", [0, 1, 2, 3]))
