@@ -19,6 +19,7 @@ FLOORS: dict[str, int] = {
     "world": 0,
     "fragments": 0,
     "tree": 0,
+    "calls": 0,
     "randomness": 0,
     "gain": 0,
     "journal": 0,

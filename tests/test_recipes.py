@@ -58,7 +58,7 @@ def test_text_goes_there_and_back(text: str) -> None:
     [
         ("bmf", r"there is no rule 'bmf'; there are sync, .*did you mean 'bmuf'"),
         ("bmuf(perod=3)", r"bmuf has no setting 'perod' \(did you mean 'period'\?\); it has period"),
-        ("bmuf(3)", "need names, like bmuf\\(period=16\\)"),
+        ("bmuf(3)", "need names, like bmuf"),
         ("bmuf(period=", "cannot read the rule"),
         ("bmuf(period=int('3'))", "the value of period .* is not a plain number"),
         ("bmuf(period=__import__('os').getpid())", "is not a plain number"),

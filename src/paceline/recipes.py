@@ -7,13 +7,12 @@ writes on a command line, as a literal call that is never evaluated.
 
 from __future__ import annotations
 
-import ast
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.calls import like, read_call
 from paceline.codec import Codec, LowRank, OneBit, TopK, Warmed, codec_from_text
 from paceline.errors import RuleError
 from paceline.outer import Average, BlockMomentum, FrozenAdam, Nesterov
@@ -404,13 +403,8 @@ class Recipe:
         known = list(inspect.signature(self.function).parameters)
         for name in arguments:
             if name not in known:
-                raise RuleError(f"{self.name} has no setting {name!r}{_like(name, known)}; it has {', '.join(known)}")
+                raise RuleError(f"{self.name} has no setting {name!r}{like(name, known)}; it has {', '.join(known)}")
         return replace(self.function(**arguments), name=self.name, arguments=dict(arguments))
-
-
-def _like(word: str, words: list[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 _BMUF = """d_n = mean_i theta_i - theta^init
@@ -517,31 +511,14 @@ def recipe(name: str) -> Recipe:
     """The recipe called `name`; `RuleError` with the names there are."""
     if name not in RECIPES:
         names = list(RECIPES)
-        raise RuleError(f"there is no rule {name!r}; there are {', '.join(names)}{_like(name, names)}")
+        raise RuleError(f"there is no rule {name!r}; there are {', '.join(names)}{like(name, names)}")
     return RECIPES[name]
 
 
 def rule_from_text(text: str) -> Rule:
     """Read `bmuf`, `bmuf()` or `bmuf(period=16, momentum=0.9)`; nothing in it is ever evaluated."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise RuleError(f"cannot read the rule {text!r}; write it like bmuf(period=16, momentum=0.9)") from error
-    if isinstance(tree, ast.Name):
-        return recipe(tree.id).build()
-    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
-        raise RuleError(f"cannot read the rule {text!r}; write it like bmuf(period=16, momentum=0.9)")
-    if tree.args:
-        raise RuleError(f"the settings of {text!r} need names, like {tree.func.id}(period=16)")
-    arguments: dict[str, Any] = {}
-    for keyword in tree.keywords:
-        try:
-            arguments[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except ValueError as error:
-            raise RuleError(
-                f"the value of {keyword.arg} in {text!r} is not a plain number, word in quotes, True, False or None"
-            ) from error
-    return recipe(tree.func.id).build(**arguments)
+    name, arguments = read_call(text, "rule", "bmuf(period=16, momentum=0.9)")
+    return recipe(name).build(**arguments)
 
 
 def make_rule(rule: Rule | str | None, arguments: dict[str, Any]) -> Rule:

@@ -53,7 +53,7 @@ def test_text_is_a_literal_call(text: str, codec: Codec) -> None:
             r"low_rank has no setting 'rang'; it has rank, feedback, min_rate \(did you mean 'rank'\?",
         ),
         ("dense(feedback=True)", "dense has no setting 'feedback'; it has none"),
-        ("low_rank(2)", "the settings of .* need names, like low_rank"),
+        ("low_rank(2)", "the settings of .* need names, like one_bit or low_rank"),
         ("low_rank(**{})", "the settings of .* need names"),
         ("low_rank(rank=print(1))", "the value of rank in .* is not a plain number"),
         ("low_rank(rank=0)", "rank must be a whole number from 1 on, got 0"),

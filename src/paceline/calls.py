@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rule or a codec as a person writes it on a command line: a literal call that is read and never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from typing import Any
+
+from paceline.errors import RuleError
+
+
+def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of `name`, `name()` or `name(setting=1, other="word")`.
+
+    Args:
+        text: what was written.
+        what: what it is meant to be, for messages: "rule", "codec".
+        example: how one is written.
+    """
+    unreadable = f"cannot read the {what} {text!r}; write it like {example}"
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise RuleError(unreadable) from error
+    if isinstance(tree, ast.Name):
+        return tree.id, {}
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+        raise RuleError(unreadable)
+    if tree.args or any(keyword.arg is None for keyword in tree.keywords):
+        raise RuleError(f"the settings of {text!r} need names, like {example}")
+    settings: dict[str, Any] = {}
+    for keyword in tree.keywords:
+        try:
+            settings[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except ValueError as error:
+            raise RuleError(
+                f"the value of {keyword.arg} in {text!r} is not a plain number, word in quotes, True, False or None"
+            ) from error
+    return tree.func.id, settings
+
+
+def like(word: str, words: list[str]) -> str:
+    """A question about the word that was meant, or nothing."""
+    close = difflib.get_close_matches(word, words, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
