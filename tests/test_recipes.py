@@ -57,6 +57,13 @@ def test_text_goes_there_and_back(text: str) -> None:
     ("text", "said"),
     [
         ("bmf", r"there is no rule 'bmf'; there are sync, .*did you mean 'bmuf'"),
+        ("sync(codec=3)", r"codec must be a word such as 'int8'.*got 3"),
+        ("sync(codec='int9')", r"there is no codec 'int9'.*did you mean 'int8'"),
+        ("one_bit(warmup=-1)", r"warmup must be a whole number of steps, at least 0, got -1"),
+        ("top_k(warmup=True)", r"warmup must be"),
+        ("streaming_diloco(mixing=1.5)", r"mixing must be a number from 0 to below 1, or None, got 1.5"),
+        ("bmuf(overlap=20)", r"overlap must be .* from 0 to the period \(16\), got 20"),
+        ("sync(dimensions=(2, 0))", r"dimensions must be"),
         ("bmuf(perod=3)", r"bmuf has no setting 'perod' \(did you mean 'period'\?\); it has period"),
         ("bmuf(3)", "need names, like bmuf"),
         ("bmuf(period=", "cannot read the rule"),

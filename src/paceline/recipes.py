@@ -28,6 +28,10 @@ def _carried(
     codec: Codec | str, warmup: int, dimensions: Dimensions, reproducible: bool, chunks: int
 ) -> dict[str, Any]:
     """How a payload is written, and over which route."""
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+        raise RuleError(f"warmup must be a whole number of steps, at least 0, got {warmup!r}")
+    if not isinstance(codec, str) and not hasattr(codec, "exchange"):
+        raise RuleError(f"codec must be a word such as 'int8' or 'low_rank(rank=2)', got {codec!r}")
     written = codec_from_text(codec) if isinstance(codec, str) else codec
     route: Topology
     if dimensions is not None:
