@@ -449,3 +449,40 @@ def test_buffers_stay_within_what_workers_had(rule: str) -> None:
             moved += not torch.equal(before, after)
             assert bool(((low <= after) & (after <= high)).all())
     assert moved >= 9
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "bmuf_adam(period=4, overlap=4, fragments=2)",
+        "bmuf_adam(period=4, overlap=3, codec='int8')",
+        "averaging(period=4, overlap=2, local_state='average')",
+        "streaming_diloco(period=4, overlap=3, fragments=2)",
+    ],
+)
+def test_whether_the_background_is_early_or_late_does_not_show(rule: str) -> None:
+    """`global_state` waits for what is under way; schedules change betas and rates meanwhile."""
+
+    def program(look: bool) -> Callable[[], list[Tensor]]:
+        def body() -> list[Tensor]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            run = paceline.attach(model, optimizer, rule, timeout_s=20)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
+            torch.manual_seed(rank())
+            for step in range(18):
+                optimizer.zero_grad()
+                model(torch.randn(5, 4)).square().mean().backward()
+                optimizer.step()
+                if look and step % 2:
+                    run.global_state()
+                cycle.step()
+            run.close()
+            return [p.detach().clone() for p in model.parameters()]
+
+        return body
+
+    early, late = simulate(program(True), 3), simulate(program(False), 3)
+    for one, other in zip(early, late, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -334,6 +334,7 @@ class MomentLane(Lane):
     ) -> None:
         super().__init__(fragment, device)
         self._moment, self._decay, self._compensated = moment, decay, compensated
+        self._held_decay = 0.0
         self.init = fragment.zeros(self.device) if compensated else None
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
@@ -342,11 +343,16 @@ class MomentLane(Lane):
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         self.fragment.write(begin, end, self._next(begin, end, mean, meeting, moves))
 
+    def hold(self) -> None:
+        super().hold()
+        self._held_decay = self._decay()  # a schedule may change it while the exchange is under way
+
     def _next(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> Tensor:
         """What the next block starts from."""
         start = mean
         if self.init is not None:
-            b, weights = self._decay(), [h.factor for h in meeting.headers]
+            b = self._held_decay if self.held else self._decay()
+            weights = [h.factor for h in meeting.headers]
             decay = block_decay(b, meeting.minibatches, weights)
             start = self.init[begin:end]
             compensate(mean, start, decay=decay, ahead=b**moves.ahead, square=self._moment.square, out=start)
