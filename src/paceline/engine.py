@@ -22,7 +22,6 @@ from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
 from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.rule import Rule, is_block
-from paceline.schedule import EveryBlock
 from paceline.settings import Settings
 from paceline.topology import Flat
 from paceline.transport import Transport
@@ -79,7 +78,7 @@ class Engine:
         checks.check_same(self._transport, self.rule, self._start_parts(), settings)
         ending.claim(self._transport, self._owned)
         checks.broadcast_start(self._transport, self._start_parts())
-        behind = isinstance(self.rule.schedule, EveryBlock) and self.rule.schedule.overlap > 0
+        behind = self.rule.schedule.overlap > 0
         self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology, behind)
         self._inner = self._within_host() if self.rule.within else None
         if is_block(self.rule) and self._workers() > 1:
@@ -212,6 +211,12 @@ class Engine:
         self._watch.end(self._exchanger.timing, meeting, block=self.blocks.block, warmup=False)
         return meeting
 
+    def _land_all(self) -> None:
+        """Wait for every block that is under way, and apply it."""
+        if self.blocks is not None:
+            for fragment in sorted(self.blocks.turns.made):
+                self._land(fragment)
+
     def _take_start(self, meeting: Meeting) -> None:
         """The warm-up is over."""
         self._flow.warm = True
@@ -234,9 +239,7 @@ class Engine:
         """Come to the end together: wait for those who have more data, and merge what is left of the last block."""
         for update in self.gradients:
             update.withdraw()
-        if self.blocks is not None:
-            for fragment in sorted(self.blocks.turns.made):
-                self._land(fragment)
+        self._land_all()
         if self._flow.lockstep:
             self._leave_lockstep()
         if not self._flow.lockstep and self._inner is not None:
@@ -266,11 +269,8 @@ class Engine:
                 break
             if self.blocks is not None and meeting.weight > 0 and any(h.kind == last for h in meeting.headers):
                 self._advance(self.blocks, idle=True)
-        parts = self._start_parts()
-        if self.blocks is not None:
-            for fragment in sorted(self.blocks.turns.made):
-                self._land(fragment)
-            parts = [lane.fragment for lane in self.blocks.lanes]
+        self._land_all()
+        parts = self._start_parts() if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
         self._even_out(inner.transport, meeting, parts)
 
     def _leave_blocks(self, blocks: Blocks) -> None:
@@ -286,10 +286,7 @@ class Engine:
         """Come to an exchange of gradients with nothing in hand."""
         opening = exchanger.open(self._bare_header(0, leaving=True))
         meeting = opening.meeting()
-        if meeting.empty:
-            return meeting
-        kind = next(h.kind for h in meeting.headers if h.brings)
-        return self.gradients[kind - 1].join(opening)
+        return meeting if meeting.empty else self.gradients[meeting.kind - 1].join(opening)
 
     def _bare_header(self, kind: int, leaving: bool) -> Header:
         """A header without a payload behind it."""

@@ -113,6 +113,11 @@ class Meeting:
         return all(h.leaving for h in self.headers)
 
     @property
+    def kind(self) -> int:
+        """Which exchange this is, where somebody brought a payload."""
+        return next(h.kind for h in self.headers if h.brings)
+
+    @property
     def empty(self) -> bool:
         """Whether nobody brought a payload."""
         return not any(h.brings for h in self.headers)
@@ -273,7 +278,7 @@ class Flight:
         if header.brings:
             self._left.extend(chunks_of(header.kind))
         elif not (meeting := self.opening.meeting()).empty:
-            self._left.extend(chunks_of(next(h.kind for h in meeting.headers if h.brings)))
+            self._left.extend(chunks_of(meeting.kind))
             self._factor = 0.0
         self._fill_up()
         self._spent_s = time.perf_counter() - began

@@ -196,9 +196,9 @@ class Fragment:
         pieces, places = self._cut(begin, end)
         torch._foreach_copy_(pieces, [values[low:high] for low, high in places])
 
-    def whole(self, device: torch.device | None = None) -> Tensor:
-        """A flat copy of the tensors, shape (numel,), in the outer dtype."""
-        out = self.zeros(device)
+    def whole(self, device: torch.device | None = None, out: Tensor | None = None) -> Tensor:
+        """A flat copy of the tensors, shape (numel,), in the outer dtype; in `out` where that is given."""
+        out = self.zeros(device) if out is None else out
         for begin, end in self.blocks(0, self.numel):
             block = out[begin:end]
             values = self.read(begin, end, block)

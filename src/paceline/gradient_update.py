@@ -39,7 +39,7 @@ from paceline.outer.base import Coefficients
 from paceline.payload import FirstMoment
 from paceline.pipeline import Running
 from paceline.rule import Rule, is_block
-from paceline.update import Named, Work, cut
+from paceline.update import Named, Work, cut, restored
 
 CHECK_EVERY = 64
 """The replicas' bits are compared at every 64th exchange."""
@@ -130,6 +130,7 @@ class GradientUpdate:
         self._chunks: list[GradientChunk] = []
         self._buffer_chunks: list[LaneChunk] = []
         self._place: list[tuple[int, int]] = []  # of each parameter: its part, and its number there
+        self._chunks_of: list[list[int]] = []  # of each parameter: the chunks in which its gradient lies
         self._waits: list[set[int]] = []  # of each chunk: parameters that it still waits for
         self._usual: set[int] = set()  # parameters that get a gradient in the last pass before a step
         self._expected = 1  # passes before a step
@@ -159,8 +160,8 @@ class GradientUpdate:
         elif self.parts[part].is_packed(number):
             self._stale = True
             return
-        for waits in self._waits:
-            waits.discard(index)
+        for k in self._chunks_of[index]:
+            self._waits[k].discard(index)
         while len(self._running) < len(self._chunks) and not self._waits[len(self._running)]:
             self._launch()
 
@@ -183,13 +184,10 @@ class GradientUpdate:
             part.forget()
             if self._moments is not None and self.frozen:
                 part.carrier = self._moments
-        members: list[set[int]] = [set() for _ in self._chunks]
+        self._waits = [set() for _ in self._chunks]
         for index in self._usual:
-            place, number = self._place[index]
-            for k, chunk in enumerate(self._chunks):
-                if chunk.part is self.parts[place] and chunk.holds(number):
-                    members[k].add(index)
-        self._waits = members
+            for k in self._chunks_of[index]:
+                self._waits[k].add(index)
 
     def _launch(self) -> None:
         chunk = self._chunks[len(self._running)]
@@ -367,7 +365,10 @@ class GradientUpdate:
         for lane in self.buffer_lanes:
             wire = torch.zeros(lane.numel, dtype=lane.dtype, device=self._exchanger.transport.wire_device(lane.device))
             self._buffer_chunks.append(LaneChunk(lane, 0, lane.numel, wire, lambda: 1, _no_moves))
-        self._waits = [{-1} for _ in self._chunks]
+        self._chunks_of = [
+            [k for k, chunk in enumerate(self._chunks) if chunk.part is self.parts[place] and chunk.holds(number)]
+            for place, number in self._place
+        ]
 
     def _presence(self) -> int:
         marks = [False] * len(self._named)
@@ -432,14 +433,14 @@ class GradientUpdate:
         if saved["order"]:
             self._build([int(index) for index in saved["order"]])
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):
-            chunk.state = {name: tensor.to(chunk.part.wire.device, copy=True) for name, tensor in kept.items()}
+            chunk.state = restored(kept, chunk.part.wire.device)
 
 
 def _with(meeting: Meeting, footers: list[Footer]) -> Meeting:
     """The meeting as the footers leave it: who was not finite weighs nothing."""
     return Meeting(
         tuple(
-            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, presence=f.presence)
+            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0)
             for h, f in zip(meeting.headers, footers, strict=True)
         )
     )

@@ -105,13 +105,7 @@ class Lane(ABC):
     def hold(self) -> None:
         """Keep what the tensors are now, for the time of an exchange behind the next block."""
         self.held = True
-        if self.then is None:
-            self.then = self.fragment.zeros(self.device)
-        for begin, end in self.fragment.blocks(0, self.numel):
-            block = self.then[begin:end]
-            values = self.fragment.read(begin, end, block)
-            if values is not block:
-                block.copy_(values)
+        self.then = self.fragment.whole(self.device, out=self.then)
 
     def values(self, begin: int, end: int) -> Tensor:
         """What the tensors are, or were when they were held; to be read only."""

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.codec import Codec, Dense, Layout
+from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine
 from paceline.fragments import Modules, fragments
 from paceline.lanes import (
-    BufferLane,
     Lane,
     LaneChunk,
     MomentLane,
@@ -344,18 +343,6 @@ class BlockUpdate:
 
     # -- what others need -------------------------------------------------------------------------
 
-    @property
-    def global_lanes(self) -> list[ParameterLane | BufferLane]:
-        """The lanes whose anchors are the global model."""
-        return [*self.parameter_lanes, *self.buffer_lanes]
-
-    def global_tensors(self) -> dict[str, Tensor]:
-        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
-        found: dict[str, Tensor] = {}
-        for lane in self.global_lanes:
-            found |= lane.fragment.unflatten(lane.anchor)
-        return found
-
     def state(self) -> dict[str, Tensor]:
         """Outer state by name, the tensors themselves."""
         return {
@@ -405,7 +392,7 @@ class BlockUpdate:
         if passing["codec"]:
             self.prepare()
             for chunk, kept in zip(self._chunks, passing["codec"], strict=True):
-                chunk.state = {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()}
+                chunk.state = restored(kept, chunk.device)
         if passing["flight"] is not None:
             self._resume_flight(passing["flight"])
 
@@ -414,11 +401,14 @@ class BlockUpdate:
         for lane, then in zip(self.lanes, saved["then"], strict=True):
             lane.then = then.to(lane.device, copy=True) if then is not None else None
         meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
-        arrived = [
-            (chunk, {name: tensor.to(chunk.device, copy=True) for name, tensor in kept.items()})
-            for chunk, kept in zip(self._chunks, saved["codec"], strict=True)
-        ]
+        kept = [restored(state, chunk.device) for chunk, state in zip(self._chunks, saved["codec"], strict=True)]
+        arrived = list(zip(self._chunks, kept, strict=True))
         self._flight = Flight.arrived(self._exchanger, meeting, arrived)
+
+
+def restored(saved: State, device: torch.device) -> State:
+    """A codec's state out of a checkpoint, in memory that torch has laid out itself."""
+    return {name: tensor.to(device, copy=True) for name, tensor in saved.items()}
 
 
 def _decay_of(optimizer: Optimizer, place: int, moment: Moment) -> Callable[[], float]:

@@ -12,6 +12,7 @@ class EveryStep:
 
     warmup = 0
     period = 1
+    overlap = 0
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
