@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from paceline.sim.clock import Clock, exponential, link, uniform
 from paceline.sim.simulate import simulate
 
-__all__ = ["simulate"]
+__all__ = ["Clock", "exponential", "link", "simulate", "uniform"]

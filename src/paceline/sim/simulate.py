@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from paceline.transport import virtual
+from paceline.transport.events import Clock
 
 Result = TypeVar("Result")
 
@@ -35,6 +36,7 @@ def simulate(
     workers: int,
     arguments: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
+    clock: Clock | None = None,
 ) -> list[Result | None]:
     """Run `target` with `workers` virtual workers in this process; every run repeats bit for bit.
 
@@ -47,6 +49,8 @@ def simulate(
         workers: N, at least 1.
         arguments: the script's command line.
         hosts: a name for each worker's host, for what depends on who is near whom; all are on this one by default.
+        clock: how long computing and messages take (:class:`paceline.sim.Clock`), which decides the order of events
+            under asynchronous rules; by default every minibatch takes a second and messages take no time.
 
     Returns:
         What the function returned in each worker, in rank order; for a script, its global names.
@@ -57,14 +61,14 @@ def simulate(
     if callable(target):
         if arguments:
             raise ValueError("arguments are for scripts; bind a function's own with functools.partial")
-        return list(virtual.run(workers, target, hosts))
+        return list(virtual.run(workers, target, hosts, clock))
     path = Path(target)
     if not path.is_file():
         raise ValueError(f"there is no script {path}")
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
     sys.path.insert(0, str(path.resolve().parent))  # as Python does for the script that it runs
     try:
-        results: list[Any] = list(virtual.run(workers, lambda: _run_script(code, path, arguments), hosts))
+        results: list[Any] = list(virtual.run(workers, lambda: _run_script(code, path, arguments), hosts, clock))
         return results
     finally:
         sys.path.remove(str(path.resolve().parent))

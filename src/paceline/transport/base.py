@@ -186,6 +186,10 @@ class Transport(ABC):
         else:  # all_gather, and a broadcast at its source
             self._add(nbytes * others)
 
+    def sent(self, nbytes: int) -> None:
+        """Count bytes that this worker has sent on a way of its own, beside this connection."""
+        self._add(nbytes)
+
     def _add(self, nbytes: int) -> None:
         with self._counting:
             self.bytes_sent += nbytes

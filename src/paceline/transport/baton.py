@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PeerLostError
+from paceline.transport.events import Clock
 from paceline.world import World
 
 Result = TypeVar("Result")
@@ -81,10 +82,13 @@ class Cluster:
     Args:
         size: number of workers.
         hosts: what each worker takes for the name of its host; all are on this one by default.
+        clock: the simulated time, for what happens while all workers wait.
     """
 
-    def __init__(self, size: int, hosts: Sequence[str] | None = None) -> None:
+    def __init__(self, size: int, hosts: Sequence[str] | None = None, clock: Clock | None = None) -> None:
         self.size = size
+        self.clock = clock if clock is not None else Clock()
+        self.shared: dict[str, Any] = {}  # what virtual workers put where others find it
         self.hosts = tuple(hosts) if hosts is not None else (World().host,) * size
         self.workers = [_Worker(rank, _Globals()) for rank in range(size)]
         self._meetings: dict[str, _Meeting] = {}
@@ -156,11 +160,14 @@ class Cluster:
         self.check()
 
     def _heir(self, rank: int) -> _Worker | None:
-        for step in range(1, self.size + 1):
-            worker = self.workers[(rank + step) % self.size]
-            if not worker.finished and (worker.waits_for is None or worker.ready() or self._broken is not None):
-                return worker
-        return None
+        """The next worker that can go on; while there is none, simulated time passes."""
+        while True:
+            for step in range(1, self.size + 1):
+                worker = self.workers[(rank + step) % self.size]
+                if not worker.finished and (worker.waits_for is None or worker.ready() or self._broken is not None):
+                    return worker
+            if all(worker.finished for worker in self.workers) or not self.clock.step():
+                return None
 
     def _situation(self) -> str:
         parts = []

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.transport.base import Done, Pending, Transport, check_sizes, world_within
 from paceline.transport.baton import Closable, Cluster, Combine, Result
+from paceline.transport.events import Clock
 from paceline.world import World
 
 __all__ = ["Closable", "Cluster", "VirtualTransport", "current", "run"]
@@ -189,7 +190,9 @@ def _everybody_gets_all(brought: list[Any]) -> list[list[Any]]:
     return [brought] * len(brought)
 
 
-def run(workers: int, target: Callable[[], Result], hosts: Sequence[str] | None = None) -> Sequence[Result | None]:
+def run(
+    workers: int, target: Callable[[], Result], hosts: Sequence[str] | None = None, clock: Clock | None = None
+) -> Sequence[Result | None]:
     """Run `target()` in `workers` virtual workers; the results in rank order.
 
     Inside, `paceline.attach` finds the virtual cluster by itself. Every worker starts with the random state that the
@@ -199,6 +202,8 @@ def run(workers: int, target: Callable[[], Result], hosts: Sequence[str] | None 
         workers: N, at least 1.
         target: called once in each worker, without arguments; whatever it builds is that worker's own.
         hosts: a name for each worker's host, to try what depends on who is near whom; all are on this one by default.
+        clock: how long computing and messages take, for asynchronous rules; everything takes one second, and messages
+            none, by default.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -206,4 +211,4 @@ def run(workers: int, target: Callable[[], Result], hosts: Sequence[str] | None 
         raise ValueError(f"hosts must name a host for each of {workers} workers, got {len(hosts)}")
     if current() is not None:
         raise ValueError("a virtual worker cannot start virtual workers of its own")
-    return Cluster(workers, hosts).run(_enter, target)
+    return Cluster(workers, hosts, clock).run(_enter, target)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded staleness: how far each worker is, and who may go on.
+
+    a worker at clock c may start its next step iff  c - min_i c_i <= s
+
+The minimum is over the workers that take part: those who are done, and those who are lost, leave it. What a worker that
+may start reads has every update of clocks up to c - s - 1 in it, and its own, because an owner answers a worker's push
+with values that hold it.
+
+Source: Q. Ho et al., NIPS 2013 (stale synchronous parallel); that the finished have to leave the minimum is what earlier
+implementations had to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.schedule.bounded import Bounded
+
+
+class Clocks:
+    """The clocks of the workers, as one piece has seen them.
+
+    Args:
+        schedule: with the bound.
+        workers: ranks that take part.
+    """
+
+    def __init__(self, schedule: Bounded, workers: Iterable[int]) -> None:
+        self._schedule = schedule
+        self._clocks = dict.fromkeys(workers, 0)
+
+    @property
+    def active(self) -> int:
+        """Workers that take part, at least 1."""
+        return max(1, len(self._clocks))
+
+    @property
+    def slowest(self) -> int | None:
+        """The least clock; None when all have left."""
+        return min(self._clocks.values(), default=None)
+
+    def tick(self, rank: int, clock: int) -> None:
+        """Worker `rank` has come to `clock`; clocks never go back."""
+        if rank in self._clocks:
+            self._clocks[rank] = max(self._clocks[rank], clock)
+
+    def leave(self, rank: int) -> None:
+        """Worker `rank` is done, or lost."""
+        self._clocks.pop(rank, None)
+
+    def may_start(self, rank: int) -> bool:
+        """Whether worker `rank` may begin its next step."""
+        slowest = self.slowest
+        if slowest is None or rank not in self._clocks:
+            return True
+        return self._schedule.may_start(self._clocks[rank], slowest)
+
+    def holding_up(self, rank: int) -> list[int]:
+        """The workers for whom `rank` has to wait."""
+        own = self._clocks.get(rank, 0)
+        return [other for other, clock in self._clocks.items() if not self._schedule.may_start(own, clock)]
+
+    def state(self) -> list[list[int]]:
+        """(rank, clock) pairs, for a replica or a checkpoint."""
+        return [[rank, clock] for rank, clock in self._clocks.items()]
+
+    def load(self, state: Iterable[Iterable[int]]) -> None:
+        """Take over clocks of workers that still take part."""
+        for rank, clock in state:
+            self.tick(rank, clock)

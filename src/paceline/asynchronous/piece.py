@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A piece of the parameters at its owner: values, the optimizer over them, and how many updates they have seen.
+
+Pieces are independent of one another. A push is applied in one go under the piece's lock, so that whoever pulls sees
+all of an update or nothing of it; between pieces there is no such order, as between the slices of any sharded server.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.asynchronous.clocks import Clocks
+from paceline.outer.arrival import Arrival, Push
+from paceline.outer.elastic import Elastic
+
+REFUSED = -1
+"""In the place of a delay: the numbers were not finite, and nothing was applied."""
+NOBODY = -1
+"""In the place of a reader: who only looks, and will not compute a gradient at what he sees."""
+STAYS_AT_HOME = ("params", "foreach", "fused", "capturable", "differentiable")
+"""What an optimizer's group says about its own tensors and not about the method."""
+
+Settings = dict[str, Any]
+
+
+@dataclass
+class Arriving:
+    """What a worker sends of one piece.
+
+    Attributes:
+        sender: its rank.
+        clock: the clock it has come to with this push: the first push brings 1.
+        version: of the values at which the numbers were computed.
+        minibatches: that the numbers stand for.
+        settings: of the optimizer's group at the sender (learning rate, ...).
+    """
+
+    sender: int
+    clock: int
+    version: int
+    minibatches: int
+    settings: Settings = field(default_factory=dict)
+
+
+class Way(Protocol):
+    """What becomes of a push."""
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """Change `anchor` (in place) by `values`, shape (n,), which are used up."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State of the anchor's shape."""
+
+    def numbers(self) -> dict[str, float]:
+        """State that is one number."""
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Put back what `tensors` and `numbers` gave."""
+
+
+class Steps:
+    """Gradients: the user's optimizer steps here, on what the outer step makes of the gradient.
+
+    Args:
+        outer: how delays are met.
+        kind: the optimizer's class; element-wise, so that it does not matter where a tensor is cut.
+        anchor: the values.
+        settings: of its group, as the user gave them.
+    """
+
+    def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: Settings) -> None:
+        self._outer = outer
+        self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
+        single = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
+        self._optimizer = kind([self._parameter], **single)
+        self._group = self._optimizer.param_groups[0]
+        self._take(settings)
+        self._state = {name: torch.zeros_like(anchor) for name in outer.tensors}
+
+    def _take(self, settings: Settings) -> None:
+        for name, value in settings.items():
+            if name in self._group and name not in STAYS_AT_HOME:
+                self._group[name] = tuple(value) if isinstance(value, list) else value
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """Mend the gradient, and step."""
+        self._take(arriving.settings)
+        group = self._group
+        push = replace(push, lr=float(group["lr"]), momentum=float(group.get("momentum", 0.0)))
+        self._outer.mend(values, anchor, origin, self._state, push)
+        group["lr"] = push.lr * self._outer.rate(push)
+        if "momentum" in group:
+            group["momentum"] = self._outer.momentum(push.momentum, push)
+        self._parameter.grad = values
+        try:
+            self._optimizer.step()
+        finally:
+            self._parameter.grad = None
+            group["lr"] = push.lr
+            if "momentum" in group:
+                group["momentum"] = push.momentum
+
+    def _kept(self) -> dict[str, Any]:
+        return dict(self._optimizer.state.get(self._parameter, {}))
+
+    def tensors(self) -> dict[str, Tensor]:
+        shape = self._parameter.shape
+        kept = {k: v for k, v in self._kept().items() if isinstance(v, Tensor) and v.shape == shape}
+        return {**self._state, **{f"optimizer.{k}": v for k, v in kept.items()}}
+
+    def numbers(self) -> dict[str, float]:
+        shape = self._parameter.shape
+        found = {}
+        for name, value in self._kept().items():
+            if isinstance(value, Tensor) and value.shape == shape:
+                continue
+            if isinstance(value, (Tensor, int, float)) and not (isinstance(value, Tensor) and value.numel() != 1):
+                found[f"optimizer.{name}"] = float(value)
+        return found
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        for name in self._state:
+            if name in tensors:
+                self._state[name].copy_(tensors[name])
+        state: dict[str, Any] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                state[name.removeprefix("optimizer.")] = value.clone()
+        for name, number in numbers.items():
+            if name.startswith("optimizer."):
+                key = name.removeprefix("optimizer.")
+                state[key] = torch.tensor(number, dtype=torch.float32)
+        if state:
+            self._optimizer.state[self._parameter] = state
+
+
+class Adds:
+    """Deltas: a block's displacement is added, times the rate that the outer step gives it."""
+
+    def __init__(self, outer: Arrival) -> None:
+        self._outer = outer
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """theta += rate d; what the rate says of more than one minibatch is in the displacement already."""
+        anchor.add_(values, alpha=self._outer.rate(replace(push, minibatches=1)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Nothing is kept."""
+
+
+class Pulls(Adds):
+    """Elastic averaging: the center is drawn towards the worker's parameters.
+
+    Args:
+        outer: with beta.
+        workers: N at the beginning; alpha = beta / N stays as it is when workers leave.
+    """
+
+    def __init__(self, outer: Elastic, workers: int) -> None:
+        self._elastic, self._workers = outer, workers
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """center += alpha (x - center)."""
+        self._elastic.elastic_step(anchor, values, self._workers)
+
+
+class Blends(Adds):
+    """Buffers: a moving mean over the workers, so that what is exported stays between valid values."""
+
+    def __init__(self) -> None:
+        """Nothing to choose."""
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """b += (b_i - b) / N; counters take the largest."""
+        if anchor.is_floating_point():
+            anchor.lerp_(values, 1.0 / push.workers)
+        else:
+            torch.maximum(anchor, values, out=anchor)
+
+
+class Piece:
+    """One piece.
+
+    Args:
+        number: the same on all workers.
+        anchor: its values, host memory; kept and changed in place.
+        way: anchor -> what becomes of a push.
+        clocks: how far each worker is, as this piece sees it.
+        keeps_origins: whether the values that each worker pulled last are kept.
+    """
+
+    def __init__(
+        self, number: int, anchor: Tensor, way: Callable[[Tensor], Way], clocks: Clocks, keeps_origins: bool
+    ) -> None:
+        self.number, self.anchor, self.clocks = number, anchor, clocks
+        self.version = 0
+        self.lock = threading.Lock()
+        self._way = way(anchor)
+        self._keeps_origins = keeps_origins
+        self.origins: dict[int, Tensor] = {}
+        self._first = anchor.clone() if keeps_origins else None
+
+    def begin_with(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Take the state that the optimizer already had."""
+        self._way.load(tensors, numbers)
+
+    @torch.no_grad()
+    def push(self, values: Tensor, arriving: Arriving) -> int:
+        """Apply what a worker sends, shape (n,), which is used up; its delay, or `REFUSED`."""
+        with self.lock:
+            self.version = max(self.version, arriving.version)  # a successor may know less than a worker has seen
+            self.clocks.tick(arriving.sender, arriving.clock)
+            if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
+                return REFUSED
+            delay = self.version - arriving.version
+            push = Push(
+                delay=delay,
+                update=self.version + 1,
+                workers=self.clocks.active,
+                lr=0.0,
+                momentum=0.0,
+                minibatches=arriving.minibatches,
+            )
+            origin = self.origins.get(arriving.sender, self._first) if self._keeps_origins else None
+            self._way.apply(values, self.anchor, origin, arriving, push)
+            self.version += 1
+            return delay
+
+    @torch.no_grad()
+    def pull(self, reader: int, out: Tensor) -> int:
+        """Copy the values to `out`, shape (n,); their version. What was pulled last is what is kept, never less."""
+        with self.lock:
+            out.copy_(self.anchor)
+            if self._keeps_origins and reader != NOBODY:
+                if reader not in self.origins:
+                    self.origins[reader] = torch.empty_like(self.anchor)
+                self.origins[reader].copy_(self.anchor)
+            return self.version
+
+    def leave(self, rank: int) -> None:
+        """Worker `rank` is done, or lost."""
+        with self.lock:
+            self.clocks.leave(rank)
+            self.origins.pop(rank, None)
+
+    @torch.no_grad()
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds; copies."""
+        with self.lock:
+            return {
+                "about": self._about(),
+                "anchor": self.anchor.clone(),
+                "tensors": {name: tensor.clone() for name, tensor in self._way.tensors().items()},
+                "origins": {str(rank): tensor.clone() for rank, tensor in self.origins.items()},
+            }
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        with self.lock:
+            self._take(state["about"], state["anchor"], state["tensors"])
+            self.origins = {int(rank): tensor.clone() for rank, tensor in state["origins"].items()}
+
+    @torch.no_grad()
+    def snapshot(self) -> tuple[dict[str, Any], Tensor]:
+        """What a neighbour needs to take the piece over: (numbers, the tensors end to end), without origins."""
+        with self.lock:
+            tensors = self._way.tensors()
+            row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
+            return self._about(), row
+
+    @torch.no_grad()
+    def restore(self, about: dict[str, Any], row: Tensor) -> None:
+        """Take over what `snapshot` gave at another worker."""
+        parts = torch.split(row, self.anchor.numel())
+        with self.lock:
+            self._take(about, parts[0], dict(zip(about["tensors"], parts[1:], strict=True)))
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "piece": self.number,
+            "version": self.version,
+            "clocks": self.clocks.state(),
+            "tensors": list(self._way.tensors()),
+            "numbers": self._way.numbers(),
+        }
+
+    def _take(self, about: dict[str, Any], anchor: Tensor, tensors: dict[str, Tensor]) -> None:
+        self.version = int(about["version"])
+        self.anchor.copy_(anchor)
+        self._way.load(tensors, about["numbers"])
+        self.clocks.load(about["clocks"])
+        self.origins.clear()
+        if self._first is not None:
+            self._first.copy_(anchor)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a worker's questions reach the owners of pieces and come back, whatever carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from paceline.asynchronous.piece import REFUSED, Settings
+
+
+@dataclass
+class Ask:
+    """One piece's part of an exchange.
+
+    Attributes:
+        piece: its number.
+        span: which settings go with it.
+        values: what is pushed, shape (n,), untouched until the exchange is over; None only pulls.
+        out: where the answer goes, shape (n,).
+        version: of the values at which `values` were computed; afterwards, of the answer.
+        delay: what the owner measured, or `REFUSED`.
+    """
+
+    piece: int
+    span: int
+    values: Tensor | None
+    out: Tensor
+    version: int
+    delay: int = 0
+
+
+@dataclass
+class Ticket:
+    """An exchange under way: pieces that were asked for and are not all answered.
+
+    Attributes:
+        number: of the worker's exchanges.
+        asks: all of its parts.
+        clock: the clock that the worker comes to with this push; 0 for a bare pull.
+        minibatches: that the pushed numbers stand for.
+        settings: of the optimizers' groups, by span.
+        looks: whether a bare pull only looks, and no gradient will be computed at what it brings.
+    """
+
+    number: int
+    asks: Sequence[Ask]
+    clock: int = 0
+    minibatches: int = 1
+    looks: bool = False
+    settings: dict[int, Settings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._open = {ask.piece: ask for ask in self.asks}
+
+    def ask(self, piece: int) -> Ask | None:
+        """The part of `piece`, if its answer is still to come."""
+        return self._open.get(piece)
+
+    def answered(self, piece: int, version: int, delay: int) -> None:
+        """The answer is in its place."""
+        ask = self._open.pop(piece, None)
+        if ask is not None:
+            ask.version, ask.delay = version, delay
+
+    @property
+    def waiting(self) -> list[Ask]:
+        """What is not answered."""
+        return list(self._open.values())
+
+    @property
+    def done(self) -> bool:
+        """Whether all is answered."""
+        return not self._open
+
+    @property
+    def delay(self) -> int:
+        """The largest delay of its pieces."""
+        return max((ask.delay for ask in self.asks if ask.values is not None and ask.delay != REFUSED), default=0)
+
+    @property
+    def refused(self) -> bool:
+        """Whether an owner refused a part."""
+        return any(ask.delay == REFUSED for ask in self.asks)
+
+
+class Service(Protocol):
+    """What a worker needs of the cluster."""
+
+    def computed(self, step: int) -> None:
+        """The computing of this worker's minibatch number `step` (the first is 0) is over."""
+
+    def exchange(self, ticket: Ticket) -> None:
+        """Send it on its way."""
+
+    def done(self, ticket: Ticket) -> bool:
+        """Whether it is answered; raises what has broken the cluster."""
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when it is answered; `PeerLostError` when nobody is left who could."""
+
+    def settle(self) -> None:
+        """Return when every worker has come here, with nothing under way."""
+
+    def finish(self) -> None:
+        """This worker has no more to push; return when that holds for all who take part."""
+
+    def part(self) -> None:
+        """Return when everybody has the final model: nobody asks anything any more."""
+
+    def close(self) -> None:
+        """Let go of everything at once."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""

@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server between processes: sockets, and threads that serve while the worker computes.
+
+Every worker listens, and has a line to each other worker. Over a line go its questions, in order; at the other end one
+thread answers them. A piece's answer leaves while the next piece comes, so both directions of a link are busy.
+
+Whoever is silent too long, or whose connection ends, is lost: that is told to all, the next worker in rank order takes
+its pieces over, and what was asked of it is asked there again. A worker that the others have given up learns it and
+stops. Nothing that arrives is executed, and a stranger without the job's token is turned away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.asynchronous.piece import NOBODY, Arriving, Settings
+from paceline.asynchronous.server import Server
+from paceline.asynchronous.service import Ask, Ticket
+from paceline.errors import MismatchError, PacelineError, PeerLostError
+from paceline.transport import Transport
+from paceline.transport.channel import TLS, Channel, Frame, Header, Listener, connect, own_address
+
+HELLO, SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(1, 11)
+LOOK_EVERY_S = 0.25
+"""How often a waiting worker looks whether somebody has been silent too long."""
+REPLICATE_EVERY = 16
+"""A piece goes to the neighbour after so many updates of each worker."""
+
+
+class Members:
+    """Who takes part, who owns which piece, and who was heard of when.
+
+    Args:
+        rank: this worker.
+        owners: piece -> rank of its first owner.
+        size: number of workers.
+    """
+
+    def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
+        self.rank, self.size, self.owners = rank, size, owners
+        self.lost: dict[int, str] = {}
+        self.finished: set[int] = set()
+        self.parted: set[int] = set()
+        self.heard = dict.fromkeys(range(size), time.monotonic())
+
+    @property
+    def live(self) -> list[int]:
+        """Those who are not lost, this worker included."""
+        return [rank for rank in range(self.size) if rank not in self.lost]
+
+    def successor(self, rank: int) -> int:
+        """The next worker in rank order that is not lost."""
+        for step in range(1, self.size + 1):
+            if (rank + step) % self.size not in self.lost:
+                return (rank + step) % self.size
+        return self.rank
+
+    def silent(self, rank: int) -> float:
+        """Seconds since the last word of `rank`."""
+        return time.monotonic() - self.heard[rank]
+
+
+class _Spaces:
+    """Buffers of one thread, kept and touched: the first write to new memory costs more than the network."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, torch.dtype, str], Tensor] = {}
+
+    def like(self, anchor: Tensor, use: str) -> Tensor:
+        key = (anchor.numel(), anchor.dtype, use)
+        if key not in self._kept:
+            self._kept[key] = torch.zeros_like(anchor)
+        return self._kept[key]
+
+
+class ThreadedService:
+    """A worker's connection to the owners, and its own serving.
+
+    Args:
+        transport: the connection over which workers found each other; used to begin and to end, not between.
+        server: what this worker owns.
+        owners: piece -> rank.
+        timeout_s: deadline of every wait for another worker, seconds.
+        tls: certificates, where the network is not trusted.
+        on_lost: called with (rank, why, successors) when a worker is lost.
+        on_takeover: called with (rank, version, source) when this worker takes over pieces.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        server: Server,
+        owners: dict[int, int],
+        timeout_s: float,
+        tls: TLS | None,
+        on_lost: Callable[[int, str, list[int]], None],
+        on_takeover: Callable[[int, int, str], None],
+    ) -> None:
+        self._transport, self._server, self._timeout_s, self._tls = transport, server, timeout_s, tls
+        self._on_lost, self._on_takeover = on_lost, on_takeover
+        world = transport.world
+        self.members = Members(world.rank, world.size, owners)
+        self._changed = threading.Condition(threading.RLock())
+        self._tickets: dict[int, Ticket] = {}
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._threads: list[threading.Thread] = []
+        self._lines: dict[int, _Line] = {}
+        self._incoming: dict[int, Channel] = {}
+        self._meet()
+
+    # -- finding each other -----------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        world = self._transport.world
+        address = _address(self._transport)
+        listener = Listener(address, self._tls)
+        try:
+            mine = {"address": address, "port": listener.port, "token": secrets.token_hex(16), "tls": bool(self._tls)}
+            everybody = self._transport.gather_json(mine)
+            if len({one["tls"] for one in everybody}) > 1:
+                raise MismatchError(world.sign("some workers have TLS certificates and some have none; give them all"))
+            self._token = everybody[0]["token"]
+            accepting = self._thread(lambda: self._accept_all(listener), "accept")
+            for rank, one in enumerate(everybody):
+                if rank != world.rank:
+                    channel = connect(one["address"], one["port"], world.name(rank), self._timeout_s, self._tls)
+                    channel.send(HELLO, (world.rank,), note=self._token, deadline_s=self._timeout_s)
+                    self._lines[rank] = _Line(self, rank, channel)
+            self._lines[world.rank] = _OwnLine(self, world.rank)
+            accepting.join(self._timeout_s + 5)
+            self._raise_failure()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            listener.close()
+        threads = torch.get_num_threads()
+        ready = threading.Barrier(1 + 2 * len(self._lines) - 1 + len(self._incoming))
+        for rank, channel in self._incoming.items():
+            self._thread(_single(ready, lambda r=rank, c=channel: self._serve(r, c)), f"serve-{rank}")
+        for line in self._lines.values():
+            for number, body in enumerate(line.bodies()):
+                self._thread(_single(ready, body), f"line-{line.rank}-{number}")
+        ready.wait(self._timeout_s)
+        torch.set_num_threads(threads)  # those of the program; the threads here keep to one each
+
+    def _accept_all(self, listener: Listener) -> None:
+        world = self._transport.world
+        until = time.monotonic() + self._timeout_s
+        while len(self._incoming) < world.size - 1:
+            left = until - time.monotonic()
+            missing = [r for r in range(world.size) if r != world.rank and r not in self._incoming]
+            if left <= 0:
+                raise PeerLostError(
+                    world.sign(f"{world.names(missing)} did not connect within {self._timeout_s:g} s")
+                )
+            with contextlib.suppress(PacelineError, OSError):  # a stranger, or one who gave up
+                channel = listener.accept(min(left, 5.0))
+                hello = channel.receive(deadline_s=5.0)
+                rank = int(hello.numbers[0])
+                if hello.kind != HELLO or not hmac.compare_digest(str(hello.note), self._token) or rank not in missing:
+                    channel.close()
+                    continue
+                channel.peer = world.name(rank)
+                self._incoming[rank] = channel
+
+    def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                body()
+            except BaseException as error:  # a thread that ends without a word would leave the others waiting
+                self._fail(error)
+
+        thread = threading.Thread(target=guarded, name=f"paceline-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    # -- serving ----------------------------------------------------------------------------------
+
+    def _serve(self, rank: int, channel: Channel) -> None:
+        """Answer one worker until it leaves."""
+        spaces, settings = _Spaces(), dict[int, Settings]()
+
+        def place(header: Header) -> Tensor | None:
+            if header.kind != PUSH:
+                return None
+            return spaces.like(self._anchor(int(header.numbers[0])), "in")
+
+        try:
+            while not self._closing:
+                frame = channel.receive(place)
+                self.members.heard[rank] = time.monotonic()
+                self._handle(rank, channel, frame, spaces, settings)
+        except PeerLostError as error:
+            if not self._closing and rank not in self.members.parted:
+                self.lost(rank, str(error))
+
+    def _anchor(self, piece: int) -> Tensor:
+        if piece not in self._server.pieces:
+            raise MismatchError(
+                self._transport.world.sign(f"was asked for piece {piece}, which belongs to another worker")
+            )
+        return self._server.pieces[piece].anchor
+
+    def _handle(
+        self, rank: int, channel: Channel, frame: Frame, spaces: _Spaces, settings: dict[int, Settings]
+    ) -> None:
+        numbers = [int(n) for n in frame.numbers]
+        if frame.kind == SETTINGS:
+            settings[numbers[0]] = frame.note
+        elif frame.kind == PUSH:
+            piece, clock, version, minibatches, ticket, span = numbers[:6]
+            assert frame.body is not None
+            arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}))
+            out = spaces.like(frame.body, "out")
+            delay = self._push(piece, frame.body, arriving, out, lambda: channel.send(STILL_HERE, (piece,)))
+            answered = self._server.read(piece, rank, out, after_push=True)
+            self._count(channel, ANSWER, (piece, answered, delay, ticket), out)
+            self._replicate(piece)
+        elif frame.kind == PULL:
+            piece, ticket, looks = numbers[:3]
+            out = spaces.like(self._anchor(piece), "out")
+            answered = self._server.read(piece, NOBODY if looks else rank, out, after_push=False)
+            self._count(channel, ANSWER, (piece, answered, 0, ticket), out)
+        elif frame.kind == REPLICA:
+            assert frame.body is not None
+            self._server.keep_replica(frame.note, frame.body)
+        elif frame.kind == OUT:
+            self._told(numbers[0], str(frame.note))
+        elif frame.kind in (FINISH, BYE):
+            with self._changed:
+                (self.members.finished if frame.kind == FINISH else self.members.parted).add(rank)
+                self._server.leave(rank)
+                self._changed.notify_all()
+
+    def _push(
+        self, piece: int, values: Tensor, arriving: Arriving, out: Tensor, still_here: Callable[[], None]
+    ) -> int:
+        """Apply a push; return when its sender may go on."""
+        answer = self._server.push(piece, values, arriving, out)
+        with self._changed:
+            self._changed.notify_all()
+        if not answer.may_start:
+            self._hold_back(piece, arriving.sender, still_here)
+        return answer.delay
+
+    def _hold_back(self, piece: int, rank: int, still_here: Callable[[], None]) -> None:
+        """Wait until the slowest have caught up; who makes no push for too long is given up."""
+        said = time.monotonic()
+        while True:
+            with self._changed:
+                if self._closing or rank in self.members.lost or self._server.may_start(piece, rank):
+                    return
+                self._changed.wait(LOOK_EVERY_S)
+                slow = self._server.pieces[piece].clocks.holding_up(rank)
+            self._give_up_silent(slow, "made no step")
+            if time.monotonic() - said > self._timeout_s / 4:
+                still_here()
+                said = time.monotonic()
+
+    def _give_up_silent(self, ranks: list[int], what: str) -> None:
+        for rank in ranks:
+            if rank != self.members.rank and self.members.silent(rank) > self._timeout_s:
+                self.lost(rank, f"{what} for {self._timeout_s:g} s")
+
+    def _replicate(self, piece: int) -> None:
+        """Now and then, send a piece to the neighbour who would take it over."""
+        live = len(self.members.live)
+        every = REPLICATE_EVERY * live
+        heir = self.members.successor(self.members.rank)
+        if live > 1 and heir in self._lines and self._server.pieces[piece].version % every == piece % every:
+            about, row = self._server.pieces[piece].snapshot()
+            self._lines[heir].say(REPLICA, (piece,), row, about)
+
+    def _count(self, channel: Channel, kind: int, numbers: tuple[int, ...], body: Tensor | None) -> None:
+        before = channel.bytes_sent
+        channel.send(kind, numbers, body, deadline_s=self._timeout_s)
+        self._transport.sent(channel.bytes_sent - before)
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def computed(self, step: int) -> None:
+        """Real time has passed by itself."""
+
+    def exchange(self, ticket: Ticket) -> None:
+        """Hand every part to the line of its owner."""
+        self._raise_failure()
+        with self._changed:
+            self._tickets[ticket.number] = ticket
+            for ask in ticket.asks:
+                self._lines[self.members.owners[ask.piece]].ask(ticket, ask)
+
+    def ticket(self, number: int) -> Ticket | None:
+        """The exchange of that number, while it is under way."""
+        return self._tickets.get(number)
+
+    def answer(self, number: int, piece: int, version: int, delay: int) -> None:
+        """An answer is in its place."""
+        with self._changed:
+            ticket = self._tickets.get(number)
+            if ticket is None:
+                return
+            ticket.answered(piece, version, delay)
+            if ticket.done:
+                del self._tickets[number]
+                self._changed.notify_all()
+
+    def done(self, ticket: Ticket) -> bool:
+        """Whether it is answered."""
+        self._raise_failure()
+        return ticket.done
+
+    def wait(self, ticket: Ticket) -> None:
+        """Wait for the answers; owners that are silent too long are given up."""
+        while not self.done(ticket):
+            with self._changed:
+                if not ticket.done:
+                    self._changed.wait(LOOK_EVERY_S)
+                late = {self.members.owners[ask.piece] for ask in ticket.waiting}
+            for rank in late - {self.members.rank}:
+                if self._lines[rank].waited() > self._timeout_s:
+                    self.lost(rank, f"did not answer within {self._timeout_s:g} s")
+
+    # -- who is lost ------------------------------------------------------------------------------
+
+    def lost(self, rank: int, why: str) -> None:
+        """Go on without a worker: its pieces and what was asked of it go to its successor."""
+        members = self.members
+        with self._changed:
+            if self._closing or rank in members.lost or rank == members.rank:
+                return
+            members.lost[rank] = why
+            self._server.leave(rank)
+            moved = [piece for piece, owner in members.owners.items() if owner == rank]
+            heir = members.successor(rank)
+            for piece in moved:
+                members.owners[piece] = heir
+            self._on_lost(rank, why, [heir] if moved else [])
+            if heir == members.rank:
+                self._take_over(rank, moved)
+            for other in members.live:
+                if other != members.rank:
+                    self._lines[other].say(OUT, (rank,), note=why)
+            with contextlib.suppress(PacelineError, OSError):
+                self._lines[rank].channel.send(OUT, (rank,), note=why, deadline_s=0.1)
+            self._lines[rank].close()
+            for ticket in list(self._tickets.values()):
+                for ask in ticket.waiting:
+                    if ask.piece in moved:
+                        self._lines[heir].ask(ticket, ask)
+            self._changed.notify_all()
+
+    def _take_over(self, rank: int, pieces: list[int]) -> None:
+        made = [self._server.adopt(piece) for piece in pieces]
+        for source in sorted({source for _, source in made}):
+            self._on_takeover(rank, max(version for version, what in made if what == source), source)
+
+    def _told(self, rank: int, why: str) -> None:
+        """Another worker has given somebody up."""
+        if rank == self.members.rank:
+            world = self._transport.world
+            self._fail(
+                PeerLostError(
+                    world.sign(
+                        f"the other workers went on without this one ({why}); its last steps are not in the model. "
+                        "Start it again, or give a longer timeout_s"
+                    )
+                )
+            )
+        else:
+            self.lost(rank, why)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if not self._closing and self._failure is None:
+                self._failure = error
+            self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Everybody is here, with nothing under way."""
+        if self.members.lost:
+            raise PeerLostError(
+                self._transport.world.sign(
+                    f"{self._transport.world.names(sorted(self.members.lost))} left, and workers can no longer come "
+                    "to one point together, which a checkpoint needs; start again from the last one"
+                )
+            )
+        self._transport.barrier()
+
+    def finish(self) -> None:
+        """Say that this worker is done, and wait for the others."""
+        self._server.leave(self.members.rank)
+        self._say_all(FINISH)
+        self._wait_for(self.members.finished, "made no step")
+
+    def part(self) -> None:
+        """Say that this worker has the final model, and wait until all have."""
+        self._say_all(BYE)
+        self._wait_for(self.members.parted, "took no leave")
+
+    def _say_all(self, kind: int) -> None:
+        with self._changed:
+            (self.members.finished if kind == FINISH else self.members.parted).add(self.members.rank)
+            self._changed.notify_all()
+            for rank in self.members.live:
+                if rank != self.members.rank:
+                    self._lines[rank].say(kind, ())
+
+    def _wait_for(self, whom: set[int], what: str) -> None:
+        while True:
+            self._raise_failure()
+            with self._changed:
+                missing = [rank for rank in self.members.live if rank not in whom]
+                if not missing:
+                    return
+                self._changed.wait(LOOK_EVERY_S)
+            self._give_up_silent(missing, what)
+
+    def close(self) -> None:
+        """Close every connection; the threads end with them."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        for line in self._lines.values():
+            line.close()
+        for channel in self._incoming.values():
+            channel.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(2.0)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: real time goes on."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Nothing was kept."""
+
+    # -- what lines need --------------------------------------------------------------------------
+
+    @property
+    def closing(self) -> bool:
+        """Whether the connection is being let go."""
+        return self._closing
+
+    def serve_own(self, ticket: Ticket, ask: Ask) -> None:
+        """Answer this worker's own question."""
+        rank = self.members.rank
+        if ask.values is not None:
+            arriving = Arriving(
+                rank, ticket.clock, ask.version, ticket.minibatches, ticket.settings.get(ask.span, {})
+            )
+            delay = self._push(ask.piece, ask.values, arriving, ask.out, lambda: None)
+        else:
+            delay = 0
+        reader = NOBODY if ticket.looks else rank
+        version = self._server.read(ask.piece, reader, ask.out, after_push=ask.values is not None)
+        self.answer(ticket.number, ask.piece, version, delay)
+        if ask.values is not None:
+            self._replicate(ask.piece)
+
+    def count(self, nbytes: int) -> None:
+        """Bytes that a line has sent."""
+        self._transport.sent(nbytes)
+
+    @property
+    def timeout_s(self) -> float:
+        """Deadline of a wait."""
+        return self._timeout_s
+
+
+class _Line:
+    """Questions to one worker, in order, and its answers."""
+
+    def __init__(self, service: ThreadedService, rank: int, channel: Channel) -> None:
+        self.rank, self.channel, self._service = rank, channel, service
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._settings: dict[int, Settings] = {}
+        self._since = time.monotonic()
+        self._open, self._counting = 0, threading.Lock()
+
+    def bodies(self) -> list[Callable[[], None]]:
+        """What its threads do."""
+        return [self._send_all, self._receive_all]
+
+    def ask(self, ticket: Ticket, ask: Ask) -> None:
+        """Send a question when those before it are gone."""
+        with self._counting:
+            if self._open == 0:
+                self._since = time.monotonic()
+            self._open += 1
+        self._queue.put(lambda: self._send(ticket, ask))
+
+    def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
+        """Send a word that has no answer."""
+        self._queue.put(lambda: self._write(kind, numbers, body, note))
+
+    def waited(self) -> float:
+        """Seconds since it answered last, while an answer is due."""
+        return time.monotonic() - self._since if self._open else 0.0
+
+    def _send(self, ticket: Ticket, ask: Ask) -> None:
+        if ask.values is None:
+            self._write(PULL, (ask.piece, ticket.number, int(ticket.looks)), None, None)
+            return
+        settings = ticket.settings.get(ask.span, {})
+        if self._settings.get(ask.span) != settings:
+            self._settings[ask.span] = settings
+            self._write(SETTINGS, (ask.span,), None, settings)
+        numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span)
+        self._write(PUSH, numbers, ask.values, None)
+
+    def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        before = self.channel.bytes_sent
+        self.channel.send(kind, numbers, body, note, deadline_s=self._service.timeout_s)
+        self._service.count(self.channel.bytes_sent - before)
+
+    def _send_all(self) -> None:
+        while (send := self._queue.get()) is not None:
+            try:
+                send()
+            except PeerLostError as error:
+                self._service.lost(self.rank, str(error))
+                return
+
+    def _receive_all(self) -> None:
+        def place(header: Header) -> Tensor | None:
+            if header.kind != ANSWER:
+                return None
+            ticket = self._service.ticket(int(header.numbers[3]))
+            ask = ticket.ask(int(header.numbers[0])) if ticket is not None else None
+            return ask.out if ask is not None else None
+
+        while not self._service.closing:
+            try:
+                frame = self.channel.receive(place)
+            except PeerLostError as error:
+                if self.rank not in self._service.members.parted:
+                    self._service.lost(self.rank, str(error))
+                return
+            with self._counting:
+                self._since = time.monotonic()
+                self._open -= frame.kind == ANSWER
+            if frame.kind == ANSWER:
+                piece, version, delay, number = (int(n) for n in frame.numbers[:4])
+                self._service.answer(number, piece, version, delay)
+
+    def close(self) -> None:
+        """Close the connection; both threads end."""
+        self._queue.put(None)
+        self.channel.close()
+
+
+class _OwnLine(_Line):
+    """Questions of a worker to itself: they go over no wire, and neither does it wait for them."""
+
+    def __init__(self, service: ThreadedService, rank: int) -> None:
+        self.rank, self._service = rank, service
+        self._queue = SimpleQueue()
+        self._settings = {}
+        self._open, self._counting = 0, threading.Lock()
+        self._since = time.monotonic()
+
+    def bodies(self) -> list[Callable[[], None]]:
+        return [self._send_all]
+
+    def _send(self, ticket: Ticket, ask: Ask) -> None:
+        self._service.serve_own(ticket, ask)
+
+    def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        """Nothing has to be said to oneself."""
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+
+def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], None]:
+    """`body` in a thread whose torch keeps to one core: pieces are small, and the other cores compute."""
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        ready.wait()
+        body()
+
+    return run
+
+
+def _address(transport: Transport) -> str:
+    """The address under which the others reach this worker: of the interface that leads to the first one's host."""
+    import os
+
+    hosts = transport.world.hosts
+    if len(set(hosts)) <= 1:
+        return "127.0.0.1"
+    return own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out an asynchronous rule: this worker's pushes and pulls, what it owns and serves, and the end together."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import (
+    ASGD,
+    NAdam,
+    RAdam,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Optimizer,
+    RMSprop,
+    Rprop,
+)
+
+from paceline import checks, ending
+from paceline.asynchronous.clocked import ClockedService
+from paceline.asynchronous.clocks import Clocks
+from paceline.asynchronous.piece import Adds, Blends, Piece, Pulls, Steps, Way
+from paceline.asynchronous.server import Server
+from paceline.asynchronous.service import Service
+from paceline.asynchronous.spans import Layout, Span
+from paceline.asynchronous.stream import BlockStream, GradientStream, Stream, Tally
+from paceline.asynchronous.threads import ThreadedService
+from paceline.blocks import Owned
+from paceline.errors import UnsupportedError
+from paceline.exchange import Timing
+from paceline.flow import Flow
+from paceline.fragments import Fragment, Modules, averaged_buffers, find_buffers, flat_view, fragments
+from paceline.outer import AdaDelay, Elastic, TunedMomentum
+from paceline.payload import Gradient
+from paceline.rule import Rule
+from paceline.schedule.bounded import Bounded
+from paceline.settings import Settings
+from paceline.topology.sharded import Sharded
+from paceline.transport import Transport
+from paceline.transport.virtual import VirtualTransport
+from paceline.watch import Watch
+
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, RMSprop, NAdam, RAdam, Rprop, ASGD,
+)  # fmt: skip
+"""Optimizers that treat every number alike, so that an owner can step a slice without seeing the rest."""
+
+
+class Asynchronous:
+    """What a run of several workers does at its steps under an asynchronous rule.
+
+    Args:
+        rule: the rule.
+        transport: the connection.
+        model: the user's modules.
+        owned: (optimizer, its named parameters) pairs.
+        settings: of the run.
+        flow: counts this worker's steps.
+        watch: where the time goes.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        transport: Transport,
+        model: Modules,
+        owned: Owned,
+        settings: Settings,
+        flow: Flow,
+        watch: Watch,
+    ) -> None:
+        assert isinstance(rule.schedule, Bounded) and isinstance(rule.topology, Sharded)
+        self.rule, self._transport, self._model, self._owned = rule, transport, model, owned
+        self._settings, self._flow, self._watch = settings, flow, watch
+        self._schedule = rule.schedule
+        self.closed = self.local = False
+        self._gradient = isinstance(rule.payload, Gradient)
+        self._tally = Tally()
+        self._ahead = False  # whether simulated time has passed for the step under way
+        for optimizer, _ in owned:
+            _check_optimizer(rule, optimizer)
+        self._join(rule.topology)
+
+    # -- setting up -------------------------------------------------------------------------------
+
+    def _join(self, topology: Sharded) -> None:
+        transport, world = self._transport, self._transport.world
+        parts = fragments("parameters", [pair for _, named in self._owned for pair in named])
+        parts += fragments("buffers", averaged_buffers(self._model))
+        about = {"seed": self._settings.seed, **checks.about_optimizers(self._owned)}
+        checks.check_same(transport, self.rule, parts, about)
+        ending.claim(transport, self._owned)
+        checks.broadcast_start(transport, parts)
+        self._layout = Layout(topology, world.size)
+        spans = [self._layout.add_optimizer(optimizer, named) for optimizer, named in self._owned]
+        found = fragments("buffers", averaged_buffers(self._model), find_buffers(self._model))
+        buffers = [self._layout.add(fragment, None) for fragment in found]
+        self._optimizer_of = {span.number: self._owned[k][0] for k, own in enumerate(spans) for span in own}
+        for span in self._layout.spans:
+            span.read(span.pulled)
+            span.incoming.copy_(span.pulled)
+        pieces = {n: self._piece(n) for n, owner in self._layout.owners.items() if owner == world.rank}
+        self._server = Server(world.rank, pieces, self._piece, isinstance(self.rule.outer, Elastic))
+        self._service = self._connect()
+        numbers = itertools.count(1)
+        self._streams: list[Stream] = []
+        for k, (optimizer, _) in enumerate(self._owned):
+            with_buffers = buffers if k == len(self._owned) - 1 else []
+            shared = (self._service, self._schedule, spans[k], with_buffers, lambda: next(numbers), self._tally)
+            self._streams.append(self._stream(optimizer, shared))
+
+    def _stream(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Stream:
+        if self._gradient:
+            return GradientStream(optimizer, *shared)
+        elastic = self.rule.outer if isinstance(self.rule.outer, Elastic) else None
+        return BlockStream(elastic, self._transport.world.size, *shared)
+
+    def _piece(self, number: int) -> Piece:
+        """A piece with the values that this worker pulled last."""
+        span, one = self._layout.piece(number)
+        anchor = span.pulled[one.cut.begin : one.cut.end].clone()
+        clocks = Clocks(self._schedule, range(self._transport.world.size))
+        keeps = self._gradient and bool(getattr(self.rule.outer, "needs_origin", False))
+        piece = Piece(number, anchor, lambda a: self._way(span, a), clocks, keeps and span.number in self._optimizer_of)
+        piece.version = one.version
+        optimizer = self._optimizer_of.get(span.number)
+        if self._gradient and optimizer is not None and optimizer.state:
+            tensors, numbers = _begun(optimizer, span.fragment, one.cut.begin, one.cut.end)
+            piece.begin_with(tensors, numbers)
+        return piece
+
+    def _way(self, span: Span, anchor: Tensor) -> Way:
+        optimizer = self._optimizer_of.get(span.number)
+        outer: Any = self.rule.outer
+        if optimizer is None:
+            return Blends()
+        if self._gradient:
+            return Steps(outer, type(optimizer), anchor, span.settings())
+        if isinstance(outer, Elastic):
+            return Pulls(outer, self._transport.world.size)
+        return Adds(outer)
+
+    def _connect(self) -> Service:
+        transport, owners = self._transport, self._layout.owners
+        if isinstance(transport, VirtualTransport):
+            return ClockedService(transport, self._server, owners)
+        return ThreadedService(
+            transport,
+            self._server,
+            owners,
+            self._settings.timeout_s,
+            self._settings.tls,
+            self._watch.lost,
+            self._watch.takeover,
+        )
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    @property
+    def hooks_gradients(self) -> bool:
+        """Whether something is due before an optimizer's step."""
+        return self._gradient
+
+    @property
+    def gradients_due(self) -> bool:
+        """Whether gradients are pushed before the next step."""
+        return self._gradient and not self.closed
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Push the gradients, and take what has been pulled."""
+        self._watch.begin()
+        began = time.perf_counter()
+        self._compute()
+        stream = self._stream_of(optimizer)
+        assert isinstance(stream, GradientStream)
+        checks.check_unchanged(self._owned)
+        stream.before_step()
+        self._note(began)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer made a step, or skipped it."""
+        stream = self._stream_of(optimizer)
+        if isinstance(stream, GradientStream):
+            stream.after_step()
+
+    def counted(self, warm: bool) -> None:
+        """A minibatch was counted."""
+        if self._gradient:
+            self._ahead = False
+            return
+        self._watch.begin()
+        began = time.perf_counter()
+        self._service.computed(self._flow.steps - 1)
+        checks.check_unchanged(self._owned)
+        for stream in self._streams:
+            assert isinstance(stream, BlockStream)
+            stream.stepped()
+        self._note(began)
+
+    def _compute(self) -> None:
+        """Let simulated time pass, once a minibatch however many optimizers it has."""
+        if not self._ahead:
+            self._ahead = True
+            self._service.computed(self._flow.steps)
+
+    def _note(self, began: float) -> None:
+        """Write down what has become of pushes."""
+        tally = self._tally
+        for delay in tally.delays:
+            self._watch.pushed(delay)
+        if tally.refused:
+            self._watch.refused(tally.refused)
+        if tally.delays or tally.refused:
+            timing = Timing(wait_s=tally.wait_s, exchange_s=max(0.0, time.perf_counter() - began - tally.wait_s))
+            self._watch.end(timing, None, block=self.exchanged, warmup=False)
+        else:
+            self._watch.sent()
+        tally.delays, tally.refused, tally.wait_s = [], 0, 0.0
+
+    def _stream_of(self, optimizer: Optimizer) -> Stream:
+        return next(s for s, (one, _) in zip(self._streams, self._owned, strict=True) if one is optimizer)
+
+    # -- what others need -------------------------------------------------------------------------
+
+    @property
+    def exchanged(self) -> int:
+        """Pushes that this worker has made."""
+        return max(stream.clock for stream in self._streams)
+
+    @property
+    def ahead(self) -> Asynchronous | None:
+        """What knows the global model, where the user's may differ from it."""
+        return None if self.closed else self
+
+    @property
+    def global_lanes(self) -> list[Span]:
+        """Whose anchors are the global model, as it was pulled last."""
+        return self._layout.spans
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
+        found: dict[str, Tensor] = {}
+        for span in self._layout.spans:
+            found |= span.fragment.unflatten(span.anchor)
+        return found
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Push what is left, wait for those who have more data, and take the final model."""
+        began = time.perf_counter()
+        for stream in self._streams:
+            stream.flush()
+        self._note(began)
+        self._service.finish()
+        for stream in self._streams:
+            stream.refresh(looks=False)
+            stream.settle()
+        self._service.part()
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self.closed = True
+        self._service.close()
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: what is under way is waited for, and all workers come to one point."""
+        for stream in self._streams:
+            if isinstance(stream, GradientStream):
+                stream.flush()
+            else:
+                stream.wait()
+        self._service.settle()
+        for stream in self._streams:
+            stream.refresh(looks=True)
+        return {
+            "service": self._service.state(),
+            "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},
+            "streams": [stream.state() for stream in self._streams],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave; after the optimizers' own."""
+        for number, saved in state["pieces"].items():
+            self._server.pieces[int(number)].load(saved)
+        for stream, saved in zip(self._streams, state["streams"], strict=True):
+            stream.load(saved)
+        self._service.load(state["service"])
+        self._service.settle()
+
+
+def _check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
+    """Refuse optimizers that cannot step at the owners of slices."""
+    if not isinstance(rule.payload, Gradient):
+        return
+    name = type(optimizer).__name__
+    if type(optimizer) not in ELEMENTWISE:
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise UnsupportedError(
+            f"under {rule.text()} the owners of slices make the optimizer's step, each on its own slice, and {name} is "
+            f"not known to treat every number alike; use one of torch's {known}, or asgd(period=...), "
+            "where the optimizer steps on the worker"
+        )
+    if isinstance(rule.outer, (AdaDelay, TunedMomentum)) and type(optimizer) is not SGD:
+        raise UnsupportedError(f"{rule.text()} is defined for torch.optim.SGD, and the optimizer is {name}")
+    if isinstance(rule.outer, TunedMomentum) and not all(group["momentum"] for group in optimizer.param_groups):
+        raise UnsupportedError(
+            f"{rule.text()} lowers SGD's momentum by what asynchrony adds, and the optimizer has none; "
+            "give it momentum=0.9, or use asgd"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise UnsupportedError(f"{name}(differentiable=True) cannot step on another worker")
+
+
+@torch.no_grad()
+def _begun(
+    optimizer: Optimizer, fragment: Fragment, begin: int, end: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The state that an optimizer already has for elements begin .. end (excl.) of a fragment."""
+    rows: dict[str, Tensor] = {}
+    numbers: dict[str, float] = {}
+    for slot, tensor in zip(fragment.slots, fragment.tensors, strict=True):
+        for key, value in optimizer.state.get(tensor, {}).items():
+            if isinstance(value, Tensor) and value.shape == tensor.shape:
+                row = rows.setdefault(key, torch.zeros(fragment.numel, dtype=fragment.outer_dtype))
+                row[slot.offset : slot.end].copy_(flat_view(key, value))
+            elif isinstance(value, Tensor) and value.numel() == 1:
+                numbers[f"optimizer.{key}"] = max(float(value), numbers.get(f"optimizer.{key}", 0.0))
+    return {f"optimizer.{key}": row[begin:end].clone() for key, row in rows.items()}, numbers

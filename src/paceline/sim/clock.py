@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated clock as a user meets it: `simulate(train, workers=8, clock=Clock(compute=exponential()))`."""
+
+from __future__ import annotations
+
+from paceline.transport.events import Clock, Compute, Network, exponential, link, uniform
+
+__all__ = ["Clock", "Compute", "Network", "exponential", "link", "uniform"]
