@@ -69,7 +69,7 @@ FLOORS: dict[str, int] = {
     "__main__": 6,
 }
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
-SHARED = ("base", "__init__", "layout", "two_sided", "bits", "groups", "select")
+SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select")
 COMPOSED = {"codec.named": "codec", "codec.warm": "codec.dense", "outer.frozen_adam": "outer.average"}
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way."""
 

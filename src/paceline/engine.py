@@ -79,7 +79,7 @@ class Engine:
         ending.claim(self._transport, self._owned)
         checks.broadcast_start(self._transport, self._start_parts())
         behind = self.rule.schedule.overlap > 0
-        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.topology, behind)
+        self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.common, behind)
         self._inner = self._within_host() if self.rule.within else None
         if is_block(self.rule) and self._workers() > 1:
             device = torch.device("cpu") if self._settings.outer_state == "host" else None
@@ -99,7 +99,7 @@ class Engine:
         if len(names) == len(hosts):
             return None
         part = self._transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
-        return Exchanger(part, Dense(), Flat(self.rule.topology.chunks))
+        return Exchanger(part, Dense(), Flat(self.rule.common.chunks))
 
     def _workers(self) -> int:
         """N, as the rule counts them: hosts or processes."""

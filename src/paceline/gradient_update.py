@@ -355,7 +355,7 @@ class GradientUpdate:
             self.parts.append(part)
             for number, tensor in enumerate(fragment.tensors):
                 self._place[index_of[id(tensor)]] = (place, number)
-            wanted = max(1, round(self._rule.topology.chunks * fragment.numel / max(elements, 1)))
+            wanted = max(1, round(self._rule.common.chunks * fragment.numel / max(elements, 1)))
             ranges = cut(part.layout, wanted, codec)
             for begin, end in ranges:
                 chunk = GradientChunk(part, begin, end)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floor 2, the second choice of a rule: what is exchanged?
 
-    gradient:  g_i                              before the optimizer's step
-    moment:    m_i = b1 m + (1 - b1) g_i        Adam's first moment, each worker's continued from the common one
-    delta:     d_i = theta_i - theta^init       after a block: parameters now minus the start of the block
+    gradient:    g_i                              before the optimizer's step
+    moment:      m_i = b1 m + (1 - b1) g_i        Adam's first moment, each worker's continued from the common one
+    delta:       d_i = theta_i - theta^init       after a block: parameters now minus the start of the block
+    parameters:  theta_i                          after a block: the parameters themselves (elastic averaging)
 
 theta^init is the start *as the worker saw it*: where the model has 16 bits and the outer state 32, the start is rounded
 to 16 bits before it is subtracted, so that the rounding of the start never passes for progress.
@@ -130,4 +131,13 @@ class Delta:
         return f"the block's delta; {words[self.local_state]}{mixed}"
 
 
-Payload = Gradient | FirstMoment | Delta
+@dataclass(frozen=True)
+class Parameters:
+    """The worker's parameters themselves, for elastic averaging; its optimizer keeps its state."""
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return "the parameters"
+
+
+Payload = Gradient | FirstMoment | Delta | Parameters

@@ -22,16 +22,29 @@ from typing import Any
 
 from paceline.codec import Codec, Dense, Layout
 from paceline.errors import RuleError
-from paceline.outer import Average, FrozenAdam, Outer
+from paceline.outer import (
+    AdaDelay,
+    Arrival,
+    Average,
+    DelayCompensated,
+    Elastic,
+    FrozenAdam,
+    Outer,
+    TunedMomentum,
+)
 from paceline.outer.base import Coefficients
-from paceline.payload import Delta, FirstMoment, Gradient, Payload
-from paceline.schedule import EveryBlock, EveryStep, Schedule
-from paceline.topology import Flat, Topology
+from paceline.payload import Delta, FirstMoment, Gradient, Parameters, Payload
+from paceline.schedule import Bounded, EveryBlock, EveryStep, Schedule
+from paceline.topology import Flat, Sharded, Topology
 
 HEADER_BYTES = 80
 """What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""
 FOOTER_BYTES = 40
 """What an exchange of gradients sends besides, likewise (:mod:`paceline.gradient_update`)."""
+FRAME_BYTES = 88
+"""What every piece sends besides its payload, to its owner and back, where workers exchange each by itself."""
+ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
+"""What is defined for gradients alone."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +52,15 @@ class Rule:
     """A parallel training method.
 
     Attributes:
-        schedule: `EveryStep()` or `EveryBlock(period, warmup)`.
-        payload: `Gradient()`, `FirstMoment(warmup)` or `Delta(local_state)`.
+        schedule: `EveryStep()` or `EveryBlock(period, warmup)`; `Bounded(staleness, period)` where each worker
+            exchanges by itself.
+        payload: `Gradient()`, `FirstMoment(warmup)`, `Delta(local_state)` or `Parameters()`.
         codec: `Dense()`, or one of :mod:`paceline.codec`.
-        topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`.
+        topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`; `Sharded(piece)` with `Bounded`.
         within: "" where every process is a worker; "host" where the processes of a host make synchronous steps together
             and are one worker, and blocks are exchanged between hosts.
-        outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`.
+        outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`; with `Bounded` one that takes each
+            push by itself (:mod:`paceline.outer.arrival`).
         name: what messages call it.
         arguments: what a recipe was called with; only for `text`.
     """
@@ -53,31 +68,20 @@ class Rule:
     schedule: Schedule = field(default_factory=EveryBlock)
     payload: Payload = field(default_factory=Delta)
     codec: Codec = field(default_factory=Dense)
-    topology: Topology = field(default_factory=Flat)
-    outer: Outer = field(default_factory=Average)
+    topology: Topology | Sharded = field(default_factory=Flat)
+    outer: Outer | Arrival = field(default_factory=Average)
     within: str = ""
     name: str = "custom"
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        every_step = isinstance(self.payload, (Gradient, FirstMoment))
-        if every_step != isinstance(self.schedule, EveryStep):
-            raise RuleError(
-                f"{type(self.payload).__name__} does not go with {type(self.schedule).__name__}: "
-                "gradients and moments are exchanged every step, deltas every block"
-            )
-        fitting = FrozenAdam if isinstance(self.payload, FirstMoment) else Average
-        if every_step and type(self.outer) is not fitting:
-            raise RuleError(
-                f"what is exchanged every step goes to the optimizer's step as the mean, not through "
-                f"{type(self.outer).__name__}; use {fitting.__name__}()"
-            )
         if self.within not in ("", "host"):
             raise RuleError(f'within must be "" or "host", got {self.within!r}')
-        if every_step and self.within:
-            raise RuleError(f'within="{self.within}" is for rules that exchange blocks; use dimensions="hosts"')
-        if not every_step and isinstance(self.outer, FrozenAdam):
-            raise RuleError("FrozenAdam applies Adam's first moment and needs FirstMoment() as the payload")
+        _check_company(self)
+        if is_asynchronous(self):
+            _check_alone(self)
+        else:
+            _check_together(self)
 
     def text(self) -> str:
         """The rule as one writes it on the command line."""
@@ -91,13 +95,18 @@ class Rule:
         """The numbers that this rule works with when N = `workers`, after any ramp."""
         if isinstance(self.schedule, EveryStep):
             return {"period": 1}
-        eta, zeta = self.outer.momentum_at(1 << 30, workers), self.outer.lr_at(1 << 30, workers)
+        if isinstance(self.schedule, Bounded):
+            s = "any" if self.schedule.staleness is None else self.schedule.staleness
+            known = {"period": self.schedule.period, "staleness": s, "overlap": self.schedule.overlap}
+            return known | {"hold": self.schedule.hold} | self.arrival.numbers(workers)
+        outer = self.merging
+        eta, zeta = outer.momentum_at(1 << 30, workers), outer.lr_at(1 << 30, workers)
         found: dict[str, float | int | str] = {"period": self.schedule.period, "warmup": self.schedule.warmup}
         if self.schedule.fragments > 1 or self.schedule.overlap:
             found |= {"fragments": self.schedule.fragments, "overlap": self.schedule.overlap}
-        if not isinstance(self.outer, Average):
+        if not isinstance(outer, Average):
             found |= {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta)}
-            found["ramp"] = int(getattr(self.outer, "ramp", 0))
+            found["ramp"] = int(getattr(outer, "ramp", 0))
         assert isinstance(self.payload, Delta)
         found["local_state"] = self.payload.local_state
         if self.within:
@@ -107,11 +116,35 @@ class Rule:
     def coefficients(self, block: int, workers: int, ahead: float) -> Coefficients:
         """The numbers of block `block` (the first is 1); `ahead` is the look-ahead with which it began."""
         return Coefficients(
-            momentum=self.outer.momentum_at(block, workers),
-            lr=self.outer.lr_at(block, workers),
+            momentum=self.merging.momentum_at(block, workers),
+            lr=self.merging.lr_at(block, workers),
             ahead=ahead,
-            next_momentum=self.outer.momentum_at(block + 1, workers),
+            next_momentum=self.merging.momentum_at(block + 1, workers),
         )
+
+    @property
+    def merging(self) -> Outer:
+        """The outer of a rule whose workers exchange together."""
+        assert not isinstance(self.outer, Arrival)
+        return self.outer
+
+    @property
+    def arrival(self) -> Arrival:
+        """The outer of an asynchronous rule."""
+        assert isinstance(self.outer, Arrival)
+        return self.outer
+
+    @property
+    def common(self) -> Topology:
+        """The topology of a rule whose workers exchange together."""
+        assert not isinstance(self.topology, Sharded)
+        return self.topology
+
+    @property
+    def sharded(self) -> Sharded:
+        """The topology of an asynchronous rule."""
+        assert isinstance(self.topology, Sharded)
+        return self.topology
 
     @property
     def rides(self) -> bool:
@@ -146,15 +179,31 @@ class Rule:
         sent = self.topology.bytes_sent(self.codec.at(exchange), layout, hosts, rank)
         return sent + self.topology.bytes_sent(Dense(), Layout.vector(besides), hosts, rank)
 
-    def overhead_bytes(self, workers: int) -> int:
-        """Bytes of headers and footers that one worker sends for one exchange."""
+    def overhead_bytes(self, workers: int, parameters: int | Layout | None = None, *, rank: int = 0) -> int:
+        """Bytes of headers and footers that one worker sends for one exchange.
+
+        Args:
+            workers: N.
+            parameters: as for `bytes_per_block`, where the rule is asynchronous: each piece has a header. None for a
+                model of one piece an owner, which has the fewest.
+            rank: the worker, likewise.
+        """
+        if isinstance(self.topology, Sharded):
+            numel = parameters.numel if isinstance(parameters, Layout) else parameters
+            frames = 2 * (workers - 1) if numel is None else self.topology.frames_sent(numel, workers, rank)
+            return FRAME_BYTES * frames
         return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.schedule, EveryStep) else 0)) * (workers - 1)
 
     def bytes_formula(self) -> str:
         """The formula behind `bytes_per_block`."""
         what = "4 (1 + M) P" if self.rides else "4 P"
         means = "P parameters, M moments (Adam 2)" if self.rides else "P parameters"
-        often = "step" if isinstance(self.schedule, EveryStep) else "block"
+        often = "step" if isinstance(self.payload, (Gradient, FirstMoment)) else "block"
+        if isinstance(self.topology, Sharded):
+            return (
+                f"2 (N-1)/N * {what} bytes a {often} from each worker, pushed and answered, {means}; "
+                f"a header of {FRAME_BYTES} bytes a piece"
+            )
         small = self.overhead_bytes(2)
         if not self.codec.exact:
             layout = Layout.of([(1000, 1000)])
@@ -168,9 +217,87 @@ class Rule:
 
 def steps_with_gradients(rule: Rule) -> bool:
     """Whether gradients are exchanged at all: every step, in a warm-up, or within a host."""
-    return not is_block(rule) or rule.schedule.warmup > 0 or bool(rule.within)
+    every_step = isinstance(rule.payload, (Gradient, FirstMoment))
+    return every_step or rule.schedule.warmup > 0 or bool(rule.within)
 
 
 def is_block(rule: Rule) -> bool:
-    """Whether the rule exchanges blocks (and not gradients)."""
+    """Whether the workers exchange blocks together (and not gradients, nor each by itself)."""
     return isinstance(rule.schedule, EveryBlock)
+
+
+def is_asynchronous(rule: Rule) -> bool:
+    """Whether each worker exchanges by itself, with the owners of the pieces."""
+    return isinstance(rule.schedule, Bounded)
+
+
+def _name(choice: object) -> str:
+    return type(choice).__name__
+
+
+def _check_company(rule: Rule) -> None:
+    """The three choices of an asynchronous rule, all or none."""
+    single = {
+        "schedule": isinstance(rule.schedule, Bounded),
+        "topology": isinstance(rule.topology, Sharded),
+        "outer": isinstance(rule.outer, Arrival),
+    }
+    if len(set(single.values())) > 1:
+        have = ", ".join(_name(getattr(rule, choice)) for choice in single)
+        raise RuleError(
+            f"{have} do not go together: workers that exchange each by itself need the schedule Bounded, the topology "
+            "Sharded and an outer that takes each push by itself (Sum, Share, ..); workers that exchange together none "
+            "of these"
+        )
+
+
+def _check_together(rule: Rule) -> None:
+    """The choices of a rule whose workers exchange together."""
+    if isinstance(rule.payload, Parameters):
+        raise RuleError(
+            "Parameters is for elastic averaging, where each worker exchanges by itself; use Delta() for blocks, or "
+            "Bounded(), Sharded() and Elastic()"
+        )
+    every_step = isinstance(rule.payload, (Gradient, FirstMoment))
+    if every_step != isinstance(rule.schedule, EveryStep):
+        raise RuleError(
+            f"{_name(rule.payload)} does not go with {_name(rule.schedule)}: "
+            "gradients and moments are exchanged every step, deltas every block"
+        )
+    fitting = FrozenAdam if isinstance(rule.payload, FirstMoment) else Average
+    if every_step and type(rule.outer) is not fitting:
+        raise RuleError(
+            f"what is exchanged every step goes to the optimizer's step as the mean, not through "
+            f"{_name(rule.outer)}; use {fitting.__name__}()"
+        )
+    if every_step and rule.within:
+        raise RuleError(f'within="{rule.within}" is for rules that exchange blocks; use dimensions="hosts"')
+    if not every_step and isinstance(rule.outer, FrozenAdam):
+        raise RuleError("FrozenAdam applies Adam's first moment and needs FirstMoment() as the payload")
+
+
+def _check_alone(rule: Rule) -> None:
+    """The choices of a rule whose workers exchange each by itself."""
+    payload, outer = rule.payload, rule.outer
+    if rule.within:
+        raise RuleError(
+            f'within="{rule.within}" is for rules whose workers exchange blocks together; with {_name(rule.schedule)} '
+            'every process is a worker, use within=""'
+        )
+    if not isinstance(rule.codec, Dense):
+        raise RuleError(f"pushes are written dense so far, not as {_name(rule.codec)}; use Dense()")
+    if isinstance(payload, FirstMoment):
+        raise RuleError("FirstMoment is exchanged in lockstep, not with Bounded; use Gradient()")
+    if isinstance(payload, Parameters) != isinstance(outer, Elastic):
+        raise RuleError(f"{_name(payload)} does not go with {_name(outer)}: Parameters() and Elastic() need each other")
+    if isinstance(payload, Gradient) and rule.schedule.period != 1:
+        raise RuleError(
+            f"gradients are exchanged every minibatch, got period {rule.schedule.period}; use period=1, or Delta()"
+        )
+    if isinstance(outer, ON_GRADIENTS) and not isinstance(payload, Gradient):
+        raise RuleError(f"{_name(outer)} is defined for gradients, not for {_name(payload)}; use Gradient()")
+    if isinstance(payload, Delta) and (payload.local_state != "keep" or payload.mixing is not None):
+        raise RuleError(
+            f"with {_name(rule.schedule)} each worker keeps its optimizer's state and its progress, got "
+            f"local_state={payload.local_state!r}, mixing={payload.mixing!r}; use Delta('keep')"
+        )

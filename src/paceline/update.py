@@ -121,7 +121,7 @@ class BlockUpdate:
         self.counts = [step_count(o, [p for _, p in named]) for o, named in owned]
         everything = [pair for _, named in owned for pair in named]
         self.parameter_lanes = [
-            ParameterLane(fragment, rule.outer, self._coefficients, state_device, rule.payload.mixing)
+            ParameterLane(fragment, rule.merging, self._coefficients, state_device, rule.payload.mixing)
             for fragment in fragments("parameters", everything)
         ]
         self.buffer_lanes = buffer_lanes(model, state_device) if model is not None else []
@@ -142,7 +142,7 @@ class BlockUpdate:
     def _moves(self, meeting: Meeting) -> Moves:
         if self._moves_of is None or self._moves_of[0] is not meeting:
             c = self._coefficients()
-            _, ahead = self._rule.outer.equivalent_minibatches(self.rho, meeting.tau, c)
+            _, ahead = self._rule.merging.equivalent_minibatches(self.rho, meeting.tau, c)
             self._moves_of = (meeting, Moves(c, ahead))
         return self._moves_of[1]
 
@@ -210,7 +210,7 @@ class BlockUpdate:
         total = sum(lane.numel for lane in self.lanes)
         codec = self._rule.codec
         for lane in self.lanes:
-            wanted = max(1, round(self._rule.topology.chunks * lane.numel / max(total, 1)))
+            wanted = max(1, round(self._rule.common.chunks * lane.numel / max(total, 1)))
             ranges = cut(lane.layout, wanted, Dense() if lane.lossless else codec)
             pieces += [(lane, begin, end) for begin, end in ranges]
         wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
@@ -301,7 +301,7 @@ class BlockUpdate:
 
     def _advance(self, meeting: Meeting, made: int | None) -> None:
         moves = self._moves(meeting)
-        self.rho, _ = self._rule.outer.equivalent_minibatches(self.rho, meeting.tau, moves.coefficients)
+        self.rho, _ = self._rule.merging.equivalent_minibatches(self.rho, meeting.tau, moves.coefficients)
         self.ahead = moves.coefficients.next_momentum
         self.block += 1
         for number, ((optimizer, named), choice) in enumerate(zip(self._owned, self.choices, strict=True)):

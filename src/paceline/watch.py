@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.exchange import Meeting, Timing
@@ -26,10 +29,27 @@ class _Sums:
         self.exchanges, self.minibatches, self.samples = 0, 0, 0
         self.compute_s = self.wait_s = self.exchange_s = 0.0
         self.left_out: set[int] = set()
+        self.delays: Counter[int] = Counter()
+        self.refused = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened since the last line."""
+        return not (self.exchanges or self.minibatches or self.delays or self.refused)
+
+    def asynchronous(self) -> dict[str, Any]:
+        """What a line has besides where there are pushes; nothing in a synchronous run."""
+        if not self.delays and not self.refused:
+            return {}
+        delays = {str(delay): count for delay, count in sorted(self.delays.items())}
+        return {"delays": delays, "refused": self.refused}
 
 
 class Watch:
     """Times a run and writes its journal.
+
+    `pushed`, `refused`, `lost`, `takeover` and `note` may be called by threads in the background as well; what times
+    the worker itself (`begin`, `sent`, `end`, `stepped`) belongs to the thread that trains.
 
     Args:
         journal: where events go.
@@ -38,6 +58,7 @@ class Watch:
 
     def __init__(self, journal: Journal, transport: Transport) -> None:
         self._journal, self._transport = journal, transport
+        self._lock = threading.RLock()  # round the journal, and round what others than the training thread count
         self._sums = _Sums()
         self._since = time.perf_counter()  # the end of the last exchange
         self._written_s, self._bytes = self._since, transport.bytes_sent
@@ -46,7 +67,7 @@ class Watch:
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """The first line: who, where, what."""
         world = self._transport.world
-        self._journal.write(
+        self.note(
             "attach",
             size=world.size,
             host=world.host,
@@ -101,8 +122,62 @@ class Watch:
             self._since = now
             self._write(0, False)
 
+    def pushed(self, delay: int) -> None:
+        """A push of this worker was applied, `delay` updates after the version that it was computed at.
+
+        Told by the worker that sent it, so that all logs of a run together count each push once.
+        """
+        with self._lock:
+            self._sums.delays[delay] += 1
+
+    def refused(self, count: int = 1) -> None:
+        """So many pushes of this worker were refused, because they held inf or nan."""
+        with self._lock:
+            self._sums.refused += count
+
+    def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
+        """A worker has left without a word.
+
+        Args:
+            rank: of the worker that is gone.
+            why: how that was noticed, as people read it.
+            taken_over: ranks of those who own its slices from now on.
+        """
+        name = self._transport.world.name
+        heirs = f"; its slices go to {', '.join(name(heir) for heir in taken_over)}" if taken_over else ""
+        logger.warning("%s is lost: %s%s; the others go on", name(rank), why, heirs)
+        self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
+
+    def takeover(self, slice_of: int, version: int, source: str) -> None:
+        """This worker owns the slices of a lost one from now on.
+
+        Args:
+            slice_of: rank of the worker that is gone.
+            version: of the values from which it goes on, in updates.
+            source: where they came from: "replica" or "last pulled values".
+        """
+        world = self._transport.world
+        logger.warning(
+            "%s takes over the slices of %s at version %d, from: %s",
+            world.name(world.rank),
+            world.name(slice_of),
+            version,
+            source,
+        )
+        self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
+
     def _write(self, block: int, warmup: bool) -> None:
+        with self._lock:
+            self._write_line(block, warmup)
+
+    def _write_line(self, block: int, warmup: bool) -> None:
         sums, sent = self._sums, self._transport.bytes_sent
+        if sums.refused:
+            logger.warning(
+                "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought",
+                sums.refused,
+                self._transport.world.name(self._transport.world.rank),
+            )
         self._journal.write(
             "exchange",
             block=block,
@@ -117,27 +192,28 @@ class Watch:
             bytes=sent - self._bytes,
             left_out=sorted(sums.left_out),
             warmup=warmup,
+            **sums.asynchronous(),
         )
         self._sums, self._bytes, self._written_s = _Sums(), sent, time.perf_counter()
 
     def value(self, name: str, value: float) -> None:
         """A number that the user logs."""
-        self._journal.write(
-            "value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None
-        )
+        self.note("value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None)
 
     def epoch(self, epoch: int, batches: int | None) -> None:
         """A pass over a shared loader begins."""
-        self._journal.write("epoch", epoch=epoch, batches=batches)
+        self.note("epoch", epoch=epoch, batches=batches)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Any other event."""
-        self._journal.write(kind, **fields)
+        with self._lock:
+            self._journal.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
         """Write what is left and close the log."""
-        if self._sums.exchanges or self._sums.minibatches:
+        if not self._sums.empty:
             self._sums.compute_s += time.perf_counter() - self._since if not self._sums.exchanges else 0.0
             self._write(blocks, False)
-        self._journal.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
-        self._journal.close()
+        with self._lock:
+            self._journal.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
+            self._journal.close()

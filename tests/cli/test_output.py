@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -140,6 +141,8 @@ def test_the_status_line_tells_the_snapshot() -> None:
     assert describe(shot, 4).plain == (
         "epoch 3 | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | exchange 4 %"
     )
+    pushing = replace(shot, delay=2.9444, lost=(2, 5))
+    assert describe(pushing, 4).plain == describe(shot, 4).plain + " | delay 2.94 | lost: workers 2, 5"
     assert describe(Snapshot(), 4).plain == "4 workers running, none attached yet"
 
 

@@ -51,6 +51,25 @@ def worker_events(rank: int, size: int, rule: str, host: str, samples: bool) -> 
     return events
 
 
+def pushing(rank: int, events: list[Event]) -> list[Event]:
+    """An asynchronous run of four: a block of a worker of rank r brings pushes of delay r and one of 2 r.
+
+    Worker 2 falls silent after block 18; worker 3 takes over. Two pushes of worker 1 are refused.
+    """
+    for event in events:
+        if event["kind"] == "exchange":
+            event["delays"] = {"0": 4} if rank == 0 else {str(rank): 3, str(2 * rank): 1}
+            event["refused"] = 2 if (rank, event["block"]) == (1, 7) else 0
+    if rank == 2:
+        return [event for event in events if event["at_s"] <= 18]
+    lost = {"rank_lost": 2, "why": "its connection was reset", "taken_over": [3]}
+    events.insert(-1, {"kind": "lost", "at_s": 18.5 + rank / 10, "rank": rank, **lost})
+    if rank == 3:
+        takeover = {"slice_of": 2, "version": 812, "from": "replica"}
+        events.insert(-1, {"kind": "takeover", "at_s": 19.0, "rank": 3, **takeover})
+    return events
+
+
 def lines(events: list[Event]) -> str:
     """Events as the text of a log file."""
     return "".join(json.dumps(event) + "\n" for event in events)

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run
-from paceline.observe.curves import Curve, by_samples, by_time, bytes_by_time, losses, smooth, thin
+from paceline.observe.curves import (
+    Curve,
+    by_samples,
+    by_time,
+    bytes_by_time,
+    delays_of_pushes,
+    losses,
+    smooth,
+    thin,
+)
+
+from .conftest import pushing
 
 Write = Callable[..., Path]
 
@@ -59,6 +70,14 @@ def test_bytes_of_all_workers_add_up(write_run: Write) -> None:
     assert curve.y[0] == 0
     assert curve.y[-1] == 3 * 40_000
     assert np.all(np.diff(curve.y) >= 0)
+
+
+def test_delays_are_shares_of_all_pushes(write_run: Write) -> None:
+    curve = delays_of_pushes(read_run(write_run(size=4, change=pushing)))
+    assert curve.x.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert curve.y == pytest.approx(np.array([160, 120, 94, 120, 18, 0, 40]) / 5.52)
+    none = delays_of_pushes(read_run(write_run("still")))
+    assert len(none.x) == len(none.y) == 0
 
 
 def test_losses_are_found_by_name(write_run: Write) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from paceline.observe.live import Live
 
+from .conftest import pushing
+
 Write = Callable[..., Path]
 
 
@@ -62,6 +64,38 @@ def test_the_value_named_loss_is_the_loss(write_run: Write) -> None:
     rows = [json.loads(row) for row in (directory / "rank-000.jsonl").read_text().splitlines()]
     last = [row["value"] for row in rows if row.get("name") == "loss"][-1]
     assert Live(directory).poll().loss == last
+
+
+def test_synchronous_runs_show_no_delay(write_run: Write) -> None:
+    shot = Live(write_run()).poll()
+    assert (shot.delay, shot.lost) == (None, ())
+
+
+def test_the_mean_delay_is_that_of_the_last_seconds(tmp_path: Path) -> None:
+    log = tmp_path / "rank-000.jsonl"
+    live = Live(tmp_path)
+    line = {"kind": "exchange", "rank": 0, "total_minibatches": 8}
+    with log.open("a") as file:
+        file.write(json.dumps({**line, "at_s": 1.0, "delays": {"0": 1, "10": 1}}) + "\n")
+    assert live.poll().delay == pytest.approx(5.0)
+    with log.open("a") as file:
+        file.write(json.dumps({**line, "at_s": 9.0, "delays": {"2": 2}}) + "\n")
+    assert live.poll().delay == pytest.approx(3.5)
+    with log.open("a") as file:
+        file.write(json.dumps({**line, "at_s": 12.0, "delays": {"2": 1, "5": 1}}) + "\n")
+    assert live.poll().delay == pytest.approx(11 / 4)  # the first line is more than ten seconds old
+    with log.open("a") as file:
+        file.write(json.dumps({**line, "at_s": 30.0}) + "\n")
+    assert live.poll().delay is None
+
+
+def test_the_lost_are_named_and_work_no_more(write_run: Write) -> None:
+    shot = Live(write_run(size=4, change=pushing)).poll()
+    assert shot.lost == (2,)
+    assert shot.minibatches == {0: 160, 1: 160, 2: 72, 3: 160}
+    assert shot.minibatches_per_s == pytest.approx(3 * 4)  # four a second and worker that is left
+    assert shot.epoch_done == 1.0
+    assert shot.delay == pytest.approx((0 + 5 + 15) / 12)  # in each block of workers 0, 1 and 3
 
 
 def test_a_second_attach_takes_over(write_run: Write) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline.observe.summary import summarize, warnings
+from paceline.observe.summary import Delays, delays, ranks_text, summarize, warnings
+
+from .conftest import pushing
 
 Write = Callable[..., Path]
 
@@ -120,6 +123,69 @@ def test_errors_and_left_out_contributions_become_warnings(write_run: Write) -> 
         "Worker 1 on host-0: disk is full",
         "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
     ]
+
+
+def test_delays_of_pushes_are_counted_over_all_workers(write_run: Write) -> None:
+    run = read_run(write_run(size=4, rule="asgd()", change=pushing))
+    blocks = {0: 40, 1: 40, 2: 18, 3: 40}
+    wanted = {0: 4 * 40, 1: 3 * 40, 2: 40 + 3 * 18, 3: 3 * 40, 4: 18, 6: 40}
+    assert run.delays == wanted
+    assert run.workers[2].delays == {2: 54, 4: 18}
+    numbers = summarize(run)
+    pushes = 4 * sum(blocks.values())
+    total = sum(delay * count for delay, count in wanted.items())
+    assert numbers.delays == Delays(pushes, pytest.approx(total / pushes), 6)
+    assert numbers.refused == 2
+
+
+def test_the_lost_and_their_heirs_are_told_once(write_run: Write) -> None:
+    run = read_run(write_run(size=4, rule="asgd()", change=pushing))
+    assert summarize(run).lost == {2: [3]}
+    assert [line.at_s for line in run.lost] == [18.5]  # of three that noticed, the first
+    assert warnings(run) == [
+        "Worker 2 was lost after 18.5 s: its connection was reset. "
+        "Worker 3 took over its slices, from version 812 (replica).",
+        "Refused because not finite: 2 push(es) of worker 1.",
+    ]
+
+
+def test_an_heir_that_did_not_say_so_is_an_heir(write_run: Write) -> None:
+    def silent(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [event for event in pushing(rank, events) if event["kind"] != "takeover"]
+
+    run = read_run(write_run(size=4, change=silent))
+    assert warnings(run)[0].endswith("Worker 3 took over its slices.")
+    assert run.heirs(2) == {3: None}
+    assert run.heirs(1) == {}
+
+
+def test_synchronous_runs_have_no_delays(write_run: Write) -> None:
+    run = read_run(write_run())
+    assert run.delays == {}
+    assert (delays(run.delays), summarize(run).refused, run.lost) == (None, 0, [])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"kind": "exchange", "at_s": 1, "delays": 3}',
+        '{"kind": "exchange", "at_s": 1, "delays": {"many": 3}}',
+        '{"kind": "lost", "at_s": 1, "why": "who?"}',
+        '{"kind": "takeover", "at_s": 1, "version": 3}',
+    ],
+)
+def test_events_of_pushes_without_sense_are_refused(write_run: Write, event: str) -> None:
+    directory = write_run(size=1)
+    log = directory / "rank-000.jsonl"
+    log.write_text(event + "\n" + log.read_text())
+    with pytest.raises(LogError, match="line 1"):
+        read_run(directory)
+
+
+def test_ranks_are_named() -> None:
+    assert ranks_text([3]) == "worker 3"
+    assert ranks_text({1: "a", 2: "b"}) == "workers 1, 2"
+    assert ranks_text(range(6)) == "workers 0, 1, 2, 3, ..."
 
 
 def test_more_workers_than_cores_are_told(write_run: Write) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from paceline.observe import ExtraTable, read_run, write_report
-from paceline.observe.canvas import MissingExtraError
-from paceline.observe.report import draw_all
+from paceline.observe.canvas import MissingExtraError, colour
+from paceline.observe.report import comparison, draw_all
 from paceline.observe.summary import bytes_text, seconds_text, value_text
+
+from .conftest import pushing
 
 Write = Callable[..., Path]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -106,6 +109,100 @@ def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
     html = write_report(directory, tmp_path / "out", title=nasty, extra=extra).read_text()
     assert "<script" not in html
     assert html.count("&lt;script&gt;") > 10
+
+
+def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Path) -> None:
+    path = write_report(write_run("run", 4, "asgd()", change=pushing), tmp_path / "out")
+    text = parse(path).text
+    cards = {name: value for value, name in itertools.pairwise(text[: text.index("Figures")])}
+    assert cards["mean delay of a push"] == "1.78"
+    assert cards["largest delay"] == "6"
+    assert cards["refused pushes"] == "2"
+    assert cards["lost"] == "worker 2"
+    assert cards["taken over by"] == "worker 3"
+    assert any("its connection was reset" in line for line in text)
+    assert any(line.startswith("The delay of a push is the number of updates") for line in text)
+    assert text.count("closed") == 3  # and not "not closed" for the one that was lost
+    assert (tmp_path / "out" / "delay-of-pushes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_synchronous_page_has_no_word_of_delays(write_run: Write, tmp_path: Path) -> None:
+    html = write_report(write_run(size=4), tmp_path / "one").read_text()
+    both = write_report([write_run("a"), write_run("b")], tmp_path / "two").read_text()
+    for page in (html, both):
+        assert "delay" not in page
+        assert "push" not in page
+        assert "Waiting is for the slowest worker" in page
+
+
+def test_what_a_lost_worker_left_is_escaped(write_run: Write, tmp_path: Path) -> None:
+    nasty = "<script>alert(1)</script>&"
+
+    def spoil(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        said = pushing(rank, events)
+        for event in said:
+            if event["kind"] == "lost":
+                event["why"] = nasty
+            if event["kind"] == "takeover":
+                event["from"] = nasty
+        return said
+
+    html = write_report(write_run("run", 4, change=spoil), tmp_path / "out").read_text()
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") == 2
+
+
+def test_pushes_have_a_table_of_their_own_when_runs_are_compared(write_run: Write, tmp_path: Path) -> None:
+    runs = [write_run("serial", 1), write_run("asgd", 4, "asgd()", change=pushing)]
+    text = parse(write_report(runs, tmp_path / "out")).text
+    table = text[text.index("Pushes and lost workers") : text.index("Figures")]
+    assert "asgd" in table and "serial" not in table
+    assert "worker 2" in table
+    terminal = comparison([read_run(run) for run in runs])
+    assert [row.get("largest delay") for row in terminal] == [None, "6"]
+
+
+def drawn(*runs: Path) -> Any:
+    figures = {stem: figure for stem, _, _, figure in draw_all([read_run(run) for run in runs])}
+    return figures["delay-of-pushes"].axes[0]
+
+
+def test_delays_are_bars_and_their_mean_a_line(write_run: Write) -> None:
+    axes = drawn(write_run("run", 4, change=pushing))
+    assert [round(bar.get_height() * 5.52) for bar in axes.patches] == [160, 120, 94, 120, 18, 0, 40]
+    assert [bar.get_x() + bar.get_width() / 2 for bar in axes.patches] == pytest.approx(range(7))
+    (mean,) = axes.lines
+    assert mean.get_xdata()[0] == pytest.approx(980 / 552)
+    assert mean.get_label() == "mean 1.78"
+
+
+def test_each_run_that_pushes_has_its_colour(write_run: Write) -> None:
+    runs = [write_run(name, 4, change=pushing) for name in ("a", "b")]
+    axes = drawn(runs[0], write_run("still", 2), runs[1])
+    assert [line.get_label() for line in axes.lines] == ["a: mean 1.78", "b: mean 1.78"]
+    assert [line.get_color() for line in axes.lines] == [colour(0), colour(2)]  # as in the other figures
+
+
+@pytest.mark.parametrize(
+    ("delays", "end", "bars"),
+    [
+        ({"0": 10}, 0.5, 1),
+        ({"0": 500, "3": 499, "4000": 1}, 3.5, 4),  # one push that came far too late squeezes nobody
+        ({"0": 500, "60": 400, "99": 100}, 99.5, 34),  # 100 delays, 3 in a bar
+    ],
+    ids=["one delay", "a rare one", "many"],
+)
+def test_bars_stay_wide_enough(write_run: Write, delays: dict[str, int], end: float, bars: int) -> None:
+    def give(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        next(event for event in events if event["kind"] == "exchange")["delays"] = delays
+        return events
+
+    axes = drawn(write_run(size=1, change=give))
+    assert len(axes.patches) == bars
+    shown = sum(bar.get_height() for bar in axes.patches)
+    assert shown == pytest.approx(100.0, abs=0.5)
+    width = axes.patches[0].get_width() / 0.86
+    assert end <= axes.get_xlim()[1] <= end + 2.5 * width
 
 
 def test_several_runs_are_compared_under_their_names(write_run: Write, tmp_path: Path) -> None:

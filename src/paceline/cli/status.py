@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..observe.live import Live, Snapshot
-from ..observe.summary import value_text
+from ..observe.summary import delay_text, ranks_text, value_text
 
 POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
 
@@ -56,4 +56,8 @@ def describe(shot: Snapshot, workers: int) -> Text:
     if shot.loss is not None:
         parts.append(f"loss {value_text(shot.loss)}")
     parts.append(f"exchange {100 * shot.exchange_share:.0f} %")
+    if shot.delay is not None:
+        parts.append(f"delay {delay_text(shot.delay)}")
+    if shot.lost:
+        parts.append(f"lost: {ranks_text(shot.lost)}")
     return Text(" | ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")

@@ -87,6 +87,13 @@ def short_counts(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
+def whole_numbers(axes: Axes) -> None:
+    """No tick between two whole numbers under the axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a span of time reads well, as seconds a unit and its name."""
     if seconds < 300:

@@ -71,6 +71,14 @@ def bytes_by_time(run: RunLog) -> Curve:
     return Curve("bytes", "seconds", x, y)
 
 
+def delays_of_pushes(run: RunLog) -> Curve:
+    """Share of the pushes of all workers, in percent, over their delay from 0 to the largest."""
+    counts = run.delays
+    x = np.arange(max(counts, default=-1) + 1)
+    y = np.array([counts[int(delay)] for delay in x], dtype=np.float64)
+    return Curve("pushes", "updates", x.astype(np.float64), 100 * y / max(1.0, float(y.sum())))
+
+
 def smooth(curve: Curve, share: float = 0.04) -> Curve:
     """Running mean over a window of `share` of the points.
 

@@ -16,6 +16,7 @@ import numpy as np
 from .canvas import (
     COMPUTE,
     EXCHANGE,
+    INK,
     WAIT,
     byte_unit,
     colour,
@@ -24,8 +25,20 @@ from .canvas import (
     short_counts,
     style,
     time_unit,
+    whole_numbers,
 )
-from .curves import Curve, by_samples, by_time, bytes_by_time, counts_samples, losses, smooth, thin
+from .curves import (
+    Curve,
+    Points,
+    by_samples,
+    by_time,
+    bytes_by_time,
+    counts_samples,
+    delays_of_pushes,
+    losses,
+    smooth,
+    thin,
+)
 from .log import RunLog
 
 if TYPE_CHECKING:
@@ -34,8 +47,11 @@ if TYPE_CHECKING:
 
 Runs = Sequence[RunLog]
 PARTS = (("computing", COMPUTE), ("waiting for the slowest", WAIT), ("exchanging", EXCHANGE))
+PARTS_OF_PUSHING = (("computing", COMPUTE), ("waiting", WAIT), ("exchanging", EXCHANGE))  # not only for the slowest
 FIRST_FALL = 0.08  # of the run: its losses do not set the range of the y axis
 MOST_PANELS = 3
+MOST_BARS = 48  # of a histogram: narrower bars are hard to tell apart
+RARE = 0.5  # percent of the pushes that may lie outside of the histogram, where they would squeeze all others
 
 
 def loss_by_samples(runs: Runs) -> Figure | None:
@@ -68,7 +84,7 @@ def time_per_worker(runs: Runs) -> Figure | None:
         axes = figure.subplots()
         names = [name for name, _ in rows]
         left = np.zeros(len(rows))
-        for part, (label, shade) in enumerate(PARTS):
+        for part, (label, shade) in enumerate(PARTS_OF_PUSHING if any(run.delays for run in runs) else PARTS):
             width = np.array([times[part] for _, times in rows]) / scale
             axes.barh(names, width, left=left, color=shade, label=label, height=0.72)
             left += width
@@ -101,6 +117,48 @@ def bytes_over_time(runs: Runs) -> Figure | None:
         if len(runs) > 1:
             legend_above(figure, axes)
     return figure
+
+
+def delay_of_pushes(runs: Runs) -> Figure | None:
+    """How old the numbers of pushes were, over all workers, and their mean; a colour a run when comparing."""
+    pushed = [(turn, run, delays_of_pushes(run)) for turn, run in enumerate(runs) if run.delays]
+    if not pushed:
+        return None
+    end = max(_end_of_bars(curve) for _, _, curve in pushed)
+    width = -(-end // MOST_BARS)
+    edges = np.arange(0, end + width, width, dtype=np.float64) - 0.5
+    with style():
+        figure = new_figure(3.2)
+        axes = figure.subplots()
+        for turn, run, curve in pushed:
+            _draw_delays(axes, edges, curve, colour(turn), run.label if len(runs) > 1 else "")
+        axes.set_xlabel("delay of a push [updates]" + (f", {width} in a bar" if width > 1 else ""))
+        axes.set_ylabel("share of pushes [%]")
+        whole_numbers(axes)
+        axes.set_xlim(edges[0] - 0.5 * width, edges[-1] + 0.5 * width)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="x", visible=False)
+        legend_above(figure, axes)
+    return figure
+
+
+def _end_of_bars(curve: Curve) -> int:
+    """Delays that are drawn, counted from 0: all, unless a few are far greater than the others."""
+    usual = int(np.searchsorted(np.cumsum(curve.y), 100 - RARE - 1e-9)) + 1
+    return usual if len(curve.x) > 2 * usual else len(curve.x)
+
+
+def _draw_delays(axes: Axes, edges: Points, curve: Curve, shade: str, label: str) -> None:
+    """One run's bars and the mean: alone as separate bars, beside others as steps that shine through."""
+    mean = float((curve.x * curve.y).sum()) / 100
+    heights = np.histogram(curve.x, edges, weights=curve.y)[0]
+    if not label:
+        axes.bar((edges[:-1] + edges[1:]) / 2, heights, 0.86 * np.diff(edges), color=shade)
+        axes.axvline(mean, color=INK, linestyle="--", label=f"mean {mean:.2f}")
+        return
+    axes.stairs(heights, edges, fill=True, color=shade, alpha=0.22)
+    axes.stairs(heights, edges, color=shade, linewidth=1.8)
+    axes.axvline(mean, color=shade, linestyle="--", label=f"{label}: mean {mean:.2f}")
 
 
 def _loss_figure(runs: Runs, curve_of: Callable[[RunLog, str], Curve], x_label: str) -> Figure | None:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .log import WorkerLog
+from .log import Exchange, WorkerLog
 from .read import LOG_NAME, parse_line, take
 
 LAG_S = 2.0  # between what a worker has done and what its log says
@@ -31,6 +31,8 @@ class Snapshot:
         epoch_done: share of that pass which is done, where its length is known.
         loss: latest report of the value named `loss`, or of another loss where none is so named.
         exchange_share: share of the measured time that went into waiting and exchanging.
+        delay: mean delay of the pushes of all workers, in updates, lately; None where nothing is pushed.
+        lost: ranks of workers that left without a word.
     """
 
     size: int = 0
@@ -41,6 +43,8 @@ class Snapshot:
     epoch_done: float | None = None
     loss: float | None = None
     exchange_share: float = 0.0
+    delay: float | None = None
+    lost: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -92,6 +96,8 @@ class _Follower:
         self.epoch_start = 0
         self.losses: dict[str, tuple[float, float]] = {}  # name -> (at_s, value)
         self.track: deque[tuple[float, int]] = deque()  # (at_s, minibatches), of the last window
+        self.pushes: deque[tuple[float, int, int]] = deque()  # (at_s, pushes, their delays), of the last window
+        self.lost: set[int] = set()
         self._offset = 0
         self._rest = b""
 
@@ -123,6 +129,8 @@ class _Follower:
             self.busy_s += line.compute_s + line.wait_s + line.exchange_s
             self.exchange_s += line.wait_s + line.exchange_s
             self._advance(line.at_s, line.total_minibatches)
+            self._push(line)
+        self.lost |= {line.rank for line in event.lost}
         for value in event.values:
             if "loss" in value.name.lower():
                 self.losses[value.name] = (value.at_s, value.value)
@@ -139,6 +147,14 @@ class _Follower:
         self.track.append((at_s, self.minibatches))
         while self.track[0][0] < at_s - WINDOW_S and len(self.track) > 2:
             self.track.popleft()
+
+    def _push(self, line: Exchange) -> None:
+        """Keep the delays of a line, and of those before it what lies in the window."""
+        if line.delays:
+            delays = sum(delay * count for delay, count in line.delays.items())
+            self.pushes.append((line.at_s, sum(line.delays.values()), delays))
+        while self.pushes and self.pushes[0][0] < line.at_s - WINDOW_S:
+            self.pushes.popleft()
 
     @property
     def rate(self) -> float:
@@ -159,19 +175,29 @@ class _Follower:
 
 def _sum_up(logs: list[_Follower]) -> Snapshot:
     busy = sum(log.busy_s for log in logs)
+    lost = set().union(*(log.lost for log in logs))
+    at_work = [log for log in logs if log.rank not in lost]
     epochs = [log.epoch for log in logs if log.epoch is not None]
     epoch = max(epochs, default=None)
-    done = [log.epoch_done for log in logs if log.epoch == epoch and log.epoch_done is not None]
+    done = [log.epoch_done for log in at_work if log.epoch == epoch and log.epoch_done is not None]
     return Snapshot(
         size=max(log.size for log in logs),
         rule=next((log.rule for log in logs if log.rule), ""),
         minibatches={log.rank: log.minibatches for log in logs},
-        minibatches_per_s=sum(log.rate for log in logs),
+        minibatches_per_s=sum(log.rate for log in at_work),
         epoch=epoch,
         epoch_done=sum(done) / len(done) if done else None,
         loss=_latest_loss(logs),
         exchange_share=sum(log.exchange_s for log in logs) / busy if busy else 0.0,
+        delay=_mean_delay(at_work),
+        lost=tuple(sorted(lost)),
     )
+
+
+def _mean_delay(logs: list[_Follower]) -> float | None:
+    lines = [line for log in logs for line in log.pushes]
+    pushes = sum(count for _, count, _ in lines)
+    return sum(delays for _, _, delays in lines) / pushes if pushes else None
 
 
 def _latest_loss(logs: list[_Follower]) -> float | None:

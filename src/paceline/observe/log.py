@@ -6,6 +6,8 @@ Totals are properties, computed from the events when asked. The reader is :mod:`
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,28 @@ class Exchange:
     bytes: int
     left_out: tuple[int, ...]  # ranks whose contribution was not finite
     warmup: bool
+    delays: dict[int, int] = field(default_factory=dict)  # delay of a push, in updates -> how many had it
+    refused: int = 0  # pushes that were not finite
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker left without a word."""
+
+    at_s: float
+    rank: int
+    why: str
+    taken_over: tuple[int, ...]  # ranks that own its slices from then on
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """The worker that wrote this owns the slices of another from then on."""
+
+    at_s: float
+    slice_of: int
+    version: int  # of the values from which it goes on, in updates
+    source: str  # "replica" or "last pulled values"
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,8 @@ class WorkerLog:
     epochs: list[Epoch] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    takeovers: list[Takeover] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     saves: int = 0
     resumes: int = 0
@@ -115,6 +141,16 @@ class WorkerLog:
     def exchange_s(self) -> float:
         """Seconds spent on exchanges after everybody had arrived."""
         return sum(line.exchange_s for line in self.exchanges)
+
+    @property
+    def delays(self) -> Counter[int]:
+        """How many pushes of this worker had which delay, in updates; empty in a synchronous run."""
+        return _added(line.delays for line in self.exchanges)
+
+    @property
+    def refused(self) -> int:
+        """Pushes of this worker that were not finite."""
+        return sum(line.refused for line in self.exchanges)
 
 
 @dataclass
@@ -183,6 +219,30 @@ class RunLog:
         """Names of the reported values, in the order of their first appearance."""
         return list(dict.fromkeys(v.name for worker in self.workers for v in worker.values))
 
+    @property
+    def delays(self) -> Counter[int]:
+        """How many pushes of all workers had which delay, in updates; empty in a synchronous run."""
+        return _added(worker.delays for worker in self.workers)
+
+    @property
+    def lost(self) -> list[Lost]:
+        """Workers that left without a word, in rank order: what the first to notice each of them wrote."""
+        found: dict[int, Lost] = {}
+        for line in sorted((line for w in self.workers for line in w.lost), key=lambda line: line.at_s):
+            found.setdefault(line.rank, line)
+        return [found[rank] for rank in sorted(found)]
+
+    def heirs(self, rank: int) -> dict[int, Takeover | None]:
+        """Who owns the slices of a lost worker: rank -> what it said when it took them over, if it did."""
+        heirs: dict[int, Takeover | None] = {}
+        for line in (line for w in self.workers for line in w.lost if line.rank == rank):
+            heirs |= dict.fromkeys(line.taken_over)
+        for worker in self.workers:
+            said = [line for line in worker.takeovers if line.slice_of == rank]
+            if said:
+                heirs[worker.rank] = said[-1]
+        return dict(sorted(heirs.items()))
+
     def last(self, name: str) -> float | None:
         """Where a value ended: the mean over the workers of their last reports.
 
@@ -195,3 +255,11 @@ class RunLog:
             latest = own[-max(1, len(own) // 20) :]
             final += [sum(latest) / len(latest)] if latest else []
         return sum(final) / len(final) if final else None
+
+
+def _added(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
+    """The sum of several counts, in the order of their keys."""
+    total: Counter[int] = Counter()
+    for count in counts:
+        total.update(count)
+    return Counter(dict(sorted(total.items())))

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-from .log import Epoch, Exchange, RunLog, Value, WorkerLog
+from .log import Epoch, Exchange, Lost, RunLog, Takeover, Value, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
@@ -107,6 +107,11 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.exchanges.append(_exchange(at_s, event))
     elif kind == "value":
         log.values.append(_value(at_s, event))
+    elif kind == "lost":
+        log.lost.append(_lost(at_s, event))
+    elif kind == "takeover":
+        version, source = int(event.get("version", 0)), str(event.get("from", "unknown"))
+        log.takeovers.append(Takeover(at_s, int(event["slice_of"]), version, source))
     elif kind == "save":
         log.saves += 1
     elif kind == "resume":
@@ -133,7 +138,14 @@ def _exchange(at_s: float, event: dict[str, Any]) -> Exchange:
         bytes=int(event.get("bytes", 0)),
         left_out=tuple(int(rank) for rank in event.get("left_out") or ()),
         warmup=bool(event.get("warmup", False)),
+        delays={int(delay): int(count) for delay, count in dict(event.get("delays") or {}).items()},
+        refused=int(event.get("refused", 0)),
     )
+
+
+def _lost(at_s: float, event: dict[str, Any]) -> Lost:
+    heirs = tuple(int(rank) for rank in event.get("taken_over") or ())
+    return Lost(at_s, int(event["rank_lost"]), str(event.get("why", "")), heirs)
 
 
 def _value(at_s: float, event: dict[str, Any]) -> Value:

@@ -18,9 +18,13 @@ from . import figures, page
 from .log import RunLog
 from .read import read_runs
 from .summary import (
+    NOTHING,
     Summary,
     bytes_text,
     count_text,
+    delay_text,
+    delays,
+    ranks_text,
     rate_text,
     seconds_text,
     share_text,
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[[Sequence[RunLog]], "Figure | None"]
+
+WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging is what follows."
+WAITING_TO_GO_ON = (
+    "Asynchronous workers wait for an answer that is late and, under a bounded staleness, for the slowest worker."
+)
 
 FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
     (
@@ -52,10 +61,18 @@ FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
     (
         "time-per-worker",
         "Where the time went",
-        "Waiting is for the slowest worker to arrive at the exchange; exchanging is what follows.",
+        WAITING,
         figures.time_per_worker,
     ),
     ("bytes-over-time", "Bytes sent", "By all workers together.", figures.bytes_over_time),
+    (
+        "delay-of-pushes",
+        "Delay of pushes",
+        "The delay of a push is the number of updates that the parameters went through between the version at which "
+        "its numbers were computed and the version to which they were applied; 0 is as fresh as with one worker "
+        f"alone. Up to {figures.RARE} % of the pushes, far older than the others, may lie to the right of the figure.",
+        figures.delay_of_pushes,
+    ),
 )
 
 
@@ -112,13 +129,21 @@ def draw_all(runs: Sequence[RunLog]) -> list[tuple[str, str, str, Figure]]:
     drawn = []
     for stem, title, caption, draw in FIGURES:
         figure = draw(runs)
+        if caption is WAITING:
+            caption = _waiting(runs)
         if figure is not None:
             drawn.append((stem, title, caption, figure))
     return drawn
 
 
-def comparison(runs: Sequence[RunLog]) -> list[dict[str, str]]:
-    """A row a run: what to compare first."""
+def _waiting(runs: Sequence[RunLog]) -> str:
+    """What workers wait for: under synchronous rules, under asynchronous ones, or both where they are compared."""
+    pushed = [bool(run.delays) for run in runs]
+    return " ".join(([] if all(pushed) else [WAITING]) + ([WAITING_TO_GO_ON] if any(pushed) else []))
+
+
+def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
+    """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
     rows = []
     for run in runs:
         numbers = summarize(run)
@@ -131,7 +156,7 @@ def comparison(runs: Sequence[RunLog]) -> list[dict[str, str]]:
             f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
         )
         row["sent per worker"] = bytes_text(numbers.bytes_per_worker)
-        rows.append(row)
+        rows.append(row | asynchronous_facts(numbers) if pushes else row)
     return rows
 
 
@@ -154,6 +179,21 @@ def facts(numbers: Summary) -> dict[str, str]:
     }
     if numbers.samples is None:
         del shown["samples"], shown["samples per second"]
+    return shown | asynchronous_facts(numbers)
+
+
+def asynchronous_facts(numbers: Summary) -> dict[str, str]:
+    """What only runs have that push, or that lost a worker and went on; of others, nothing."""
+    shown = {}
+    if numbers.delays is not None:
+        shown["mean delay of a push"] = delay_text(numbers.delays.mean)
+        shown["largest delay"] = count_text(numbers.delays.largest)
+    if numbers.delays is not None or numbers.refused:
+        shown["refused pushes"] = count_text(numbers.refused)
+    if numbers.lost:
+        heirs = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
+        shown["lost"] = ranks_text(numbers.lost)
+        shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
     return shown
 
 
@@ -169,7 +209,8 @@ def _body(
     if len(runs) == 1:
         parts += _one_run(runs[0])
     else:
-        parts += [page.heading("Comparison"), page.table(comparison(runs))]
+        parts += [page.heading("Comparison"), page.table(comparison(runs, pushes=False))]
+        parts += _pushes(runs)
         notes = [f"{run.label}: {text}" for run in runs for text in warnings(run)]
         parts += [page.warning_box(notes)]
     parts.append(page.heading("Figures") if drawn else "")
@@ -181,6 +222,13 @@ def _body(
     return parts
 
 
+def _pushes(runs: list[RunLog]) -> list[str]:
+    """A table of its own for what only some runs have: beside the other columns it would be out of sight."""
+    shown = {run.label: asynchronous_facts(summarize(run)) for run in runs}
+    rows = [{"run": label, **facts} for label, facts in shown.items() if facts]
+    return [page.heading("Pushes and lost workers"), page.table(rows)] if rows else []
+
+
 def _one_run(run: RunLog) -> list[str]:
     numbers = summarize(run)
     last = {f"last {name}": value_text(value) for name, value in numbers.values.items()}
@@ -188,23 +236,25 @@ def _one_run(run: RunLog) -> list[str]:
 
 
 def _worker_rows(run: RunLog) -> list[dict[str, str]]:
+    gone = {line.rank for line in run.lost}
     rows = []
     for worker in run.workers:
-        part = shares([worker])
-        rows.append(
-            {
-                "worker": str(worker.rank),
-                "host": worker.host,
-                "minibatches": count_text(worker.minibatches),
-                "samples": count_text(worker.samples),
-                "computing": share_text(part.compute),
-                "waiting": share_text(part.wait),
-                "exchanging": share_text(part.exchange),
-                "exchanges": count_text(worker.blocks),
-                "sent": bytes_text(worker.bytes),
-                "end": "closed" if worker.closed else "not closed",
-            }
-        )
+        part, pushed = shares([worker]), delays(worker.delays)
+        end = "lost" if worker.rank in gone else "closed" if worker.closed else "not closed"
+        row = {
+            "worker": str(worker.rank),
+            "host": worker.host,
+            "minibatches": count_text(worker.minibatches),
+            "samples": count_text(worker.samples),
+            "computing": share_text(part.compute),
+            "waiting": share_text(part.wait),
+            "exchanging": share_text(part.exchange),
+            "exchanges": count_text(worker.blocks),
+            "sent": bytes_text(worker.bytes),
+        }
+        if run.delays:
+            row["mean delay"] = delay_text(pushed.mean) if pushed else NOTHING
+        rows.append(row | {"end": end})
     return rows
 
 

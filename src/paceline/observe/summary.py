@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from .log import RunLog, WorkerLog
 
@@ -18,6 +20,15 @@ class Shares:
     compute: float
     wait: float
     exchange: float
+
+
+@dataclass(frozen=True)
+class Delays:
+    """How old the numbers of asynchronous pushes were, in updates that came in between."""
+
+    pushes: int
+    mean: float
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,9 @@ class Summary:
     bytes_per_block: float  # sent by one worker
     left_out: int  # contributions that were not finite
     values: dict[str, float]  # name -> last value
+    delays: Delays | None = None  # None where nothing was pushed, as in every synchronous run
+    refused: int = 0  # pushes that were not finite
+    lost: dict[int, list[int]] = field(default_factory=dict)  # worker that left without a word -> who took over
 
 
 def summarize(run: RunLog) -> Summary:
@@ -59,7 +73,18 @@ def summarize(run: RunLog) -> Summary:
         bytes_per_block=_over(sent, blocks),
         left_out=left_out(run),
         values={name: value for name, value in last.items() if value is not None},
+        delays=delays(run.delays),
+        refused=sum(worker.refused for worker in run.workers),
+        lost={line.rank: list(run.heirs(line.rank)) for line in run.lost},
     )
+
+
+def delays(counts: Counter[int]) -> Delays | None:
+    """Mean and largest delay of some pushes; None where there are none."""
+    pushes = sum(counts.values())
+    if not pushes:
+        return None
+    return Delays(pushes, sum(delay * count for delay, count in counts.items()) / pushes, max(counts))
 
 
 def shares(workers: list[WorkerLog]) -> Shares:
@@ -83,19 +108,37 @@ def warnings(run: RunLog) -> list[str]:
     """What a reader of the report must know before trusting its numbers."""
     found = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
     if run.missing:
-        found.append(f"No log of {_ranks(run.missing)}: the totals lack their share.")
+        found.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their share.")
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut:
-        found.append(f"The log of {_ranks(cut)} ends in the middle of a line: the worker was cut off.")
-    still = [worker.rank for worker in run.workers if worker.closed is None]
+        found.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
+    found += _losses(run)
+    gone = {line.rank for line in run.lost}
+    still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still:
-        found.append(f"{_ranks(still).capitalize()} never closed the run: killed, or still at work.")
+        found.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
     if left_out(run):
         found.append(
             f"Left out of the mean because not finite: {left_out(run)} contribution(s) of "
-            f"{_ranks(_left_out_ranks(run))}."
+            f"{ranks_text(_left_out_ranks(run), 8)}."
         )
+    refusing = [worker.rank for worker in run.workers if worker.refused]
+    if refusing:
+        count = sum(worker.refused for worker in run.workers)
+        found.append(f"Refused because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
     return found + _disagreement(run) + _crowding(run)
+
+
+def _losses(run: RunLog) -> list[str]:
+    """A sentence on each worker that left without a word, and one on each that took over from it."""
+    found = []
+    for line in run.lost:
+        told = f"Worker {line.rank} was lost after {seconds_text(line.at_s)}: {line.why.rstrip('.')}."
+        for heir, said in run.heirs(line.rank).items():
+            start = f", from version {said.version} ({said.source})" if said else ""
+            told += f" Worker {heir} took over its slices{start}."
+        found.append(told)
+    return found
 
 
 def _left_out_ranks(run: RunLog) -> list[int]:
@@ -121,14 +164,19 @@ def _crowding(run: RunLog) -> list[str]:
     return found
 
 
-def _ranks(ranks: list[int]) -> str:
-    """`worker 3`, `workers 1, 2, 5`; long lists are cut."""
-    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def ranks_text(ranks: Collection[int], most: int = 4) -> str:
+    """`worker 3`, `workers 1, 2, 5`; of a long list the first `most`."""
+    shown = ", ".join(str(rank) for rank in list(ranks)[:most]) + (", ..." if len(ranks) > most else "")
     return f"worker{'s' if len(ranks) > 1 else ''} {shown}"
 
 
-def _over(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def delay_text(mean: float) -> str:
+    """`2.94`: a mean number of updates."""
+    return f"{mean:.2f}"
 
 
 def bytes_text(count: float) -> str:

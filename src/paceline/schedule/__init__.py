@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from paceline.schedule.bounded import Bounded
 from paceline.schedule.every_block import EveryBlock
 from paceline.schedule.every_step import EveryStep
 
-Schedule = EveryStep | EveryBlock
+Schedule = EveryStep | EveryBlock | Bounded
 
-__all__ = ["EveryBlock", "EveryStep", "Schedule"]
+__all__ = ["Bounded", "EveryBlock", "EveryStep", "Schedule"]

@@ -7,5 +7,6 @@ from paceline.topology.base import Route, Topology
 from paceline.topology.flat import Flat
 from paceline.topology.hierarchical import Hierarchical
 from paceline.topology.ordered import Ordered
+from paceline.topology.sharded import Cut, Sharded
 
-__all__ = ["Flat", "Hierarchical", "Ordered", "Route", "Topology"]
+__all__ = ["Cut", "Flat", "Hierarchical", "Ordered", "Route", "Sharded", "Topology"]

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each worker exchanges by itself, and waits for the slowest only when it is too far ahead.
+
+    a worker at clock c may start its next block when   c - min_i c_i <= s
+
+c counts the blocks (or minibatches, with period 1) that a worker has finished, s is the staleness, and the minimum is
+over the workers that still take part: who has finished or died leaves it. s = 0 is lockstep (`EveryStep`), s = None is
+free. A worker that starts at clock c has read all updates of clocks up to c - s - 1, and its own ("read my writes"):
+with a finite s it waits for the answer to each push, because with the answer of the push before last it would go on
+from values that do not hold its own last update.
+
+Free workers need not wait for the network: with overlap 1 the answer has the next minibatch's time, and where it takes
+longer, up to `hold` blocks of work are gathered into one push.
+
+Source: Ho et al., NIPS 2013 (stale synchronous parallel).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import RuleError
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Blocks of `period` minibatches on each worker, at its own pace.
+
+    Attributes:
+        staleness: s, clocks that a worker may be ahead of the slowest; None for any number (free).
+        period: minibatches of a block: 1 where gradients are exchanged.
+        overlap: 1 gives the answer the next minibatch's time; 0 waits for each answer, as a finite staleness must.
+        hold: blocks of work that are gathered, at most, while an answer is still on its way; then the worker waits.
+    """
+
+    warmup = 0
+    fragments = 1
+
+    staleness: int | None = None
+    period: int = 1
+    overlap: int = 1
+    hold: int = 4
+
+    def __post_init__(self) -> None:
+        if self.staleness is not None and (not _whole(self.staleness) or self.staleness < 1):
+            raise RuleError(
+                "staleness must be None (free) or a whole number of clocks, at least 1 (lockstep is EveryStep()), got "
+                f"{self.staleness!r}"
+            )
+        if not _whole(self.period) or self.period < 1:
+            raise RuleError(f"period must be a whole number of minibatches, at least 1, got {self.period!r}")
+        if not _whole(self.overlap) or not 0 <= self.overlap <= 1:
+            raise RuleError(
+                f"overlap must be 0 (wait for each answer) or 1 (go on for a minibatch), got {self.overlap!r}"
+            )
+        if self.staleness is not None and self.overlap:
+            raise RuleError(
+                f"overlap must be 0 with a finite staleness ({self.staleness}), because a worker then reads its own "
+                f"updates, got {self.overlap!r}; use overlap=0, or staleness=None"
+            )
+        if not _whole(self.hold) or self.hold < 1:
+            raise RuleError(f"hold must be a whole number of blocks, at least 1, got {self.hold!r}")
+
+    def may_start(self, clock: int, slowest: int) -> bool:
+        """Whether a worker that has finished `clock` blocks may start one, where the slowest has finished `slowest`."""
+        return self.staleness is None or clock - slowest <= self.staleness
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        block = "every minibatch" if self.period == 1 else f"every {self.period} minibatches"
+        ahead = "free" if self.staleness is None else f"at most {self.staleness} ahead of the slowest"
+        answer = "the answer a minibatch later" if self.overlap else "waits for the answer"
+        return f"{block}, each worker by itself, {ahead}; {answer}"
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

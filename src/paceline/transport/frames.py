@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over a channel: frames of a header, a JSON note and the raw bytes of one tensor.
+
+::
+
+    header, 88 bytes, little endian                          note             body
+    ┌────────┬──────┬───────┬─────────┬──────┬──────┬─────────┬────────────────┬──────────────────────┐
+    │ magic  │ kind │ dtype │ version │ note │ body │ numbers │ JSON, UTF-8    │ elements, row-major, │
+    │ 8 char │ u8   │ u8    │ u16     │ u32  │ u64  │ 8 x i64 │ `note` bytes   │ `body` bytes         │
+    └────────┴──────┴───────┴─────────┴──────┴──────┴─────────┴────────────────┴──────────────────────┘
+
+Nothing that arrives is ever executed: a header is eight numbers and some sizes, a note is JSON, a body is copied into
+memory as it is. Elements travel as they lie in memory, so both ends must be little endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import MismatchError, PeerLostError
+
+MAGIC = b"paceline"
+VERSION = 1
+NUMBERS = 8
+NOTE_LIMIT = 1 << 20
+"""Bytes of a note, at most."""
+
+_LAYOUT = struct.Struct(f"<8sBBHIQ{NUMBERS}q")
+HEADER_BYTES = _LAYOUT.size  # 88
+
+DTYPES: dict[int, torch.dtype] = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int64,
+    4: torch.uint8,
+    5: torch.bfloat16,
+    6: torch.float16,
+}
+"""Code on the wire -> dtype; 0 stands for a frame without a body."""
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("paceline's channels send elements as they lie in memory and need a little endian machine")
+
+
+class Closed(PeerLostError):
+    """The connection is closed or reset: nothing more can come over this channel."""
+
+
+class Late(PeerLostError):
+    """The deadline passed first; whether the channel is still of use, its `closed` says."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fixed head of a frame.
+
+    Attributes:
+        kind: what the frame is, 0..255, as the caller counts.
+        numbers: exactly 8 whole numbers of 64 bits.
+        note_bytes: length of the JSON note.
+        body_bytes: length of the tensor's bytes.
+        dtype: of the body; None where there is no body (an empty body has a dtype).
+    """
+
+    kind: int
+    numbers: tuple[int, ...]
+    note_bytes: int
+    body_bytes: int
+    dtype: torch.dtype | None
+
+    @property
+    def numel(self) -> int:
+        """Elements of the body."""
+        return self.body_bytes // self.dtype.itemsize if self.dtype is not None else 0
+
+    def pack(self) -> bytes:
+        """The 88 bytes."""
+        code = 0 if self.dtype is None else _CODES[self.dtype]
+        return _LAYOUT.pack(MAGIC, self.kind, code, VERSION, self.note_bytes, self.body_bytes, *self.numbers)
+
+    @classmethod
+    def of(cls, kind: int, numbers: Sequence[int], note: bytes, body: Tensor | None) -> Header:
+        """The header of what is about to be sent; ValueError where a header cannot say it."""
+        if not 0 <= kind <= 255:
+            raise ValueError(f"the kind of a frame is a number of 0 to 255, got {kind}")
+        if len(numbers) > NUMBERS or any(not -(1 << 63) <= n < 1 << 63 for n in numbers):
+            raise ValueError(f"a header holds at most {NUMBERS} whole numbers of 64 bits, got {tuple(numbers)}")
+        if len(note) > NOTE_LIMIT:
+            raise ValueError(f"a note has at most {NOTE_LIMIT} bytes, got {len(note)}; send a tensor instead")
+        padded = (*numbers, *[0] * (NUMBERS - len(numbers)))
+        if body is None:
+            return cls(kind, padded, len(note), 0, None)
+        if body.dtype not in _CODES:
+            known = ", ".join(str(dtype) for dtype in _CODES)
+            raise ValueError(f"a frame cannot carry {body.dtype}; it can carry {known}")
+        return cls(kind, padded, len(note), body.numel() * body.element_size(), body.dtype)
+
+    @classmethod
+    def read(cls, data: bytes | bytearray, limit: int) -> Header:
+        """The header in 88 bytes that arrived; MismatchError where they are none, or announce more than is allowed.
+
+        Args:
+            data: the bytes.
+            limit: bytes of a body, at most.
+        """
+        magic, kind, code, version, note_bytes, body_bytes, *numbers = _LAYOUT.unpack(data)
+        if magic != MAGIC:
+            raise MismatchError(
+                f"these are not paceline's frames: expected them to begin with {MAGIC!r}, got {magic!r}"
+            )
+        if version != VERSION:
+            raise MismatchError(f"frames of version {version}, here they have version {VERSION}: install one paceline")
+        if note_bytes > NOTE_LIMIT:
+            raise MismatchError(f"a note of {note_bytes} bytes is announced, the limit is {NOTE_LIMIT}")
+        if body_bytes > limit:
+            raise MismatchError(f"a body of {body_bytes} bytes is announced, the limit of this channel is {limit}")
+        if code not in DTYPES and (code or body_bytes):
+            raise MismatchError(
+                f"a body of {body_bytes} bytes with the dtype code {code}, known are 1 to {len(DTYPES)}"
+            )
+        dtype = DTYPES.get(code)
+        if dtype is not None and body_bytes % dtype.itemsize:
+            raise MismatchError(f"a body of {body_bytes} bytes is no whole number of elements of {dtype}")
+        return cls(kind, tuple(numbers), note_bytes, body_bytes, dtype)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame that arrived.
+
+    Attributes:
+        kind: what it is, as the sender counts.
+        numbers: exactly 8, padded with zeros.
+        body: None, or what the bytes were put into: the buffer given, or a fresh tensor of one dimension.
+        note: what the JSON says, None without a note.
+    """
+
+    kind: int
+    numbers: tuple[int, ...]
+    body: Tensor | None
+    note: Any
+
+
+def write_note(note: Any) -> bytes:
+    """`note` as JSON, nothing for None; TypeError for what JSON cannot say."""
+    return b"" if note is None else json.dumps(note, separators=(",", ":")).encode()
+
+
+def read_note(data: bytes | bytearray) -> Any:
+    """What a note says; MismatchError where it is no JSON."""
+    if not data:
+        return None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MismatchError(f"a note of {len(data)} bytes is not JSON: {error}") from error
+
+
+def memory(x: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of the host, not a copy of them; ValueError for any other tensor."""
+    if x.device.type != "cpu" or not x.is_contiguous():
+        raise ValueError(
+            f"a frame's body must be a contiguous tensor of the host, got shape {tuple(x.shape)} with strides "
+            f"{x.stride()} on {x.device}: call .cpu().contiguous() first"
+        )
+    return x.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def fitting(buffer: Tensor, header: Header) -> memoryview:
+    """The memory of `buffer`, if the announced body has just its dtype and number of elements; else MismatchError."""
+    if buffer.dtype != header.dtype or buffer.numel() != header.numel:
+        raise MismatchError(
+            f"a body of {header.numel} elements of {header.dtype} does not fit the buffer of {buffer.numel()} "
+            f"elements of {buffer.dtype}"
+        )
+    return memory(buffer)

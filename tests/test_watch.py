@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says about itself: folded lines, and what only asynchronous runs have to say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from paceline import watch as module
+from paceline.exchange import Timing
+from paceline.journal import Journal
+from paceline.transport import Transport
+from paceline.watch import Watch
+from paceline.world import World
+
+Events = Callable[[], list[dict[str, Any]]]
+
+SYNCHRONOUS = {
+    "kind", "at_s", "rank", "block", "exchanges", "minibatches", "total_minibatches", "samples", "total_samples",
+    "compute_s", "wait_s", "exchange_s", "bytes", "left_out", "warmup",
+}  # fmt: skip
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Of worker 1 of 4; nothing is written before the end, however slow the machine is."""
+    monkeypatch.setattr(module, "FOLD_S", float("inf"))
+    world = World(1, 4, hosts=("alpha", "beta", "gamma", "delta"))
+    transport = SimpleNamespace(world=world, name="made up", bytes_sent=0)
+    journal = Journal(tmp_path, 1)
+    yield Watch(journal, cast(Transport, transport))
+    journal.close()
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Events:
+    def read() -> list[dict[str, Any]]:
+        text = (tmp_path / "rank-001.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    return read
+
+
+def exchange(watch: Watch) -> None:
+    watch.stepped(1, 32, 32)
+    watch.begin()
+    watch.end(Timing(0.25, 0.5), None, block=1, warmup=False)
+
+
+def test_a_synchronous_line_has_no_word_of_pushes(watch: Watch, events: Events) -> None:
+    exchange(watch)
+    watch.close(1)
+    line, close = events()
+    assert set(line) == SYNCHRONOUS
+    assert (line["exchanges"], line["wait_s"], line["exchange_s"]) == (1, 0.25, 0.5)
+    assert close["kind"] == "close"
+
+
+def test_delays_are_counted_and_not_listed(watch: Watch, events: Events) -> None:
+    for delay in (3, 0, 3, 11, 3):
+        watch.pushed(delay)
+        exchange(watch)
+    watch.refused(2)
+    watch.refused()
+    watch.close(5)
+    line = events()[0]
+    assert set(line) == SYNCHRONOUS | {"delays", "refused"}
+    assert list(line["delays"].items()) == [("0", 1), ("3", 3), ("11", 1)]
+    assert line["refused"] == 3
+    assert line["exchanges"] == 5
+
+
+def test_each_push_stands_on_one_line(watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLD_S", 0.0)
+    watch.pushed(1)
+    exchange(watch)
+    exchange(watch)
+    watch.pushed(4)
+    watch.pushed(4)
+    exchange(watch)
+    watch.close(3)
+    assert [line.get("delays") for line in events()[:3]] == [{"1": 1}, None, {"4": 2}]
+
+
+def test_what_is_pushed_last_is_written_at_the_close(watch: Watch, events: Events) -> None:
+    watch.pushed(2)
+    watch.close(0)
+    line, _ = events()
+    assert (line["delays"], line["exchanges"]) == ({"2": 1}, 0)
+
+
+def test_threads_may_push_while_lines_are_written(
+    watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FOLD_S", 0.0)
+
+    def push() -> None:
+        for _ in range(2000):
+            watch.pushed(1)
+
+    threads = [threading.Thread(target=push) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        exchange(watch)
+    for thread in threads:
+        thread.join()
+    watch.close(1)
+    assert sum(line.get("delays", {}).get("1", 0) for line in events()) == 6000
+
+
+def test_refused_pushes_are_told_once_a_line(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        watch.refused(2)
+        watch.refused()
+        exchange(watch)
+        assert caplog.messages == []
+        watch.close(1)
+    (message,) = caplog.messages
+    assert message.startswith("3 push(es) of rank 1 on beta refused")
+
+
+def test_who_was_lost_and_who_takes_over(watch: Watch, events: Events, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        watch.lost(2, "no word for 30 s", [1])
+        watch.takeover(2, 812, "replica")
+    lost, takeover = events()  # at once, not with the next line
+    assert {k: lost[k] for k in ("kind", "rank", "rank_lost", "why", "taken_over")} == {
+        "kind": "lost", "rank": 1, "rank_lost": 2, "why": "no word for 30 s", "taken_over": [1],
+    }  # fmt: skip
+    assert {k: takeover[k] for k in ("kind", "rank", "slice_of", "version", "from")} == {
+        "kind": "takeover", "rank": 1, "slice_of": 2, "version": 812, "from": "replica",
+    }  # fmt: skip
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert caplog.messages == [
+        "rank 2 on gamma is lost: no word for 30 s; its slices go to rank 1 on beta; the others go on",
+        "rank 1 on beta takes over the slices of rank 2 on gamma at version 812, from: replica",
+    ]
+
+
+def test_a_lost_worker_without_slices_has_no_heirs(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        watch.lost(3, "its connection was reset")
+    assert caplog.messages == ["rank 3 on delta is lost: its connection was reset; the others go on"]
