@@ -38,6 +38,8 @@ FLOORS: dict[str, int] = {
     "recipes": 3,
     # 4 services
     "flow": 4,
+    "asynchronous": 4,
+    "driver": 4,
     "pipeline": 4,
     "engine": 4,
     "messages": 4,

@@ -29,13 +29,16 @@ from paceline.errors import (
 from paceline.recipes import RECIPES, rule_from_text
 from paceline.rule import Rule
 from paceline.session import Run
-from paceline.sim import simulate
+from paceline.sim import Clock, simulate
+from paceline.transport.tls import TLS
 from paceline.version import __version__
 from paceline.world import World
 
 __all__ = [
     "RECIPES",
+    "TLS",
     "CheckpointError",
+    "Clock",
     "ClosedError",
     "DesyncError",
     "MismatchError",

@@ -14,6 +14,7 @@ from paceline.recipes import make_rule
 from paceline.rule import Rule
 from paceline.session import Run
 from paceline.settings import Settings
+from paceline.transport.tls import TLS
 
 
 def attach(
@@ -27,6 +28,7 @@ def attach(
     outer_state: str = "device",
     scaler: Any = None,
     group: Any = None,
+    tls: TLS | str | Path | None = None,
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -44,6 +46,8 @@ def attach(
         outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
         scaler: the GradScaler, where gradients are exchanged and one is used.
         group: the torch.distributed group whose members are the workers; None for all processes.
+        tls: certificates for the connections of asynchronous rules: a `paceline.TLS`, or the folder of `cert.pem`,
+            `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else connections in the clear.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -62,5 +66,10 @@ def attach(
         outer_state,
         scaler,
         group,
+        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
     )
     return Run(model, optimizer, chosen, settings)
+
+
+def _certificates(tls: TLS | str | Path | None) -> TLS | None:
+    return TLS.folder(tls) if isinstance(tls, (str, Path)) else tls

@@ -130,6 +130,16 @@ class Engine:
     # -- gradients --------------------------------------------------------------------------------
 
     @property
+    def hooks_gradients(self) -> bool:
+        """Whether something is due before an optimizer's step."""
+        return bool(self.gradients)
+
+    @property
+    def exchanged(self) -> int:
+        """Blocks that have been exchanged."""
+        return self.blocks.block if self.blocks is not None else 0
+
+    @property
     def gradients_due(self) -> bool:
         """Whether gradients are exchanged before the next step."""
         return (self._flow.lockstep or self._inner is not None) and not self.closed

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.driver import GlobalLane
 from paceline.fragments import Modules, local, module_list
-from paceline.lanes import BufferLane, ParameterLane
-
-GlobalLane = ParameterLane | BufferLane
 
 
 def unwrapped(model: Modules) -> Any:

@@ -14,15 +14,17 @@ from torch.optim import Optimizer
 
 from paceline import checkpoint, checks, ending, export, randomness
 from paceline.amp import skipped
+from paceline.asynchronous import Asynchronous
 from paceline.blocks import Blocks
 from paceline.data import Feed, Share
+from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.flow import Flow
 from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
-from paceline.rule import Rule
+from paceline.rule import Rule, is_asynchronous
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
 from paceline.watch import Watch
@@ -52,21 +54,12 @@ class Run:
         self._handles: list[Any] = []
         self._flow = Flow(rule.schedule)
         self._included: dict[str, Any] = {}
-        self._engine: Engine | None = None
+        self._engine: Driver | None = None
         try:
             self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch)
             if self.world.size > 1:
-                self._engine = Engine(
-                    rule,
-                    self._transport,
-                    model,
-                    self._owned,
-                    settings,
-                    self._flow,
-                    self._watch,
-                    lambda: self._feed.factor,
-                )
+                self._engine = self._driver()
         except BaseException:
             self._transport.close()
             raise
@@ -75,13 +68,20 @@ class Run:
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
         self._forget = ending.at_end(self)
 
+    def _driver(self) -> Driver:
+        """What carries out the rule among several workers."""
+        about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
+        if is_asynchronous(self.rule):
+            return Asynchronous(*about)
+        return Engine(*about, lambda: self._feed.factor)
+
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._after_step(optimizer)
 
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, self)
-            if self._engine is not None and self._engine.gradients:
+            if self._engine is not None and self._engine.hooks_gradients:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
 
@@ -150,12 +150,12 @@ class Run:
 
     @property
     def blocks(self) -> int:
-        """Blocks that have been exchanged."""
-        return self._blocks.block if self._blocks is not None else 0
+        """Blocks that have been exchanged; under asynchronous rules, pushes of this worker."""
+        return self._engine.exchanged if self._engine is not None else 0
 
     @property
     def _blocks(self) -> Blocks | None:
-        return self._engine.blocks if self._engine is not None else None
+        return getattr(self._engine, "blocks", None)
 
     @property
     def epoch(self) -> int:
@@ -186,8 +186,8 @@ class Run:
             self._included[name] = thing
 
     @property
-    def _ahead(self) -> Blocks | None:
-        """The block updates, where the user's model differs from the global one."""
+    def _ahead(self) -> GlobalModel | None:
+        """What knows the global model, where the user's differs from it."""
         return self._engine.ahead if self._engine is not None else None
 
     def global_state(self) -> dict[str, Tensor]:

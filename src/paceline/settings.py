@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnsupportedError
+from paceline.transport.tls import TLS
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Settings:
         outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
         scaler: the GradScaler, where there is one.
         group: the torch.distributed group to use, or None for all processes.
+        tls: certificates for the connections of asynchronous rules, or None for connections in the clear.
     """
 
     log: str | Path | None = None
@@ -29,11 +31,16 @@ class Settings:
     outer_state: str = "device"
     scaler: Any = None
     group: Any = None
+    tls: TLS | None = None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
             raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
             raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
+        if self.tls is not None and not isinstance(self.tls, TLS):
+            raise UnsupportedError(
+                f"tls must be a paceline.TLS or the path of a folder with cert.pem, key.pem and ca.pem, got {self.tls!r}"
+            )
         if not isinstance(self.seed, int):
             raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")

@@ -168,7 +168,7 @@ class ThreadedService:
             with contextlib.suppress(PacelineError, OSError):  # a stranger, or one who gave up
                 channel = listener.accept(min(left, 5.0))
                 hello = channel.receive(deadline_s=5.0)
-                rank = int(hello.numbers[0])
+                rank = hello.numbers[0]
                 if hello.kind != HELLO or not hmac.compare_digest(str(hello.note), self._token) or rank not in missing:
                     channel.close()
                     continue
@@ -193,10 +193,10 @@ class ThreadedService:
         """Answer one worker until it leaves."""
         spaces, settings = _Spaces(), dict[int, Settings]()
 
-        def place(header: Header) -> Tensor | None:
+        def place(header: Header) -> Tensor:
             if header.kind != PUSH:
-                return None
-            return spaces.like(self._anchor(int(header.numbers[0])), "in")
+                return _fresh(header)
+            return spaces.like(self._anchor(header.numbers[0]), "in")
 
         try:
             while not self._closing:
@@ -217,7 +217,7 @@ class ThreadedService:
     def _handle(
         self, rank: int, channel: Channel, frame: Frame, spaces: _Spaces, settings: dict[int, Settings]
     ) -> None:
-        numbers = [int(n) for n in frame.numbers]
+        numbers = frame.numbers
         if frame.kind == SETTINGS:
             settings[numbers[0]] = frame.note
         elif frame.kind == PUSH:
@@ -544,12 +544,10 @@ class _Line:
                 return
 
     def _receive_all(self) -> None:
-        def place(header: Header) -> Tensor | None:
-            if header.kind != ANSWER:
-                return None
-            ticket = self._service.ticket(int(header.numbers[3]))
-            ask = ticket.ask(int(header.numbers[0])) if ticket is not None else None
-            return ask.out if ask is not None else None
+        def place(header: Header) -> Tensor:
+            ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
+            ask = ticket.ask(header.numbers[0]) if ticket is not None else None
+            return ask.out if ask is not None else _fresh(header)
 
         while not self._service.closing:
             try:
@@ -562,7 +560,7 @@ class _Line:
                 self._since = time.monotonic()
                 self._open -= frame.kind == ANSWER
             if frame.kind == ANSWER:
-                piece, version, delay, number = (int(n) for n in frame.numbers[:4])
+                piece, version, delay, number = frame.numbers[:4]
                 self._service.answer(number, piece, version, delay)
 
     def close(self) -> None:
@@ -592,6 +590,11 @@ class _OwnLine(_Line):
 
     def close(self) -> None:
         self._queue.put(None)
+
+
+def _fresh(header: Header) -> Tensor:
+    """Memory for a body that nothing was prepared for."""
+    return torch.empty(header.numel, dtype=header.dtype)
 
 
 def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], None]:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run needs of whatever carries out its rule among several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.fragments import Fragment
+
+
+class GlobalLane(Protocol):
+    """A part of the global model: the user's tensors, and the global values for them."""
+
+    @property
+    def fragment(self) -> Fragment:
+        """The tensors."""
+
+    @property
+    def anchor(self) -> Tensor:
+        """The values, shape (numel,)."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+
+
+class GlobalModel(Protocol):
+    """What knows the global model."""
+
+    @property
+    def global_lanes(self) -> Sequence[GlobalLane]:
+        """Its parts."""
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> parameter or buffer, in the model's own dtype and shape; copies."""
+
+
+class Driver(Protocol):
+    """What happens at the steps of a run of several workers.
+
+    Attributes:
+        local: whether gradients are to stay on this worker for the moment.
+    """
+
+    local: bool
+
+    @property
+    def hooks_gradients(self) -> bool:
+        """Whether something is due before an optimizer's step."""
+
+    @property
+    def gradients_due(self) -> bool:
+        """Whether gradients are exchanged before the next step."""
+
+    @property
+    def exchanged(self) -> int:
+        """Exchanges so far, as the user counts them."""
+
+    @property
+    def ahead(self) -> GlobalModel | None:
+        """What knows the global model, where the user's differs from it."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer made a step, or skipped it."""
+
+    def counted(self, warm: bool) -> None:
+        """A minibatch was counted; `warm` where a warm-up is over with it."""
+
+    def leave(self) -> None:
+        """Come to the end together."""
+
+    def close(self) -> None:
+        """Let everything go."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
