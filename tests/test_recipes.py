@@ -10,15 +10,30 @@ import pytest
 import paceline
 from paceline import Rule, RuleError, rule_from_text
 from paceline.codec import Dense
-from paceline.outer import Average, BlockMomentum, Nesterov
-from paceline.payload import Delta, Gradient
+from paceline.codec.half import Half
+from paceline.outer import (
+    AdaDelay,
+    Arrival,
+    Average,
+    BlockMomentum,
+    DelayCompensated,
+    Elastic,
+    Nesterov,
+    Share,
+    StalenessAware,
+    Sum,
+    TunedMomentum,
+)
+from paceline.payload import Delta, FirstMoment, Gradient, Parameters
 from paceline.recipes import make_rule
-from paceline.schedule import EveryBlock, EveryStep
-from paceline.topology import Flat, Ordered
+from paceline.rule import is_asynchronous, is_block, steps_with_gradients
+from paceline.schedule import Bounded, EveryBlock, EveryStep
+from paceline.topology import Flat, Ordered, Sharded
 
 
 def test_the_table() -> None:
     names = "sync one_bit power top_k one_bit_adam averaging bmuf bmuf_adam diloco streaming_diloco"
+    names += " asgd ssp adadelay staleness_aware momentum_tuned dc_asgd easgd"
     assert list(paceline.RECIPES) == names.split()
     for name, recipe in paceline.RECIPES.items():
         rule = recipe.build()
@@ -44,6 +59,90 @@ def test_five_choices_of_each_recipe() -> None:
     assert parts("diloco(gain='paper')")[1:] == (Delta("keep"), Dense(), Flat(), Nesterov(gain="paper"))
 
 
+def test_five_choices_of_each_asynchronous_recipe() -> None:
+    def parts(text: str) -> tuple[Any, ...]:
+        r = rule_from_text(text)
+        assert r.codec == Dense() and r.within == ""
+        return r.schedule, r.payload, r.topology, r.outer
+
+    free = Bounded(None, 1, 1, 4)
+    assert parts("asgd") == (free, Gradient(), Sharded(), Sum())
+    assert parts("asgd(period=8, overlap=0, piece=640)") == (Bounded(None, 8, 0), Delta("keep"), Sharded(640), Sum())
+    assert parts("ssp") == (Bounded(3, 1, 0), Gradient(), Sharded(), Share())
+    assert parts("ssp(staleness=2, period=4)") == (Bounded(2, 4, 0), Delta("keep"), Sharded(), Share())
+    assert parts("adadelay") == (free, Gradient(), Sharded(), AdaDelay("adaptive"))
+    assert parts("adadelay(c=2, overlap=0)") == (Bounded(None, 1, 0), Gradient(), Sharded(), AdaDelay(2))
+    assert parts("staleness_aware") == (free, Gradient(), Sharded(), StalenessAware())
+    assert parts("momentum_tuned(keep_gain=False)") == (free, Gradient(), Sharded(), TunedMomentum(False))
+    assert parts("dc_asgd(kind='adaptive', strength=1.5, decay=0.5, limit=1)") == (
+        *(free, Gradient(), Sharded(), DelayCompensated("adaptive", 1.5, 0.5, 1)),
+    )
+    assert parts("easgd") == (Bounded(None, 16, 1), Parameters(), Sharded(), Elastic(0.9))
+
+
+def test_no_staleness_is_the_synchronous_rule() -> None:
+    for text, other in [
+        ("ssp(staleness=0)", "sync(reproducible=True)"),
+        ("ssp(staleness=0, period=4)", "averaging(period=4, reproducible=True)"),
+    ]:
+        rule, want = rule_from_text(text), rule_from_text(other)
+        for choice in ("schedule", "payload", "codec", "topology", "outer", "within"):
+            assert getattr(rule, choice) == getattr(want, choice)
+        assert not is_asynchronous(rule)
+
+
+def test_what_kind_of_rule_it_is() -> None:
+    kinds = {name: (is_asynchronous(r), is_block(r)) for name, r in ((n, rule_from_text(n)) for n in paceline.RECIPES)}
+    lockstep = ("sync", "one_bit", "power", "top_k", "one_bit_adam")
+    blocks = ("averaging", "bmuf", "bmuf_adam", "diloco", "streaming_diloco")
+    assert kinds == {name: (name not in lockstep + blocks, name in blocks) for name in kinds}
+    gradients = {name for name in kinds if steps_with_gradients(rule_from_text(name))}
+    assert gradients == {*lockstep, "asgd", "ssp", "adadelay", "staleness_aware", "momentum_tuned", "dc_asgd"}
+    assert not steps_with_gradients(rule_from_text("asgd(period=2)"))
+    assert steps_with_gradients(rule_from_text("bmuf(warmup=3)"))
+
+
+def test_the_parts_by_kind() -> None:
+    alone, together = rule_from_text("ssp"), rule_from_text("bmuf")
+    assert isinstance(alone.outer, Arrival) and not isinstance(together.outer, Arrival)
+    assert (alone.arrival, alone.sharded) == (Share(), Sharded())
+    assert (together.merging, together.common) == (BlockMomentum(), Flat())
+    for rule, wrong in [(alone, "merging"), (alone, "common"), (together, "arrival"), (together, "sharded")]:
+        with pytest.raises(AssertionError):
+            getattr(rule, wrong)
+
+
+def test_numbers_of_asynchronous_rules() -> None:
+    free = {"period": 1, "staleness": "any", "overlap": 1, "hold": 4}
+    want = {
+        "asgd": free,
+        "asgd(period=4)": free | {"period": 4},
+        "ssp(staleness=2)": free | {"staleness": 2, "overlap": 0, "share": 1 / 8},
+        "adadelay(c=0.5)": free | {"c": 0.5},
+        "staleness_aware": free,
+        "momentum_tuned": free | {"implicit_momentum": 0.875},
+        "dc_asgd": free | {"strength": 0.04},
+        "dc_asgd(kind='adaptive', limit=1)": free | {"strength": 2.0, "decay": 0.95, "limit": 1},
+        "easgd(period=5)": free | {"period": 5, "beta": 0.9, "alpha": 0.9 / 8},
+    }
+    assert {text: rule_from_text(text).numbers(8) for text in want} == want
+
+
+def test_bytes_of_asynchronous_rules() -> None:
+    rule = rule_from_text("asgd(piece=128)")
+    assert rule.bytes_per_block(4, 1024) == 2 * 3 * 4 * 1024 // 4
+    assert rule.bytes_per_block(1, 1024) == 0
+    # each worker owns 256 numbers in two pieces: pushes the six others, answers three workers about two
+    assert [rule.overhead_bytes(4, 1024, rank=r) for r in range(4)] == [88 * 12] * 4
+    assert rule.overhead_bytes(4) == 88 * 6  # at least: three pushes, three answers
+    assert rule.overhead_bytes(1) == rule.overhead_bytes(1, 1024) == 0
+    assert rule.bytes_formula() == (
+        "2 (N-1)/N * 4 P bytes a step from each worker, pushed and answered, P parameters; a header of 88 bytes a piece"
+    )
+    assert "bytes a block" in rule_from_text("easgd").bytes_formula()
+    assert rule_from_text("sync").overhead_bytes(4, 1024) == 3 * 120
+
+
 @pytest.mark.parametrize(
     "text",
     ["bmuf", "bmuf()", " bmuf ( period = 16 ) ", "bmuf(momentum=0.9, lr=1)", "bmuf(gain='paper', nesterov=False)"],
@@ -51,6 +150,21 @@ def test_five_choices_of_each_recipe() -> None:
 def test_text_goes_there_and_back(text: str) -> None:
     rule = rule_from_text(text)
     assert rule_from_text(rule.text()) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("asgd", "asgd(period=4, overlap=0, piece=128)", "ssp", "ssp(staleness=None)", "ssp(staleness=0, period=3)"),
+        *("adadelay", "adadelay(c=0.25)", "staleness_aware(overlap=0)", "momentum_tuned(keep_gain=False)"),
+        *("dc_asgd", "dc_asgd(kind='adaptive', strength=1, decay=0, limit=0.5, overlap=0)", "easgd(beta=1)"),
+    ],
+)
+def test_text_of_asynchronous_rules_goes_there_and_back(text: str) -> None:
+    rule = rule_from_text(text)
+    again = rule_from_text(rule.text())
+    assert again == rule and again.text() == rule.text()
+    assert rule.text().startswith(text.rstrip(")"))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +194,29 @@ def test_text_goes_there_and_back(text: str) -> None:
         ("bmuf(chunks=0)", "chunks must be"),
         ("bmuf(local_state='frozen')", "local_state must be one of auto, keep"),
         ("sync(period=4)", "sync has no setting 'period'"),
+        ("asgd(period=0)", "period must be .* at least 1, got 0"),
+        ("asgd(period=True)", "period must be .* got True"),
+        ("asgd(overlap=2)", r"overlap must be 0 \(wait for each answer\) or 1 .*, got 2"),
+        ("asgd(overlap=True)", "overlap must be .* got True"),
+        ("asgd(piece=100)", "piece must be a whole multiple of 64 elements.* got 100"),
+        ("asgd(piece=0)", "got 0"),
+        ("asgd(piece=True)", "got True"),
+        ("asgd(codec='int8')", "asgd has no setting 'codec'"),
+        ("ssp(staleness=-1)", r"staleness must be None \(free\) or a whole number of clocks, at least 1 .*got -1"),
+        ("ssp(staleness=False)", "staleness must be .* got False"),
+        ("ssp(staleness=1.5)", "got 1.5"),
+        ("adadelay(c=-1)", 'c must be "adaptive" or a number, at least 0, got -1'),
+        ("adadelay(c='auto')", "got 'auto'"),
+        ("adadelay(c=True)", "got True"),
+        ("adadelay(c=1e999)", "got inf"),
+        ("momentum_tuned(keep_gain=1)", "keep_gain must be True or False, got 1"),
+        ("dc_asgd(kind='c')", "kind must be one of constant, adaptive, got 'c'"),
+        ("dc_asgd(strength=-0.1)", "strength must be a number, at least 0, or None, got -0.1"),
+        ("dc_asgd(decay=1)", "decay must be a number from 0 to below 1, got 1"),
+        ("dc_asgd(limit=0)", "limit must be a number above 0, or None, got 0"),
+        ("easgd(beta=0)", "beta must be a number above 0, at most 1, got 0"),
+        ("easgd(beta=1.5)", "got 1.5"),
+        ("easgd(beta=None)", "got None"),
         ("bmuf(**{'period': 3})", "plain number|has no setting|names"),
     ],
 )
@@ -116,6 +253,49 @@ def test_choices_that_do_not_go_together() -> None:
         Rule(EveryStep(), Delta())
     with pytest.raises(RuleError, match="not through BlockMomentum"):
         Rule(EveryStep(), Gradient(), outer=BlockMomentum())
+
+
+ALONE: dict[str, Any] = {"schedule": Bounded(), "payload": Gradient(), "topology": Sharded(), "outer": Sum()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schedule": EveryStep()}, "EveryStep, Sharded, Sum do not go together.*the schedule Bounded"),
+        ({"schedule": EveryBlock(4)}, "EveryBlock, Sharded, Sum do not go together"),
+        ({"topology": Flat()}, "Bounded, Flat, Sum do not go together"),
+        ({"outer": Average()}, "Bounded, Sharded, Average do not go together"),
+        ({"schedule": EveryStep(), "outer": Average()}, "EveryStep, Sharded, Average do not go together"),
+        ({"schedule": EveryStep(), "topology": Flat()}, "EveryStep, Flat, Sum do not go together"),
+        ({"outer": BlockMomentum(), "topology": Flat()}, "Bounded, Flat, BlockMomentum do not go together"),
+        ({"codec": Half("bf16")}, r"pushes are written dense so far, not as Half; use Dense\(\)"),
+        ({"within": "host"}, 'within="host" is for rules whose workers exchange blocks together'),
+        ({"within": "rack"}, 'within must be "" or "host", got \'rack\''),
+        ({"payload": FirstMoment(3)}, "FirstMoment is exchanged in lockstep"),
+        ({"schedule": Bounded(period=2)}, "gradients are exchanged every minibatch, got period 2"),
+        ({"payload": Parameters()}, r"Parameters does not go with Sum: Parameters\(\) and Elastic\(\) need each other"),
+        ({"outer": Elastic()}, "Gradient does not go with Elastic"),
+        ({"outer": Elastic(), "payload": Delta("keep")}, "Delta does not go with Elastic"),
+        (
+            {"outer": DelayCompensated(), "payload": Delta("keep")},
+            "DelayCompensated is defined for gradients, not for D",
+        ),
+        ({"outer": AdaDelay(), "payload": Delta("keep")}, "AdaDelay is defined for gradients"),
+        ({"outer": TunedMomentum(), "payload": Delta("keep")}, "TunedMomentum is defined for gradients"),
+        ({"payload": Delta("average")}, "keeps its optimizer's state .* got local_state='average'"),
+        ({"payload": Delta("keep", mixing=0.5)}, "mixing=0.5"),
+    ],
+)
+def test_choices_of_asynchronous_rules_that_do_not_go_together(changed: dict[str, Any], said: str) -> None:
+    assert is_asynchronous(Rule(**ALONE))
+    with pytest.raises(RuleError, match=said):
+        Rule(**{**ALONE, **changed})
+
+
+def test_parameters_are_for_elastic_averaging() -> None:
+    for schedule in (EveryBlock(4), EveryStep()):
+        with pytest.raises(RuleError, match="Parameters is for elastic averaging"):
+            Rule(schedule, Parameters())
 
 
 def test_a_rule_by_hand_says_all_five_choices() -> None:

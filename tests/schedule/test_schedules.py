@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.flow import Flow
-from paceline.schedule import EveryBlock, EveryStep
+from paceline.schedule import Bounded, EveryBlock, EveryStep
 
 
 def test_every_step_is_always_lockstep() -> None:
@@ -55,3 +55,54 @@ def test_in_words() -> None:
     assert EveryBlock(8).describe(4) == "every 8 minibatches"
     assert "3 synchronous steps" in EveryBlock(8, 3).describe(4)
     assert EveryStep().describe(4) == "every step"
+    assert Bounded().describe(4) == "every minibatch, each worker by itself, free; the answer a minibatch later"
+    assert Bounded(3, 8, 0).describe(4) == (
+        "every 8 minibatches, each worker by itself, at most 3 ahead of the slowest; waits for the answer"
+    )
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_who_may_start(staleness: int) -> None:
+    bounded = Bounded(staleness, overlap=0)
+    for slowest in range(4):
+        may = [bounded.may_start(slowest + ahead, slowest) for ahead in range(staleness + 3)]
+        assert may == [True] * (staleness + 1) + [False, False]
+
+
+def test_the_free_may_always_start() -> None:
+    assert all(Bounded().may_start(clock, 0) for clock in (0, 1, 10**9))
+
+
+def test_the_bound_keeps_two_workers_together() -> None:
+    """The fast one runs whenever it may: it is never more than s + 1 clocks ahead, and comes that far."""
+    bounded, fast, most = Bounded(2, overlap=0), 0, 0
+    for slow in range(5):
+        while bounded.may_start(fast, slow):
+            fast += 1
+        most = max(most, fast - slow)
+    assert most == 3
+
+
+def test_nothing_is_due_in_lockstep_where_each_worker_goes_by_itself() -> None:
+    flow = Flow(Bounded(period=2))
+    for _ in range(5):
+        assert not flow.lockstep
+        assert not flow.stepped()
+    assert flow.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"staleness": 0, "overlap": 0}, r"at least 1 \(lockstep is EveryStep\(\)\), got 0"),
+        ({"staleness": 3}, r"overlap must be 0 with a finite staleness \(3\).*got 1"),
+        ({"period": 0}, "period must be"),
+        ({"overlap": 2}, "overlap must be"),
+        ({"overlap": -1}, "overlap must be"),
+        ({"hold": 0}, "hold must be a whole number of blocks, at least 1, got 0"),
+        ({"hold": None}, "hold must be"),
+    ],
+)
+def test_bad_numbers_of_a_bound(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(RuleError, match=said):
+        Bounded(**wrong)

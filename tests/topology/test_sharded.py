@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who owns which elements, and in which pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from paceline.codec.dense import Dense
+from paceline.codec.layout import Layout
+from paceline.topology import Cut, Sharded
+
+SIZES = [0, 1, 63, 64, 65, 128, 1000, 4096, 100_003, 1_000_000]
+WORKERS = [1, 2, 3, 4, 7, 16]
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_slices_cover_every_element_once(numel: int, workers: int) -> None:
+    slices = Sharded().slices(numel, workers)
+    assert len(slices) == workers
+    assert slices[0][0] == 0 and slices[-1][1] == numel
+    assert all(before[1] == after[0] for before, after in pairwise(slices))
+    assert all(begin <= end for begin, end in slices)
+    assert all(end % 64 == 0 or end == numel for _, end in slices)
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("piece", [64, 192, 1024, 262_144])
+def test_pieces_cover_every_element_once(numel: int, workers: int, piece: int) -> None:
+    topology = Sharded(piece)
+    pieces, slices = topology.pieces(numel, workers), topology.slices(numel, workers)
+    ends = [0] + [cut.end for cut in pieces]
+    assert [cut.begin for cut in pieces] == ends[:-1] and ends[-1] == numel
+    assert all(0 < cut.numel <= piece and cut.begin % 64 == 0 for cut in pieces)
+    assert all(slices[cut.owner][0] <= cut.begin and cut.end <= slices[cut.owner][1] for cut in pieces)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("units", [1, 5, 6, 17, 1000, 12_345])
+def test_slices_are_as_even_as_units_allow(workers: int, units: int) -> None:
+    sizes = [(end - begin) // 64 for begin, end in Sharded().slices(64 * units, workers)]
+    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == units
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_nobody_owns_or_sends_much_more_than_the_mean(workers: int) -> None:
+    for numel in (320 * workers, 320 * workers + 1, 100_003, 3_000_017):
+        sizes = [end - begin for begin, end in Sharded().slices(numel, workers)]
+        assert max(sizes) <= 1.2 * numel / workers
+        sent = [Sharded().bytes_sent(Dense(), Layout.vector(numel), ["h"] * workers, r) for r in range(workers)]
+        assert max(sent) <= 1.2 * sum(sent) / workers
+        assert sum(sent) == 2 * (workers - 1) * 4 * numel
+
+
+def test_pieces_of_a_slice_are_even() -> None:
+    assert Sharded(256).pieces(640, 2) == [
+        *(Cut(0, 0, 128), Cut(0, 128, 320), Cut(1, 320, 448), Cut(1, 448, 640)),
+    ]
+
+
+def test_few_elements_leave_some_without() -> None:
+    assert Sharded().slices(70, 4) == [(0, 0), (0, 64), (64, 64), (64, 70)]
+    assert Sharded().pieces(70, 4) == [Cut(1, 0, 64), Cut(3, 64, 70)]
+
+
+def test_bytes_by_hand() -> None:
+    """Two workers of one unit each: push the other's 64 numbers, answer with one's own."""
+    topology = Sharded(64)
+    assert [topology.bytes_sent(Dense(), Layout.vector(128), ["a", "b"], r) for r in (0, 1)] == [512, 512]
+    assert [topology.frames_sent(128, 2, r) for r in (0, 1)] == [2, 2]
+    # three workers, the owner of nothing only pushes; the owner of all only answers
+    assert [Sharded().frames_sent(64, 3, r) for r in range(3)] == [1, 1, 2]
+    assert [Sharded().bytes_sent(Dense(), Layout.vector(64), ["h"] * 3, r) for r in range(3)] == [256, 256, 512]
+    assert Sharded().bytes_sent(Dense(), Layout.vector(0), ["h"] * 3, 0) == 0
+
+
+def test_in_words() -> None:
+    assert Sharded().describe(4) == "to the owners of the slices, in pieces of at most 262,144 elements"
