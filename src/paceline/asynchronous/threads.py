@@ -33,6 +33,8 @@ from paceline.transport.channel import TLS, Channel, Frame, Header, Listener, co
 HELLO, SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(1, 11)
 LOOK_EVERY_S = 0.25
 """How often a waiting worker looks whether somebody has been silent too long."""
+GOODBYE_S = 2.0
+"""How long a goodbye may be on its way when the connection beside it has ended already."""
 REPLICATE_EVERY = 16
 """A piece goes to the neighbour after so many updates of each worker."""
 
@@ -204,8 +206,7 @@ class ThreadedService:
                 self.members.heard[rank] = time.monotonic()
                 self._handle(rank, channel, frame, spaces, settings)
         except PeerLostError as error:
-            if not self._closing and rank not in self.members.parted:
-                self.lost(rank, str(error))
+            self.cut_off(rank, str(error))
 
     def _anchor(self, piece: int) -> Tensor:
         if piece not in self._server.pieces:
@@ -335,6 +336,15 @@ class ThreadedService:
 
     # -- who is lost ------------------------------------------------------------------------------
 
+    def cut_off(self, rank: int, why: str) -> None:
+        """A connection has ended. Who is done may have said goodbye over the other one, where it is still to be read."""
+        with self._changed:
+            if rank in self.members.finished:
+                self._changed.wait_for(lambda: self._closing or rank in self.members.parted, GOODBYE_S)
+            if rank in self.members.parted:
+                return
+        self.lost(rank, why)
+
     def lost(self, rank: int, why: str) -> None:
         """Go on without a worker: its pieces and what was asked of it go to its successor."""
         members = self.members
@@ -415,6 +425,8 @@ class ThreadedService:
         """Say that this worker has the final model, and wait until all have."""
         self._say_all(BYE)
         self._wait_for(self.members.parted, "took no leave")
+        for rank in self.members.live:
+            self._lines[rank].flush(GOODBYE_S)
 
     def _say_all(self, kind: int) -> None:
         with self._changed:
@@ -515,6 +527,12 @@ class _Line:
         """Send a word that has no answer."""
         self._queue.put(lambda: self._write(kind, numbers, body, note))
 
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was said has left."""
+        left = threading.Event()
+        self._queue.put(left.set)
+        left.wait(timeout_s)
+
     def waited(self) -> float:
         """Seconds since it answered last, while an answer is due."""
         return time.monotonic() - self._since if self._open else 0.0
@@ -540,7 +558,7 @@ class _Line:
             try:
                 send()
             except PeerLostError as error:
-                self._service.lost(self.rank, str(error))
+                self._service.cut_off(self.rank, str(error))
                 return
 
     def _receive_all(self) -> None:
@@ -553,8 +571,7 @@ class _Line:
             try:
                 frame = self.channel.receive(place)
             except PeerLostError as error:
-                if self.rank not in self._service.members.parted:
-                    self._service.lost(self.rank, str(error))
+                self._service.cut_off(self.rank, str(error))
                 return
             with self._counting:
                 self._since = time.monotonic()

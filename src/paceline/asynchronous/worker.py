@@ -38,7 +38,7 @@ from paceline.errors import UnsupportedError
 from paceline.exchange import Timing
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, find_buffers, flat_view, fragments
-from paceline.outer import AdaDelay, Elastic, TunedMomentum
+from paceline.outer import Elastic
 from paceline.payload import Gradient
 from paceline.rule import Rule
 from paceline.schedule.bounded import Bounded
@@ -311,13 +311,8 @@ def _check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
             f"not known to treat every number alike; use one of torch's {known}, or asgd(period=...), "
             "where the optimizer steps on the worker"
         )
-    if isinstance(rule.outer, (AdaDelay, TunedMomentum)) and type(optimizer) is not SGD:
-        raise UnsupportedError(f"{rule.text()} is defined for torch.optim.SGD, and the optimizer is {name}")
-    if isinstance(rule.outer, TunedMomentum) and not all(group["momentum"] for group in optimizer.param_groups):
-        raise UnsupportedError(
-            f"{rule.text()} lowers SGD's momentum by what asynchrony adds, and the optimizer has none; "
-            "give it momentum=0.9, or use asgd"
-        )
+    outer: Any = rule.outer
+    outer.resolve(optimizer)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UnsupportedError(f"{name}(differentiable=True) cannot step on another worker")
 
