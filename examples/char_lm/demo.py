@@ -6,6 +6,10 @@ of a few for the worker alone. At the end: a table, a report page, and a few lin
 trained with BMUF writes by itself::
 
     python demo.py
+
+Or one worker alone, and then any rules that you name::
+
+    python demo.py --rule asgd --rule "ssp(staleness=3)" --rule dc_asgd
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +37,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline import RuleError, rule_from_text
 from paceline.observe.live import Live, Snapshot
 from paceline.observe.report import ExtraTable, write_report
 
@@ -40,6 +46,8 @@ LOOK_EVERY_S = 0.25
 LINE_EVERY_S = 5.0  # where there is no terminal to draw on
 GRACE_S = 15.0  # that a launcher has to end its workers
 PROMPT = "def "
+LONGEST_NAME = 40  # of a way: it stands in a table and names a directory
+COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 
 
 @dataclass(frozen=True)
@@ -63,15 +71,47 @@ class TrainingFailed(RuntimeError):
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare four ways to train one model.")
+    parser = argparse.ArgumentParser(description="Compare several ways to train one model.")
+    parser.add_argument(
+        "--rule",
+        action="append",
+        type=_rule_text,
+        help='such as "bmuf(period=8)", once for each way beside one worker; default: BMUF, averaging, synchronous',
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--minibatches", type=int, default=10_000, help="of all workers together")
     parser.add_argument("--period", type=int, default=8, help="minibatches of a block")
-    parser.add_argument("--lr", type=float, default=8.0, help="learning rate, for all four ways")
+    parser.add_argument("--lr", type=float, default=8.0, help="learning rate, for all ways")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/demo"))
     parser.add_argument("--deadline", type=float, default=600.0, help="seconds for one training")
     return parser.parse_args()
+
+
+def _rule_text(text: str) -> str:
+    """A rule that exists; paceline's own words on one that does not, before anything runs."""
+    try:
+        rule_from_text(text)
+    except RuleError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def chosen_ways(args: argparse.Namespace) -> list[Way]:
+    return named_ways(args.rule) if args.rule else four_ways(args.period)
+
+
+def named_ways(rules: Sequence[str]) -> list[Way]:
+    """One worker alone, and a way for each rule; no two of the same name."""
+    ways = [Way("one worker", None)]
+    for rule in rules:
+        name = wanted = re.sub(r"[^\w.]+", "-", rule).strip("-").lower()[:LONGEST_NAME]
+        taken, number = {way.name for way in ways}, 1
+        while name in taken:
+            number += 1
+            name = f"{wanted}-{number}"
+        ways.append(Way(name, rule))
+    return ways
 
 
 def four_ways(period: int) -> list[Way]:
@@ -86,7 +126,7 @@ def four_ways(period: int) -> list[Way]:
 def main() -> int:
     args, console = parse_arguments(), Console()
     signal.signal(signal.SIGTERM, _as_interrupt)
-    ways = four_ways(args.period)
+    ways = chosen_ways(args)
     console.print(
         f"{len(ways)} trainings of {args.minibatches:,} minibatches each: one worker alone, then "
         f"{args.workers} workers on the {cores()} cores of this machine"
@@ -257,10 +297,10 @@ def conclude(console: Console, ways: list[Way], results: list[Result], args: arg
     page = write_report(
         [folder(way, args) for way in ways],
         args.out / "report",
-        title="Four ways to train a character model",
+        title=f"{COUNTS[len(ways)] if len(ways) < len(COUNTS) else len(ways)} ways to train a character model",
         extra=ExtraTable(title, rows, note),
     )
-    console.print(f"\nThe BMUF model writes, after {PROMPT!r}:\n", highlight=False)
+    console.print(f"\nThe {ways[1].name} model writes, after {PROMPT!r}:\n", highlight=False)
     console.print(sample(folder(ways[1], args) / "model.pt", args.seed), markup=False)
     console.print(f"\nreport page: {page}", soft_wrap=True)
 
@@ -291,7 +331,7 @@ def as_table(rows: list[dict[str, str]], title: str, note: str) -> Table:
     table = Table(title=title, caption=note, caption_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for number, name in enumerate(rows[0]):
         heading = name.replace(" ", "\n").replace("-", "-\n")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if number else "left", no_wrap=bool(number), overflow="fold")
     for row in rows:
         table.add_row(*row.values())
     return table
@@ -300,7 +340,11 @@ def as_table(rows: list[dict[str, str]], title: str, note: str) -> Table:
 def verdict(ways: list[Way], results: list[Result]) -> str:
     """One sentence on what the table shows, whatever it shows."""
     losses = {way.name: result["validation_loss"] for way, result in zip(ways, results, strict=True)}
-    alone, bmuf = losses["one worker"], losses["BMUF"]
+    alone = losses["one worker"]
+    if "BMUF" not in losses:
+        ends = [f"{way.name} {100 * (losses[way.name] / alone - 1):+.1f} %" for way in ways[1:]]
+        return f"From the worker alone end: {', '.join(ends)}."
+    bmuf = losses["BMUF"]
     others = [name for name in ("averaging", "synchronous") if losses[name] > bmuf]
     ahead = f"ahead of {' and '.join(others)}" if others else "ahead of neither of the others"
     return f"BMUF ends {100 * (bmuf / alone - 1):+.1f} % from the worker alone, {ahead}."

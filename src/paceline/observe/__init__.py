@@ -5,7 +5,7 @@
 
     log       RunLog and WorkerLog: what the files say
     read      log files -> RunLog
-    curves    RunLog -> points to draw (loss by samples, loss by time, bytes)
+    curves    RunLog -> points to draw (loss by samples, loss by time, bytes, delays)
     summary   RunLog -> the numbers of a run on one line, and what to worry about
     canvas    the look of every picture
     figures   points -> pictures (needs the extra `paceline[report]`)
