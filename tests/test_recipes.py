@@ -113,7 +113,7 @@ def test_the_parts_by_kind() -> None:
 
 
 def test_numbers_of_asynchronous_rules() -> None:
-    free = {"period": 1, "staleness": "any", "overlap": 1, "hold": 4}
+    free = {"period": 1, "staleness": "any", "overlap": 1, "hold": 16}
     want = {
         "asgd": free,
         "asgd(period=4)": free | {"period": 4},

@@ -40,7 +40,8 @@ class Settings:
             raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
         if self.tls is not None and not isinstance(self.tls, TLS):
             raise UnsupportedError(
-                f"tls must be a paceline.TLS or the path of a folder with cert.pem, key.pem and ca.pem, got {self.tls!r}"
+                "tls must be a paceline.TLS or the path of a folder with cert.pem, key.pem and ca.pem, got "
+                f"{self.tls!r}"
             )
         if not isinstance(self.seed, int):
             raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")

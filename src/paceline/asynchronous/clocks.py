@@ -7,8 +7,8 @@ The minimum is over the workers that take part: those who are done, and those wh
 may start reads has every update of clocks up to c - s - 1 in it, and its own, because an owner answers a worker's push
 with values that hold it.
 
-Source: Q. Ho et al., NIPS 2013 (stale synchronous parallel); that the finished have to leave the minimum is what earlier
-implementations had to learn.
+Source: Q. Ho et al., NIPS 2013 (stale synchronous parallel). That the finished have to leave the minimum is what
+earlier implementations had to learn.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Steps:
     def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: Settings) -> None:
         self._outer = outer
         self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
-        single = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
+        single: dict[str, Any] = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
         self._optimizer = kind([self._parameter], **single)
         self._group = self._optimizer.param_groups[0]
         self._take(settings)
@@ -149,8 +149,8 @@ class Adds:
         self._outer = outer
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
-        """theta += rate d; what the rate says of more than one minibatch is in the displacement already."""
-        anchor.add_(values, alpha=self._outer.rate(replace(push, minibatches=1)))
+        """theta += rate d."""
+        anchor.add_(values, alpha=self._outer.rate(push))
 
     def tensors(self) -> dict[str, Tensor]:
         return {}
@@ -233,7 +233,6 @@ class Piece:
                 workers=self.clocks.active,
                 lr=0.0,
                 momentum=0.0,
-                minibatches=arriving.minibatches,
             )
             origin = self.origins.get(arriving.sender, self._first) if self._keeps_origins else None
             self._way.apply(values, self.anchor, origin, arriving, push)

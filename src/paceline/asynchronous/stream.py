@@ -83,7 +83,7 @@ class Stream(ABC):
             asks += span.asks(span.read(room))
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
-        self._ticket = Ticket(self._number(), asks, self.clock, minibatches, settings)
+        self._ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings)
         self._service.exchange(self._ticket)
 
     def _collect(self, wait: bool) -> None:

@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -150,7 +151,7 @@ class ThreadedService:
         threads = torch.get_num_threads()
         ready = threading.Barrier(1 + 2 * len(self._lines) - 1 + len(self._incoming))
         for rank, channel in self._incoming.items():
-            self._thread(_single(ready, lambda r=rank, c=channel: self._serve(r, c)), f"serve-{rank}")
+            self._thread(_single(ready, partial(self._serve, rank, channel)), f"serve-{rank}")
         for line in self._lines.values():
             for number, body in enumerate(line.bodies()):
                 self._thread(_single(ready, body), f"line-{line.rank}-{number}")
@@ -164,9 +165,7 @@ class ThreadedService:
             left = until - time.monotonic()
             missing = [r for r in range(world.size) if r != world.rank and r not in self._incoming]
             if left <= 0:
-                raise PeerLostError(
-                    world.sign(f"{world.names(missing)} did not connect within {self._timeout_s:g} s")
-                )
+                raise PeerLostError(world.sign(f"{world.names(missing)} did not connect within {self._timeout_s:g} s"))
             with contextlib.suppress(PacelineError, OSError):  # a stranger, or one who gave up
                 channel = listener.accept(min(left, 5.0))
                 hello = channel.receive(deadline_s=5.0)
@@ -246,9 +245,7 @@ class ThreadedService:
                 self._server.leave(rank)
                 self._changed.notify_all()
 
-    def _push(
-        self, piece: int, values: Tensor, arriving: Arriving, out: Tensor, still_here: Callable[[], None]
-    ) -> int:
+    def _push(self, piece: int, values: Tensor, arriving: Arriving, out: Tensor, still_here: Callable[[], None]) -> int:
         """Apply a push; return when its sender may go on."""
         answer = self._server.push(piece, values, arriving, out)
         with self._changed:
@@ -337,7 +334,7 @@ class ThreadedService:
     # -- who is lost ------------------------------------------------------------------------------
 
     def cut_off(self, rank: int, why: str) -> None:
-        """A connection has ended. Who is done may have said goodbye over the other one, where it is still to be read."""
+        """A connection has ended. Who is done may have said goodbye over the other one, where it waits to be read."""
         with self._changed:
             if rank in self.members.finished:
                 self._changed.wait_for(lambda: self._closing or rank in self.members.parted, GOODBYE_S)
@@ -479,9 +476,7 @@ class ThreadedService:
         """Answer this worker's own question."""
         rank = self.members.rank
         if ask.values is not None:
-            arriving = Arriving(
-                rank, ticket.clock, ask.version, ticket.minibatches, ticket.settings.get(ask.span, {})
-            )
+            arriving = Arriving(rank, ticket.clock, ask.version, ticket.minibatches, ticket.settings.get(ask.span, {}))
             delay = self._push(ask.piece, ask.values, arriving, ask.out, lambda: None)
         else:
             delay = 0

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.optim import (
     ASGD,
-    NAdam,
-    RAdam,
     SGD,
     Adadelta,
     Adagrad,
     Adam,
     Adamax,
     AdamW,
+    NAdam,
     Optimizer,
+    RAdam,
     RMSprop,
     Rprop,
 )

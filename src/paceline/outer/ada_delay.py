@@ -60,9 +60,9 @@ class AdaDelay(Plain):
         gradient.div_(slower)
 
     def rate(self, push: Push) -> float:
-        """B, by 1 + lr c sqrt(t + tau) where c is a number."""
+        """1 / (1 + lr c sqrt(t + tau)) where c is a number."""
         c = self.c if is_number(self.c) else 0.0
-        return push.minibatches / (1 + push.lr * c * math.sqrt(push.update + push.delay))
+        return 1 / (1 + push.lr * c * math.sqrt(push.update + push.delay))
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
         """c."""

@@ -33,8 +33,6 @@ class Push:
         update: t, updates applied to the piece before this one, plus 1: the first is 1.
         workers: N, workers that take part at present.
         lr: the learning rate that came with it; means nothing for deltas and parameters.
-        minibatches: how many gradients its numbers are the mean of; 1 for a delta or for parameters, whatever the
-            period, because a displacement is a sum already.
         momentum: the momentum of the worker's SGD; 0.0 for optimizers without.
     """
 
@@ -42,7 +40,6 @@ class Push:
     update: int
     workers: int
     lr: float
-    minibatches: int = 1
     momentum: float = 0.0
 
 
@@ -90,7 +87,7 @@ class Arrival(Protocol):
 
 
 class Plain:
-    """What most rules leave as it is: no state, the gradient as it came, each minibatch counted once."""
+    """What most rules leave as it is: no state, the gradient as it came, each push in full."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -109,8 +106,8 @@ class Plain:
         """The gradient as it came."""
 
     def rate(self, push: Push) -> float:
-        """Every minibatch counts once."""
-        return float(push.minibatches)
+        """In full."""
+        return 1.0
 
     def momentum(self, momentum: float, push: Push) -> float:
         """The user's."""

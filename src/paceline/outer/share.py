@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share: a worker's push is its share of a clock's step.
 
-    gradient:   theta <- one step of the optimizer on g with the rate lr * B / N     g is the mean of B minibatches
+    gradient:   theta <- one step of the optimizer on g with the rate lr / N
     delta:      theta <- theta + d / N
 
 When each of N workers has pushed once, a clock is over, and the model has moved about as far as in one synchronous step
@@ -24,8 +24,8 @@ class Share(Plain):
     """Apply each push with 1/N."""
 
     def rate(self, push: Push) -> float:
-        """B / N."""
-        return push.minibatches / push.workers
+        """1 / N."""
+        return 1 / push.workers
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
         """1/N."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staleness-aware: the learning rate is divided by the delay.
 
-    rate = B / max(1, tau)
+    rate = 1 / max(1, tau)
 
-tau is the delay of the push, B the minibatches whose mean it brings. With N workers of one speed tau is N - 1 on
-average, and N workers move the model about as far as one: what is gained is the noise that averages out.
+tau is the delay of the push. With N workers of one speed tau is N - 1 on average, and N workers move the model about as
+far as one: what is gained is the noise that averages out.
 
 Source: Zhang et al., IJCAI 2016, arXiv 1511.05950: lr / tau for tau >= 1, lr for tau = 0.
 """
@@ -21,8 +21,8 @@ class StalenessAware(Plain):
     """Apply each push with 1/tau."""
 
     def rate(self, push: Push) -> float:
-        """B / max(1, tau)."""
-        return push.minibatches / max(1, push.delay)
+        """1 / max(1, tau)."""
+        return 1 / max(1, push.delay)
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

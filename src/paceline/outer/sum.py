@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum: every push is a step of its own.
 
-    gradient:   theta <- one step of the optimizer on g with the rate lr * B         g is the mean of B minibatches
+    gradient:   theta <- one step of the optimizer on g with the rate lr
     delta:      theta <- theta + d
 
 Nothing is made of the delay. N workers move the model N times as far in a clock as one does, so the learning rate is

@@ -14,9 +14,9 @@ so plain SGD on N workers has the momentum 1 - 1/N in the mean. With an explicit
 and the weight of the last move is the user's m when
 
     m_e  = m - (1 - 1/N)                               may be negative
-    rate = B (1 - m_e) / (1 - m)                       keeps the gain: a steady gradient moves lr / (1 - m) an update
+    rate = (1 - m_e) / (1 - m)                         keeps the gain: a steady gradient moves lr / (1 - m) an update
 
-lr is the learning rate, B the minibatches whose mean a push brings, w the parameters, t counts updates.
+lr is the learning rate, w the parameters, t counts updates.
 
 Source: Mitliagkas, Zhang, Hadjis & Re, Allerton 2016, arXiv 1605.09774, who find the best momentum by trying. Where we
 differ: it is computed, and by default the rate rises so that the gain stays; `keep_gain=False` leaves the rate alone.
@@ -58,10 +58,10 @@ class TunedMomentum(Plain):
                 raise UnsupportedError(f"momentum must be below 1 to have a gain, got {group['momentum']!r}")
 
     def rate(self, push: Push) -> float:
-        """B (1 - m_e) / (1 - m), or B."""
+        """(1 - m_e) / (1 - m), or 1."""
         if not self.keep_gain:
-            return float(push.minibatches)
-        return push.minibatches * (1 - self.momentum(push.momentum, push)) / (1 - push.momentum)
+            return 1.0
+        return (1 - self.momentum(push.momentum, push)) / (1 - push.momentum)
 
     def momentum(self, momentum: float, push: Push) -> float:
         """m_e = m - (1 - 1/N)."""

@@ -10,7 +10,9 @@ with a finite s it waits for the answer to each push, because with the answer of
 from values that do not hold its own last update.
 
 Free workers need not wait for the network: with overlap 1 the answer has the next minibatch's time, and where it takes
-longer, up to `hold` blocks of work are gathered into one push.
+longer, work is gathered meanwhile and goes in one push: gradients as their mean, because a step of their sum, taken at
+one point, would be as unstable as a rate that many times as high; local steps as the displacement that they made. Only
+after `hold` blocks without an answer does a worker wait.
 
 Source: Ho et al., NIPS 2013 (stale synchronous parallel).
 """
@@ -30,7 +32,7 @@ class Bounded:
         staleness: s, clocks that a worker may be ahead of the slowest; None for any number (free).
         period: minibatches of a block: 1 where gradients are exchanged.
         overlap: 1 gives the answer the next minibatch's time; 0 waits for each answer, as a finite staleness must.
-        hold: blocks of work that are gathered, at most, while an answer is still on its way; then the worker waits.
+        hold: blocks of work that are gathered, at most, while an answer is on its way; then the worker waits.
     """
 
     warmup = 0
@@ -39,7 +41,7 @@ class Bounded:
     staleness: int | None = None
     period: int = 1
     overlap: int = 1
-    hold: int = 4
+    hold: int = 16
 
     def __post_init__(self) -> None:
         if self.staleness is not None and (not _whole(self.staleness) or self.staleness < 1):
