@@ -297,3 +297,19 @@ def test_frames_sent_before_the_end_arrive() -> None:
         near.close()
         assert far.receive(deadline_s=SOON).note == [1]
         assert "server" not in str(lost(lambda: far.receive(deadline_s=SOON)))
+
+
+def test_a_descriptor_in_use_is_not_given_away() -> None:
+    """Closed while a thread is inside: its number must not come to name another file under that thread's hands."""
+    kept: list[int] = []
+
+    def close(header: Header) -> Tensor:
+        far.close()
+        kept.append(far._sock.fileno())
+        return torch.zeros(header.numel)
+
+    with pair() as (near, far):
+        near.send(1, body=torch.zeros(4))
+        assert isinstance(lost(lambda: far.receive(close, SOON)), Closed)
+        assert kept[0] >= 0
+        assert far._sock.fileno() == -1
