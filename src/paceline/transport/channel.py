@@ -101,8 +101,12 @@ class Listener:
         """Take a connection from the queue: a channel, or with TLS a handshake that begins."""
         try:
             sock, where = self._sock.accept()
-        except OSError:  # nobody there, or gone again
+        except (BlockingIOError, ConnectionError):  # nobody there, or gone again
             return None
+        except OSError:
+            if self._closed:
+                return None
+            raise
         peer = f"{where[0]}:{where[1]}"
         if self._context is None:
             return Channel(sock, peer)
@@ -152,6 +156,7 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
 
     Raises:
         Late: nobody took the connection before the deadline; the message has the last reason.
+        Closed: the other end went away in the TLS handshake.
         MismatchError: the other end does not take this worker's certificate, shows a wrong one, or speaks no TLS.
     """
     deadline = time.monotonic() + timeout_s
@@ -196,11 +201,13 @@ def _shake_hands(sock: socket.socket, context: ssl.SSLContext, who: str, deadlin
         secure.settimeout(max(0.001, deadline - time.monotonic()))
         if secure.recv(len(WELCOME)) == WELCOME:
             return secure
-        error: Exception = MismatchError(f"{who} ended the TLS handshake: does it take this worker's certificate?")
+        error: Exception = Closed(f"{who} closed the connection behind the TLS handshake")
     except TimeoutError:
         error = Late(f"{who} did not answer the TLS handshake in time")
-    except OSError as reason:
+    except ssl.SSLError as reason:
         error = MismatchError(f"no TLS with {who}: {reason}; are both certificates of the job's authority?")
+    except OSError as reason:
+        error = Closed(f"the connection to {who} is lost in the TLS handshake: {reason}")
     secure.close()
     raise error
 
@@ -216,6 +223,6 @@ def own_address(towards: str) -> str:
         with socket.socket(family, kind, protocol) as sock:
             sock.connect(where)
             own = str(sock.getsockname()[0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host
         raise UnsupportedError(f"there is no way from here to {towards!r}: {error}; name an address") from error
     return "127.0.0.1" if ipaddress.ip_address(own.split("%")[0]).is_loopback and family == socket.AF_INET else own

@@ -38,6 +38,7 @@ STALL_S = 60.0
 AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What an attempt on a socket raises that has to wait."""
 _SLICE = 1 << 26
+_RECORD = 15_000  # bytes; with that a small frame is one record of TLS rather than two
 _TLS_SLICE = 1 << 18  # a TLS object does one thing at a time: short turns, so that reading and writing alternate
 
 
@@ -106,6 +107,8 @@ class Channel:
         parts = [memoryview(header.pack() + text)]
         if body is not None:
             parts.append(memory(body))
+        if self._tls and header.body_bytes <= _RECORD:
+            parts = [memoryview(b"".join(parts))]
         deadline = _deadline(deadline_s)
         with self._turn_of(self._sending, deadline), self._inside():
             try:
@@ -130,7 +133,10 @@ class Channel:
             Closed: the connection is gone.
             Late: the deadline passed; the channel is still of use if nothing of the frame had come (see `closed`).
             MismatchError: what came is no frame, or does not fit; the channel is closed.
+            ValueError: `buffer` is not a contiguous tensor of the host.
         """
+        if isinstance(buffer, Tensor):
+            memory(buffer)  # a buffer that can take nothing is refused before anything has come
         deadline = _deadline(deadline_s)
         with self._turn_of(self._receiving, deadline), self._inside():
             begun = 0
@@ -145,7 +151,10 @@ class Channel:
                 raise
 
     def close(self) -> None:
-        """End the connection, and every wait on it; may be called from any thread, and again."""
+        """End the connection, and every wait on it; may be called from any thread, and again.
+
+        What was sent and not yet received may be lost by it: let the peer answer the last frame first.
+        """
         with self._guard:
             if not self._closed:
                 self._closed = True
