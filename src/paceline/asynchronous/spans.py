@@ -21,11 +21,19 @@ from paceline.update import Named
 
 @dataclass
 class Range:
-    """A piece as its span knows it: elements begin .. end (excl.), owned by a worker."""
+    """A piece as its span knows it: elements begin .. end (excl.), owned by a worker.
+
+    Attributes:
+        number: the same on all workers.
+        cut: where it lies.
+        version: of the values that were pulled last.
+        computed_at: of the values at which the numbers were computed that are pushed next.
+    """
 
     number: int
     cut: Cut
     version: int = 0
+    computed_at: int = 0
 
 
 class Span:
@@ -72,7 +80,12 @@ class Span:
         for one in self.ranges:
             low, high = one.cut.begin, one.cut.end
             pushed = None if values is None else values[low:high]
-            yield Ask(one.number, self.number, pushed, self.incoming[low:high], one.version)
+            yield Ask(one.number, self.number, pushed, self.incoming[low:high], one.computed_at)
+
+    def mark(self) -> None:
+        """What is pushed next is computed at what was pulled last, also where an answer comes before it is pushed."""
+        for one in self.ranges:
+            one.computed_at = one.version
 
     def take(self, asks: dict[int, Ask]) -> None:
         """What has arrived is what was pulled last."""

@@ -80,6 +80,7 @@ class Stream(ABC):
         for span, flat in zip(self.spans, values, strict=True):
             asks += span.asks(flat)
         for span, room in zip(self.buffers, self._sent_buffers, strict=True):
+            span.mark()
             asks += span.asks(span.read(room))
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
@@ -174,6 +175,9 @@ class GradientStream(Stream):
 
     def before_step(self) -> None:
         """The gradients of a minibatch are there; afterwards the optimizer finds none."""
+        if not self._waiting:  # all that is gathered until the next push is computed at these values
+            for span in self.spans:
+                span.mark()
         for gathered in self._gathered:
             gathered.add()
         if not all(gathered.finite() for gathered in self._gathered):
@@ -248,6 +252,7 @@ class BlockStream(Stream):
             self._restart()
             return
         for span, base, then, sent in zip(self.spans, self._base, self._then, self._sent, strict=True):
+            span.mark()  # a displacement is measured from what was pulled last
             span.read(then)
             if self._elastic is not None:
                 sent.copy_(then)
