@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from paceline.errors import UnsupportedError
 from paceline.fragments import Fragment, fragments, local
 from paceline.topology.sharded import Cut, Sharded
 from paceline.update import Named
+
+Group = Callable[[], dict[str, Any]]
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Span:
     """
 
     def __init__(
-        self, number: int, fragment: Fragment, group: dict[str, Any] | None, cuts: list[Cut], first: int
+        self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int
     ) -> None:
         self.number, self.fragment, self._group = number, fragment, group
         self.ranges = [Range(first + k, cut) for k, cut in enumerate(cuts)]
@@ -73,7 +76,7 @@ class Span:
         """What the optimizer's group says at present, as JSON's terms."""
         if self._group is None:
             return {}
-        return {k: _plain(v) for k, v in self._group.items() if k not in STAYS_AT_HOME and _is_plain(v)}
+        return {k: _plain(v) for k, v in self._group().items() if k not in STAYS_AT_HOME and _is_plain(v)}
 
     def asks(self, values: Tensor | None) -> Iterator[Ask]:
         """A question for each piece; `values`, shape (numel,), is pushed with it."""
@@ -127,7 +130,7 @@ class Layout:
         self.spans: list[Span] = []
         self.owners: dict[int, int] = {}
 
-    def add(self, fragment: Fragment, group: dict[str, Any] | None) -> Span:
+    def add(self, fragment: Fragment, group: Group | None) -> Span:
         """Cut a fragment."""
         cuts = self._topology.pieces(fragment.numel, self._workers)
         span = Span(len(self.spans), fragment, group, cuts, len(self.owners))
@@ -139,10 +142,11 @@ class Layout:
         """The parameters of an optimizer, group by group."""
         names = {id(parameter): name for name, parameter in named}
         found = []
-        for group in optimizer.param_groups:
+        for k, group in enumerate(optimizer.param_groups):
             pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names]
             _refuse(pairs)
-            found += [self.add(fragment, group) for fragment in fragments("parameters", pairs)]
+            now = partial(_group_now, optimizer, k)
+            found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
         return found
 
     def piece(self, number: int) -> tuple[Span, Range]:
@@ -152,6 +156,12 @@ class Layout:
             if first <= number < first + len(span.ranges):
                 return span, span.ranges[number - first]
         raise KeyError(number)
+
+
+def _group_now(optimizer: Optimizer, number: int) -> dict[str, Any]:
+    """The group as it is now: `load_state_dict` puts other dictionaries in the place of all groups."""
+    found: dict[str, Any] = optimizer.param_groups[number]
+    return found
 
 
 def _refuse(pairs: Named) -> None:
