@@ -52,6 +52,8 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, RMSprop, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
 """Optimizers that treat every number alike, so that an owner can step a slice without seeing the rest."""
+COUNTERS = ("step", "mu_product", "eta", "mu")
+"""What they keep once for a parameter; of a parameter without dimensions it has the shape of the others."""
 
 
 class Asynchronous:
@@ -326,7 +328,7 @@ def _begun(
     numbers: dict[str, float] = {}
     for slot, tensor in zip(fragment.slots, fragment.tensors, strict=True):
         for key, value in optimizer.state.get(tensor, {}).items():
-            if isinstance(value, Tensor) and value.shape == tensor.shape:
+            if isinstance(value, Tensor) and value.shape == tensor.shape and key not in COUNTERS:
                 row = rows.setdefault(key, torch.zeros(fragment.numel, dtype=fragment.outer_dtype))
                 row[slot.offset : slot.end].copy_(flat_view(key, value))
             elif isinstance(value, Tensor) and value.numel() == 1:
