@@ -285,6 +285,7 @@ class Asynchronous:
         self._service.settle()
         for stream in self._streams:
             stream.refresh(looks=True)
+        self._service.settle()  # the clock is the same for all who save it
         return {
             "service": self._service.state(),
             "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},
