@@ -6,14 +6,12 @@ thread answers them. A piece's answer leaves while the next piece comes, so both
 
 Whoever is silent too long, or whose connection ends, is lost: that is told to all, the next worker in rank order takes
 its pieces over, and what was asked of it is asked there again. A worker that the others have given up learns it and
-stops. Nothing that arrives is executed, and a stranger without the job's token is turned away.
+stops. Nothing that arrives is executed; how the workers find each other is in :mod:`.meeting`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -24,14 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.asynchronous.meeting import HELLO, meet
 from paceline.asynchronous.piece import NOBODY, Arriving, Settings
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
-from paceline.transport.channel import TLS, Channel, Frame, Header, Listener, connect, own_address
+from paceline.transport.channel import TLS, Channel, Frame, Header
 
-HELLO, SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(1, 11)
+SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(HELLO + 1, HELLO + 10)
 LOOK_EVERY_S = 0.25
 """How often a waiting worker looks whether somebody has been silent too long."""
 GOODBYE_S = 2.0
@@ -109,7 +108,7 @@ class ThreadedService:
         on_lost: Callable[[int, str, list[int]], None],
         on_takeover: Callable[[int, int, str], None],
     ) -> None:
-        self._transport, self._server, self._timeout_s, self._tls = transport, server, timeout_s, tls
+        self._transport, self._server, self._timeout_s = transport, server, timeout_s
         self._on_lost, self._on_takeover = on_lost, on_takeover
         world = transport.world
         self.members = Members(world.rank, world.size, owners)
@@ -119,62 +118,26 @@ class ThreadedService:
         self._closing = False
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, _Line] = {}
-        self._incoming: dict[int, Channel] = {}
-        self._meet()
+        outgoing, self._incoming = meet(transport, timeout_s, tls)
+        self._begin(outgoing)
 
-    # -- finding each other -----------------------------------------------------------------------
+    # -- the threads ------------------------------------------------------------------------------
 
-    def _meet(self) -> None:
-        world = self._transport.world
-        address = _address(self._transport)
-        listener = Listener(address, self._tls)
-        try:
-            mine = {"address": address, "port": listener.port, "token": secrets.token_hex(16), "tls": bool(self._tls)}
-            everybody = self._transport.gather_json(mine)
-            if len({one["tls"] for one in everybody}) > 1:
-                raise MismatchError(world.sign("some workers have TLS certificates and some have none; give them all"))
-            self._token = everybody[0]["token"]
-            accepting = self._thread(lambda: self._accept_all(listener), "accept")
-            for rank, one in enumerate(everybody):
-                if rank != world.rank:
-                    channel = connect(one["address"], one["port"], world.name(rank), self._timeout_s, self._tls)
-                    channel.send(HELLO, (world.rank,), note=self._token, deadline_s=self._timeout_s)
-                    self._lines[rank] = _Line(self, rank, channel)
-            self._lines[world.rank] = _OwnLine(self, world.rank)
-            accepting.join(self._timeout_s + 5)
-            self._raise_failure()
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            listener.close()
-        threads = torch.get_num_threads()
-        ready = threading.Barrier(1 + 2 * len(self._lines) - 1 + len(self._incoming))
+    def _begin(self, outgoing: dict[int, Channel]) -> None:
+        """Start the threads; they are all there before the first question."""
+        self._lines = {rank: _Line(self, rank, channel) for rank, channel in outgoing.items()}
+        self._lines[self.members.rank] = _OwnLine(self, self.members.rank)
+        bodies: dict[str, Callable[[], None]] = {}
         for rank, channel in self._incoming.items():
-            self._thread(_single(ready, partial(self._serve, rank, channel)), f"serve-{rank}")
+            bodies[f"serve-{rank}"] = partial(self._serve, rank, channel)
         for line in self._lines.values():
-            for number, body in enumerate(line.bodies()):
-                self._thread(_single(ready, body), f"line-{line.rank}-{number}")
+            bodies |= {f"line-{line.rank}-{number}": body for number, body in enumerate(line.bodies())}
+        threads = torch.get_num_threads()
+        ready = threading.Barrier(1 + len(bodies))
+        for name, body in bodies.items():
+            self._thread(_single(ready, body), name)
         ready.wait(self._timeout_s)
         torch.set_num_threads(threads)  # those of the program; the threads here keep to one each
-
-    def _accept_all(self, listener: Listener) -> None:
-        world = self._transport.world
-        until = time.monotonic() + self._timeout_s
-        while len(self._incoming) < world.size - 1:
-            left = until - time.monotonic()
-            missing = [r for r in range(world.size) if r != world.rank and r not in self._incoming]
-            if left <= 0:
-                raise PeerLostError(world.sign(f"{world.names(missing)} did not connect within {self._timeout_s:g} s"))
-            with contextlib.suppress(PacelineError, OSError):  # a stranger, or one who gave up
-                channel = listener.accept(min(left, 5.0))
-                hello = channel.receive(deadline_s=5.0)
-                rank = hello.numbers[0]
-                if hello.kind != HELLO or not hmac.compare_digest(str(hello.note), self._token) or rank not in missing:
-                    channel.close()
-                    continue
-                channel.peer = world.name(rank)
-                self._incoming[rank] = channel
 
     def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
         def guarded() -> None:
@@ -618,13 +581,3 @@ def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], 
         body()
 
     return run
-
-
-def _address(transport: Transport) -> str:
-    """The address under which the others reach this worker: of the interface that leads to the first one's host."""
-    import os
-
-    hosts = transport.world.hosts
-    if len(set(hosts)) <= 1:
-        return "127.0.0.1"
-    return own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
