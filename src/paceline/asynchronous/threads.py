@@ -33,6 +33,8 @@ from paceline.transport.channel import TLS, Channel, Frame, Header
 SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(HELLO + 1, HELLO + 10)
 LOOK_EVERY_S = 0.25
 """How often a waiting worker looks whether somebody has been silent too long."""
+OUT_S = 0.25
+"""How long the word that this worker was given up may be on its way beside a connection that has ended."""
 GOODBYE_S = 2.0
 """How long a goodbye may be on its way when the connection beside it has ended already."""
 REPLICATE_EVERY = 16
@@ -67,9 +69,36 @@ class Members:
                 return (rank + step) % self.size
         return self.rank
 
-    def silent(self, rank: int) -> float:
-        """Seconds since the last word of `rank`."""
-        return time.monotonic() - self.heard[rank]
+
+class _Pulse:
+    """Knows when this process stood still: what others did not say in that time is not their fault.
+
+    Args:
+        timeout_s: deadline of every wait, seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s, self._lock = timeout_s, threading.Lock()
+        self._beat_at = self._resumed_at = time.monotonic()
+        self._stood_s = 0.0
+
+    def beat(self) -> float:
+        """Called all the time by one thread, and by others before they judge; the time."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._beat_at > max(4 * LOOK_EVERY_S, self._timeout_s / 4):
+                self._resumed_at, self._stood_s = now, now - self._beat_at
+            self._beat_at = now
+            return now
+
+    def overdue(self, since: float) -> bool:
+        """Whether the deadline of a wait that began at `since` has passed."""
+        return self.beat() - max(since, self._resumed_at) > self._timeout_s
+
+    def stood_still(self) -> float:
+        """Seconds that this process stood still a moment ago, if that was long enough to be given up; else 0."""
+        recently = self.beat() - self._resumed_at < self._timeout_s
+        return self._stood_s if recently and self._stood_s > self._timeout_s / 2 else 0.0
 
 
 class _Spaces:
@@ -116,6 +145,8 @@ class ThreadedService:
         self._tickets: dict[int, Ticket] = {}
         self._failure: BaseException | None = None
         self._closing = False
+        self._over = threading.Event()  # of `_closing`, for the thread that looks out
+        self._pulse = _Pulse(timeout_s)
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, _Line] = {}
         outgoing, self._incoming = meet(transport, timeout_s, tls)
@@ -137,6 +168,7 @@ class ThreadedService:
         for name, body in bodies.items():
             self._thread(_single(ready, body), name)
         ready.wait(self._timeout_s)
+        self._thread(self._look_out, "look-out")
         torch.set_num_threads(threads)  # those of the program; the threads here keep to one each
 
     def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
@@ -166,6 +198,8 @@ class ThreadedService:
             while not self._closing:
                 frame = channel.receive(place)
                 self.members.heard[rank] = time.monotonic()
+                if rank in self.members.lost:  # what it says no longer counts
+                    return
                 self._handle(rank, channel, frame, spaces, settings)
         except PeerLostError as error:
             self.cut_off(rank, str(error))
@@ -201,7 +235,7 @@ class ThreadedService:
             assert frame.body is not None
             self._server.keep_replica(frame.note, frame.body)
         elif frame.kind == OUT:
-            self._told(numbers[0], str(frame.note))
+            self.told(numbers[0], str(frame.note))
         elif frame.kind in (FINISH, BYE):
             with self._changed:
                 (self.members.finished if frame.kind == FINISH else self.members.parted).add(rank)
@@ -226,15 +260,25 @@ class ThreadedService:
                     return
                 self._changed.wait(LOOK_EVERY_S)
                 slow = self._server.pieces[piece].clocks.holding_up(rank)
-            self._give_up_silent(slow, "made no step")
+            self._give_up_silent(slow, "made no step", 0.0)
             if time.monotonic() - said > self._timeout_s / 4:
                 still_here()
                 said = time.monotonic()
 
-    def _give_up_silent(self, ranks: list[int], what: str) -> None:
+    def _give_up_silent(self, ranks: list[int], what: str, since: float) -> None:
+        """Give up who has said nothing since the deadline; the wait for it began at `since`."""
         for rank in ranks:
-            if rank != self.members.rank and self.members.silent(rank) > self._timeout_s:
+            if rank != self.members.rank and self._pulse.overdue(max(since, self.members.heard[rank])):
                 self.lost(rank, f"{what} for {self._timeout_s:g} s")
+
+    def _look_out(self) -> None:
+        """Give up those who owe an answer for too long, whatever the training thread does meanwhile."""
+        while not self._over.wait(LOOK_EVERY_S):
+            self._pulse.beat()
+            for rank in self.members.live:
+                since = self._lines[rank].waiting_since
+                if rank != self.members.rank and since is not None and self._pulse.overdue(since):
+                    self.lost(rank, f"did not answer within {self._timeout_s:g} s")
 
     def _replicate(self, piece: int) -> None:
         """Now and then, send a piece to the neighbour who would take it over."""
@@ -284,33 +328,38 @@ class ThreadedService:
         return ticket.done
 
     def wait(self, ticket: Ticket) -> None:
-        """Wait for the answers; owners that are silent too long are given up."""
+        """Wait for the answers; owners that are silent too long are given up meanwhile."""
         while not self.done(ticket):
             with self._changed:
                 if not ticket.done:
                     self._changed.wait(LOOK_EVERY_S)
-                late = {self.members.owners[ask.piece] for ask in ticket.waiting}
-            for rank in late - {self.members.rank}:
-                if self._lines[rank].waited() > self._timeout_s:
-                    self.lost(rank, f"did not answer within {self._timeout_s:g} s")
 
     # -- who is lost ------------------------------------------------------------------------------
 
     def cut_off(self, rank: int, why: str) -> None:
-        """A connection has ended. Who is done may have said goodbye over the other one, where it waits to be read."""
+        """A connection has ended. Its other end may have said more over the other one, where it waits to be read.
+
+        Who is done may have said goodbye there, or that this worker was given up.
+        """
+        members = self.members
         with self._changed:
-            if rank in self.members.finished:
-                self._changed.wait_for(lambda: self._closing or rank in self.members.parted, GOODBYE_S)
-            if rank in self.members.parted:
+            patience = GOODBYE_S if rank in members.finished else OUT_S
+            self._changed.wait_for(
+                lambda: self._closing or self._failure or rank in members.parted or rank in members.lost, patience
+            )
+            if rank in members.parted or rank in members.lost:
                 return
+        stood_s = self._pulse.stood_still()
+        if stood_s:
+            self._given_up(f"this process stood still for {stood_s:.0f} s")
         self.lost(rank, why)
 
     def lost(self, rank: int, why: str) -> None:
         """Go on without a worker: its pieces and what was asked of it go to its successor."""
         members = self.members
         with self._changed:
-            if self._closing or rank in members.lost or rank == members.rank:
-                return
+            if self._closing or self._failure or rank in members.lost or rank == members.rank:
+                return  # who has failed decides nothing about others
             members.lost[rank] = why
             self._server.leave(rank)
             moved = [piece for piece, owner in members.owners.items() if owner == rank]
@@ -323,34 +372,42 @@ class ThreadedService:
             for other in members.live:
                 if other != members.rank:
                     self._lines[other].say(OUT, (rank,), note=why)
-            with contextlib.suppress(PacelineError, OSError):
-                self._lines[rank].channel.send(OUT, (rank,), note=why, deadline_s=0.1)
-            self._lines[rank].close()
+            self._dismiss(rank, why)
             for ticket in list(self._tickets.values()):
                 for ask in ticket.waiting:
                     if ask.piece in moved:
                         self._lines[heir].ask(ticket, ask)
             self._changed.notify_all()
 
+    def _dismiss(self, rank: int, why: str) -> None:
+        """Tell a lost worker so, over whichever connection takes it, and hear no more of it."""
+        for channel in (self._lines[rank].channel, self._incoming[rank]):
+            with contextlib.suppress(PacelineError, OSError):
+                channel.send(OUT, (rank,), note=why, deadline_s=0.1)
+        self._lines[rank].close()
+        self._incoming[rank].close()
+
     def _take_over(self, rank: int, pieces: list[int]) -> None:
         made = [self._server.adopt(piece) for piece in pieces]
         for source in sorted({source for _, source in made}):
             self._on_takeover(rank, max(version for version, what in made if what == source), source)
 
-    def _told(self, rank: int, why: str) -> None:
+    def told(self, rank: int, why: str) -> None:
         """Another worker has given somebody up."""
         if rank == self.members.rank:
-            world = self._transport.world
-            self._fail(
-                PeerLostError(
-                    world.sign(
-                        f"the other workers went on without this one ({why}); its last steps are not in the model. "
-                        "Start it again, or give a longer timeout_s"
-                    )
-                )
-            )
+            self._given_up(why)
         else:
             self.lost(rank, why)
+
+    def _given_up(self, why: str) -> None:
+        self._fail(
+            PeerLostError(
+                self._transport.world.sign(
+                    f"the other workers went on without this one ({why}); its last steps are not in the model. "
+                    "Start it again, or give a longer timeout_s"
+                )
+            )
+        )
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -397,6 +454,7 @@ class ThreadedService:
                     self._lines[rank].say(kind, ())
 
     def _wait_for(self, whom: set[int], what: str) -> None:
+        began = time.monotonic()
         while True:
             self._raise_failure()
             with self._changed:
@@ -404,7 +462,7 @@ class ThreadedService:
                 if not missing:
                     return
                 self._changed.wait(LOOK_EVERY_S)
-            self._give_up_silent(missing, what)
+            self._give_up_silent(missing, what, began)
 
     def close(self) -> None:
         """Close every connection; the threads end with them."""
@@ -412,6 +470,7 @@ class ThreadedService:
             if self._closing:
                 return
             self._closing = True
+            self._over.set()
             self._changed.notify_all()
         for line in self._lines.values():
             line.close()
@@ -491,9 +550,11 @@ class _Line:
         self._queue.put(left.set)
         left.wait(timeout_s)
 
-    def waited(self) -> float:
-        """Seconds since it answered last, while an answer is due."""
-        return time.monotonic() - self._since if self._open else 0.0
+    @property
+    def waiting_since(self) -> float | None:
+        """When it said something last, while an answer is due; None where none is."""
+        with self._counting:
+            return self._since if self._open else None
 
     def _send(self, ticket: Ticket, ask: Ask) -> None:
         if ask.values is None:
@@ -534,7 +595,9 @@ class _Line:
             with self._counting:
                 self._since = time.monotonic()
                 self._open -= frame.kind == ANSWER
-            if frame.kind == ANSWER:
+            if frame.kind == OUT:
+                self._service.told(frame.numbers[0], str(frame.note))
+            elif frame.kind == ANSWER:
                 piece, version, delay, number = frame.numbers[:4]
                 self._service.answer(number, piece, version, delay)
 
