@@ -7,7 +7,7 @@ Nothing here waits, sends or knows of time: sockets and threads (:mod:`.threads`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,12 @@ class Server:
         if after_push and self._reads_before:
             return piece.version
         return piece.pull(reader, out)
+
+    def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
+        """Worker `rank` has come so far: (piece, clock) pairs, of pieces whose owner was lost."""
+        for number, clock in clocks:
+            if number in self.pieces:
+                self.pieces[number].clocks.tick(rank, clock)
 
     def leave(self, rank: int) -> None:
         """Worker `rank` is done, or lost: nobody waits for it any more."""

@@ -30,7 +30,7 @@ from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
 from paceline.transport.channel import TLS, Channel, Frame, Header
 
-SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(HELLO + 1, HELLO + 10)
+SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
 LOOK_EVERY_S = 0.25
 """How often a waiting worker looks whether somebody has been silent too long."""
 OUT_S = 0.25
@@ -143,6 +143,7 @@ class ThreadedService:
         self.members = Members(world.rank, world.size, owners)
         self._changed = threading.Condition(threading.RLock())
         self._tickets: dict[int, Ticket] = {}
+        self._clocks: dict[int, int] = {}  # piece -> to which this worker has come with its last push of it
         self._failure: BaseException | None = None
         self._closing = False
         self._over = threading.Event()  # of `_closing`, for the thread that looks out
@@ -234,6 +235,10 @@ class ThreadedService:
         elif frame.kind == REPLICA:
             assert frame.body is not None
             self._server.keep_replica(frame.note, frame.body)
+        elif frame.kind == CLOCKS:
+            with self._changed:
+                self._server.tick(rank, frame.note)
+                self._changed.notify_all()
         elif frame.kind == OUT:
             self.told(numbers[0], str(frame.note))
         elif frame.kind in (FINISH, BYE):
@@ -305,6 +310,8 @@ class ThreadedService:
         with self._changed:
             self._tickets[ticket.number] = ticket
             for ask in ticket.asks:
+                if ask.values is not None:
+                    self._clocks[ask.piece] = ticket.clock
                 self._lines[self.members.owners[ask.piece]].ask(ticket, ask)
 
     def ticket(self, number: int) -> Ticket | None:
@@ -373,11 +380,24 @@ class ThreadedService:
                 if other != members.rank:
                     self._lines[other].say(OUT, (rank,), note=why)
             self._dismiss(rank, why)
-            for ticket in list(self._tickets.values()):
-                for ask in ticket.waiting:
-                    if ask.piece in moved:
-                        self._lines[heir].ask(ticket, ask)
+            self._ask_again(heir, set(moved))
             self._changed.notify_all()
+
+    def _ask_again(self, heir: int, moved: set[int]) -> None:
+        """Ask the new owner what the lost one has not answered, and tell it how far this worker is.
+
+        The lost one knew that, and its replica is older: without it the new owner would hold the others back for a
+        worker that is ahead of them, and waits for them.
+        """
+        waiting = [(t, ask) for t in self._tickets.values() for ask in t.waiting if ask.piece in moved]
+        for ticket, ask in waiting:
+            self._lines[heir].ask(ticket, ask)
+        pushed = {ask.piece for _, ask in waiting if ask.values is not None}
+        clocks = [[piece, self._clocks[piece]] for piece in sorted(moved - pushed) if piece in self._clocks]
+        if heir == self.members.rank:
+            self._server.tick(heir, clocks)
+        elif clocks:
+            self._lines[heir].say(CLOCKS, (), note=clocks)
 
     def _dismiss(self, rank: int, why: str) -> None:
         """Tell a lost worker so, over whichever connection takes it, and hear no more of it."""
