@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.asynchronous.piece import REFUSED, Arriving, Piece
@@ -84,13 +85,20 @@ class Server:
         self._replicas[int(about["piece"])] = (about, row)
 
     def adopt(self, number: int) -> tuple[int, str]:
-        """Become the owner of a piece whose owner was lost: (its version, what it was made of)."""
+        """Become the owner of a piece whose owner was lost: (its version, what it was made of).
+
+        The values are the newest that are known here, the optimizer's state is the replica's, where there is one.
+        """
         if number in self.pieces:
             return self.pieces[number].version, "own"
         piece = self._make(number)
         source = "last pulled values"
         if number in self._replicas:
-            piece.restore(*self._replicas.pop(number))
+            about, row = self._replicas.pop(number)
+            if piece.version > about["version"]:  # of the replica only what the optimizer keeps is of use
+                about = {**about, "version": piece.version}
+                row = torch.cat([piece.anchor, row[piece.anchor.numel() :]])
+            piece.restore(about, row)
             source = "replica"
         for rank in self.gone:
             piece.leave(rank)

@@ -46,21 +46,31 @@ class Members:
 
     Args:
         rank: this worker.
-        owners: piece -> rank of its first owner.
+        owners: piece -> rank of its owner.
         size: number of workers.
+
+    Attributes:
+        lost: rank -> why.
+        finished: those who have no more to push.
+        parted: rank -> how many were lost when it pulled the final model.
+        heard: rank -> when it asked or said something last.
     """
 
     def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
         self.rank, self.size, self.owners = rank, size, owners
         self.lost: dict[int, str] = {}
         self.finished: set[int] = set()
-        self.parted: set[int] = set()
+        self.parted: dict[int, int] = {}
         self.heard = dict.fromkeys(range(size), time.monotonic())
 
     @property
     def live(self) -> list[int]:
         """Those who are not lost, this worker included."""
         return [rank for rank in range(self.size) if rank not in self.lost]
+
+    def done_with(self, rank: int) -> bool:
+        """Whether `rank` is lost already, or has left as one does at the end, with everybody else's knowledge."""
+        return rank in self.lost or self.parted.get(rank) == len(self.lost)
 
     def successor(self, rank: int) -> int:
         """The next worker in rank order that is not lost."""
@@ -143,6 +153,7 @@ class ThreadedService:
         self.members = Members(world.rank, world.size, owners)
         self._changed = threading.Condition(threading.RLock())
         self._tickets: dict[int, Ticket] = {}
+        self._seen = 0  # how many were lost when the final model was pulled
         self._clocks: dict[int, int] = {}  # piece -> to which this worker has come with its last push of it
         self._failure: BaseException | None = None
         self._closing = False
@@ -243,9 +254,7 @@ class ThreadedService:
             self.told(numbers[0], str(frame.note))
         elif frame.kind in (FINISH, BYE):
             with self._changed:
-                (self.members.finished if frame.kind == FINISH else self.members.parted).add(rank)
-                self._server.leave(rank)
-                self._changed.notify_all()
+                self._leaves(rank, frame.kind, numbers[0])
 
     def _push(self, piece: int, values: Tensor, arriving: Arriving, out: Tensor, still_here: Callable[[], None]) -> int:
         """Apply a push; return when its sender may go on."""
@@ -351,10 +360,8 @@ class ThreadedService:
         members = self.members
         with self._changed:
             patience = GOODBYE_S if rank in members.finished else OUT_S
-            self._changed.wait_for(
-                lambda: self._closing or self._failure or rank in members.parted or rank in members.lost, patience
-            )
-            if rank in members.parted or rank in members.lost:
+            self._changed.wait_for(lambda: self._closing or self._failure or members.done_with(rank), patience)
+            if members.done_with(rank):
                 return
         stood_s = self._pulse.stood_still()
         if stood_s:
@@ -452,33 +459,54 @@ class ThreadedService:
             )
         self._transport.barrier()
 
+    def _leaves(self, rank: int, kind: int, seen: int) -> None:
+        if kind == FINISH:
+            self.members.finished.add(rank)
+        else:
+            self.members.parted[rank] = seen
+        self._server.leave(rank)
+        self._changed.notify_all()
+
     def finish(self) -> None:
         """Say that this worker is done, and wait for the others."""
-        self._server.leave(self.members.rank)
         self._say_all(FINISH)
-        self._wait_for(self.members.finished, "made no step")
+        self._wait_for(lambda rank: rank in self.members.finished, "made no step")
+        self._seen = len(self.members.lost)
 
-    def part(self) -> None:
-        """Say that this worker has the final model, and wait until all have."""
-        self._say_all(BYE)
-        self._wait_for(self.members.parted, "took no leave")
+    def part(self) -> bool:
+        """Say that this worker has the final model, and wait until all have.
+
+        False: somebody was lost meanwhile, and what this worker has pulled from it may not be what others pull from the
+        new owner; it has to pull again.
+        """
+        if len(self.members.lost) == self._seen:
+            self._say_all(BYE)
+            self._wait_for(self._has_parted, "took no leave")
+        if len(self.members.lost) != self._seen:
+            self._seen = len(self.members.lost)
+            return False
         for rank in self.members.live:
             self._lines[rank].flush(GOODBYE_S)
+        return True
+
+    def _has_parted(self, rank: int) -> bool:
+        """Whether nobody has to wait for `rank`; nor for anybody once there is somebody new to be mourned."""
+        return len(self.members.lost) != self._seen or self.members.parted.get(rank) == self._seen
 
     def _say_all(self, kind: int) -> None:
         with self._changed:
-            (self.members.finished if kind == FINISH else self.members.parted).add(self.members.rank)
-            self._changed.notify_all()
+            self._leaves(self.members.rank, kind, self._seen)
             for rank in self.members.live:
                 if rank != self.members.rank:
-                    self._lines[rank].say(kind, ())
+                    self._lines[rank].say(kind, (self._seen,))
 
-    def _wait_for(self, whom: set[int], what: str) -> None:
+    def _wait_for(self, ready: Callable[[int], bool], what: str) -> None:
+        """Wait until all who take part are ready; who is silent too long is given up."""
         began = time.monotonic()
         while True:
             self._raise_failure()
             with self._changed:
-                missing = [rank for rank in self.members.live if rank not in whom]
+                missing = [rank for rank in self.members.live if not ready(rank)]
                 if not missing:
                     return
                 self._changed.wait(LOOK_EVERY_S)
