@@ -153,6 +153,7 @@ class ThreadedService:
         self.members = Members(world.rank, world.size, owners)
         self._changed = threading.Condition(threading.RLock())
         self._tickets: dict[int, Ticket] = {}
+        self._replicate_at: dict[int, int] = {}  # piece -> version at which the neighbour gets it
         self._seen = 0  # how many were lost when the final model was pulled
         self._clocks: dict[int, int] = {}  # piece -> to which this worker has come with its last push of it
         self._failure: BaseException | None = None
@@ -295,13 +296,17 @@ class ThreadedService:
                     self.lost(rank, f"did not answer within {self._timeout_s:g} s")
 
     def _replicate(self, piece: int) -> None:
-        """Now and then, send a piece to the neighbour who would take it over."""
-        live = len(self.members.live)
-        every = REPLICATE_EVERY * live
-        heir = self.members.successor(self.members.rank)
-        if live > 1 and heir in self._lines and self._server.pieces[piece].version % every == piece % every:
-            about, row = self._server.pieces[piece].snapshot()
-            self._lines[heir].say(REPLICA, (piece,), row, about)
+        """Now and then, and at once where nobody has one, send a piece to the neighbour who would take it over."""
+        with self._changed:
+            heir, live = self.members.successor(self.members.rank), len(self.members.live)
+            version, every = self._server.pieces[piece].version, REPLICATE_EVERY * live
+            # not all at the same time: the first comes after one to `every` updates
+            due = self._replicate_at.setdefault(piece, version + 1 + piece % every)
+            if live == 1 or version < due:
+                return
+            self._replicate_at[piece] = version + every
+        about, row = self._server.pieces[piece].snapshot()
+        self._lines[heir].say(REPLICA, (piece,), row, about)
 
     def _count(self, channel: Channel, kind: int, numbers: tuple[int, ...], body: Tensor | None) -> None:
         before = channel.bytes_sent
@@ -374,6 +379,8 @@ class ThreadedService:
         with self._changed:
             if self._closing or self._failure or rank in members.lost or rank == members.rank:
                 return  # who has failed decides nothing about others
+            if rank == members.successor(members.rank):  # the replicas are gone with it
+                self._replicate_at = dict.fromkeys(self._server.pieces, 0)
             members.lost[rank] = why
             self._server.leave(rank)
             moved = [piece for piece, owner in members.owners.items() if owner == rank]
@@ -416,6 +423,7 @@ class ThreadedService:
 
     def _take_over(self, rank: int, pieces: list[int]) -> None:
         made = [self._server.adopt(piece) for piece in pieces]
+        self._replicate_at |= dict.fromkeys(pieces, 0)
         for source in sorted({source for _, source in made}):
             self._on_takeover(rank, max(version for version, what in made if what == source), source)
 
