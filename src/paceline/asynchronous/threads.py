@@ -235,7 +235,8 @@ class ThreadedService:
             assert frame.body is not None
             arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}))
             out = spaces.like(frame.body, "out")
-            delay = self._push(piece, frame.body, arriving, out, lambda: channel.send(STILL_HERE, (piece,)))
+            still_here = partial(self._count, channel, STILL_HERE, (piece,), None)
+            delay = self._push(piece, frame.body, arriving, out, still_here)
             answered = self._server.read(piece, rank, out, after_push=True)
             self._count(channel, ANSWER, (piece, answered, delay, ticket), out)
             self._replicate(piece)
@@ -327,6 +328,13 @@ class ThreadedService:
                 if ask.values is not None:
                     self._clocks[ask.piece] = ticket.clock
                 self._lines[self.members.owners[ask.piece]].ask(ticket, ask)
+            self._remind()
+
+    def _remind(self) -> None:
+        """A word to those who are asked nothing because they own nothing: else they would take this worker for lost."""
+        for rank in self.members.live:
+            if rank != self.members.rank and self._pulse.beat() - self._lines[rank].said_at > self._timeout_s / 4:
+                self._lines[rank].say(STILL_HERE, ())
 
     def ticket(self, number: int) -> Ticket | None:
         """The exchange of that number, while it is under way."""
@@ -354,6 +362,7 @@ class ThreadedService:
             with self._changed:
                 if not ticket.done:
                     self._changed.wait(LOOK_EVERY_S)
+                self._remind()
 
     # -- who is lost ------------------------------------------------------------------------------
 
@@ -417,7 +426,9 @@ class ThreadedService:
         """Tell a lost worker so, over whichever connection takes it, and hear no more of it."""
         for channel in (self._lines[rank].channel, self._incoming[rank]):
             with contextlib.suppress(PacelineError, OSError):
+                before = channel.bytes_sent
                 channel.send(OUT, (rank,), note=why, deadline_s=0.1)
+                self._transport.sent(channel.bytes_sent - before)
         self._lines[rank].close()
         self._incoming[rank].close()
 
@@ -581,7 +592,7 @@ class _Line:
         self.rank, self.channel, self._service = rank, channel, service
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._settings: dict[int, Settings] = {}
-        self._since = time.monotonic()
+        self._since = self.said_at = time.monotonic()
         self._open, self._counting = 0, threading.Lock()
 
     def bodies(self) -> list[Callable[[], None]]:
@@ -590,6 +601,7 @@ class _Line:
 
     def ask(self, ticket: Ticket, ask: Ask) -> None:
         """Send a question when those before it are gone."""
+        self.said_at = time.monotonic()
         with self._counting:
             if self._open == 0:
                 self._since = time.monotonic()
@@ -598,6 +610,7 @@ class _Line:
 
     def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Send a word that has no answer."""
+        self.said_at = time.monotonic()
         self._queue.put(lambda: self._write(kind, numbers, body, note))
 
     def flush(self, timeout_s: float) -> None:
