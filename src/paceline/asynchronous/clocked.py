@@ -140,10 +140,11 @@ class ClockedService:
         self._hub.servers[owner].leave(rank)
         self._release(owner)
 
-    def part(self) -> None:
+    def part(self) -> bool:
         """Everybody has the final model."""
         self._transport.barrier()
         self._parted = True
+        return True
 
     def close(self) -> None:
         """Leave; before the end, that is a failure, and the others stop."""

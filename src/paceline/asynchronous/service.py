@@ -108,8 +108,11 @@ class Service(Protocol):
     def finish(self) -> None:
         """This worker has no more to push; return when that holds for all who take part."""
 
-    def part(self) -> None:
-        """Return when everybody has the final model: nobody asks anything any more."""
+    def part(self) -> bool:
+        """Return when everybody has the final model: nobody asks anything any more.
+
+        False where somebody was lost meanwhile: the final model has to be pulled again.
+        """
 
     def close(self) -> None:
         """Let go of everything at once."""

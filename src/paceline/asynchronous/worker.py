@@ -263,10 +263,12 @@ class Asynchronous:
             stream.flush()
         self._note(began)
         self._service.finish()
-        for stream in self._streams:
-            stream.refresh(looks=False)
-            stream.settle()
-        self._service.part()
+        parted = False
+        while not parted:
+            for stream in self._streams:
+                stream.refresh(looks=False)
+                stream.settle()
+            parted = self._service.part()
 
     def close(self) -> None:
         """Let the connection go."""
