@@ -261,7 +261,9 @@ def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
         if rank() == 0 and run.minibatches == 2:
             run.messages.receive(torch.zeros(1), source=1).wait()
 
-    with pytest.raises(paceline.PeerLostError, match="nobody can go on: worker 0 waits at receive .* worker 1 waits at"):
+    with pytest.raises(
+        paceline.PeerLostError, match="nobody can go on: worker 0 waits at receive .* worker 1 waits at"
+    ):
         simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
 
 

@@ -162,7 +162,9 @@ def test_a_successor_that_knows_less_goes_on_from_the_newest_version_that_is_kno
     assert piece.version == 41
 
 
-@pytest.mark.parametrize("bad", [[1.0, float("nan"), 2.0], [float("inf"), float("-inf"), 0.0], [1.0, float("-inf"), 0.0]])
+@pytest.mark.parametrize(
+    "bad", [[1.0, float("nan"), 2.0], [float("inf"), float("-inf"), 0.0], [1.0, float("-inf"), 0.0]]
+)
 @pytest.mark.parametrize(
     "way", [steps(Sum(), momentum=0.9), lambda a: Adds(Sum()), lambda a: Pulls(Elastic(), 2), lambda a: Blends()]
 )

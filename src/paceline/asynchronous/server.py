@@ -47,10 +47,10 @@ class Server:
         self.gone: set[int] = set()  # done, or lost
         self._replicas: dict[int, tuple[dict[str, Any], Tensor]] = {}
 
-    def push(self, number: int, values: Tensor, arriving: Arriving, out: Tensor) -> Answer:
+    def push(self, number: int, values: Tensor, arriving: Arriving, out: Tensor | None) -> Answer:
         """Apply a push to piece `number`, and read where the rule wants the values from before it."""
         piece = self.pieces[number]
-        if self._reads_before:
+        if self._reads_before and out is not None:
             piece.pull(arriving.sender, out)
         delay = piece.push(values, arriving)
         return Answer(delay, piece.clocks.may_start(arriving.sender))
@@ -59,10 +59,10 @@ class Server:
         """Whether the bound lets worker `rank` go on, as piece `number` sees it."""
         return self.pieces[number].clocks.may_start(rank)
 
-    def read(self, number: int, reader: int, out: Tensor, after_push: bool) -> int:
-        """The answer to a push, or to a bare pull: the values in `out`; their version."""
+    def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
+        """The answer to a push, or to a bare pull: the values in `out`, where they are asked for; their version."""
         piece = self.pieces[number]
-        if after_push and self._reads_before:
+        if out is None or (after_push and self._reads_before):
             return piece.version
         return piece.pull(reader, out)
 

@@ -50,9 +50,7 @@ class Span:
         incoming: where answers arrive.
     """
 
-    def __init__(
-        self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int
-    ) -> None:
+    def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
         self.number, self.fragment, self._group = number, fragment, group
         self.ranges = [Range(first + k, cut) for k, cut in enumerate(cuts)]
         self.pulled = host(fragment)
@@ -78,12 +76,18 @@ class Span:
             return {}
         return {k: _plain(v) for k, v in self._group().items() if k not in STAYS_AT_HOME and _is_plain(v)}
 
-    def asks(self, values: Tensor | None) -> Iterator[Ask]:
-        """A question for each piece; `values`, shape (numel,), is pushed with it."""
+    def asks(self, values: Tensor | None, answered: bool = True) -> Iterator[Ask]:
+        """A question for each piece; `values`, shape (numel,), is pushed with it.
+
+        Args:
+            values: what is pushed, if anything.
+            answered: whether the owners' values are asked for.
+        """
         for one in self.ranges:
             low, high = one.cut.begin, one.cut.end
             pushed = None if values is None else values[low:high]
-            yield Ask(one.number, self.number, pushed, self.incoming[low:high], one.computed_at)
+            out = self.incoming[low:high] if answered else None
+            yield Ask(one.number, self.number, pushed, out, one.computed_at)
 
     def mark(self) -> None:
         """What is pushed next is computed at what was pulled last, also where an answer comes before it is pushed."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.asynchronous.later import Later, Once
 from paceline.asynchronous.meeting import HELLO, meet
 from paceline.asynchronous.piece import NOBODY, Arriving, Settings
 from paceline.asynchronous.server import Server
@@ -160,6 +161,7 @@ class ThreadedService:
         self._closing = False
         self._over = threading.Event()  # of `_closing`, for the thread that looks out
         self._pulse = _Pulse(timeout_s)
+        self._later = Later()
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, _Line] = {}
         outgoing, self._incoming = meet(transport, timeout_s, tls)
@@ -182,6 +184,7 @@ class ThreadedService:
             self._thread(_single(ready, body), name)
         ready.wait(self._timeout_s)
         self._thread(self._look_out, "look-out")
+        self._thread(self._later.run, "later")
         torch.set_num_threads(threads)  # those of the program; the threads here keep to one each
 
     def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
@@ -231,10 +234,10 @@ class ThreadedService:
         if frame.kind == SETTINGS:
             settings[numbers[0]] = frame.note
         elif frame.kind == PUSH:
-            piece, clock, version, minibatches, ticket, span = numbers[:6]
+            piece, clock, version, minibatches, ticket, span, answered_with_values = numbers[:7]
             assert frame.body is not None
             arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}))
-            out = spaces.like(frame.body, "out")
+            out = spaces.like(frame.body, "out") if answered_with_values else None
             still_here = partial(self._count, channel, STILL_HERE, (piece,), None)
             delay = self._push(piece, frame.body, arriving, out, still_here)
             answered = self._server.read(piece, rank, out, after_push=True)
@@ -258,7 +261,9 @@ class ThreadedService:
             with self._changed:
                 self._leaves(rank, frame.kind, numbers[0])
 
-    def _push(self, piece: int, values: Tensor, arriving: Arriving, out: Tensor, still_here: Callable[[], None]) -> int:
+    def _push(
+        self, piece: int, values: Tensor, arriving: Arriving, out: Tensor | None, still_here: Callable[[], None]
+    ) -> int:
         """Apply a push; return when its sender may go on."""
         answer = self._server.push(piece, values, arriving, out)
         with self._changed:
@@ -319,10 +324,24 @@ class ThreadedService:
     def computed(self, step: int) -> None:
         """Real time has passed by itself."""
 
+    def now(self) -> float:
+        """Real time."""
+        return time.monotonic()
+
+    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+        """Hand it to the lines in so many seconds, or when it is needed."""
+        once = Once(lambda: self.exchange(ticket))
+        if after_s > 0:
+            self._later.put(after_s, once)
+        else:
+            once()
+        return once
+
     def exchange(self, ticket: Ticket) -> None:
         """Hand every part to the line of its owner."""
         self._raise_failure()
         with self._changed:
+            ticket.asked_at = self.now()
             self._tickets[ticket.number] = ticket
             for ask in ticket.asks:
                 if ask.values is not None:
@@ -348,6 +367,7 @@ class ThreadedService:
                 return
             ticket.answered(piece, version, delay)
             if ticket.done:
+                ticket.answered_at = self.now()
                 del self._tickets[number]
                 self._changed.notify_all()
 
@@ -538,6 +558,7 @@ class ThreadedService:
                 return
             self._closing = True
             self._over.set()
+            self._later.close()
             self._changed.notify_all()
         for line in self._lines.values():
             line.close()
@@ -633,7 +654,8 @@ class _Line:
         if self._settings.get(ask.span) != settings:
             self._settings[ask.span] = settings
             self._write(SETTINGS, (ask.span,), None, settings)
-        numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span)
+        wants = int(ask.out is not None)
+        numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span, wants)
         self._write(PUSH, numbers, ask.values, None)
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
@@ -653,7 +675,7 @@ class _Line:
         def place(header: Header) -> Tensor:
             ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
             ask = ticket.ask(header.numbers[0]) if ticket is not None else None
-            return ask.out if ask is not None else _fresh(header)
+            return ask.out if ask is not None and ask.out is not None else _fresh(header)
 
         while not self._service.closing:
             try:

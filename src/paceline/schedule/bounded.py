@@ -41,7 +41,7 @@ class Bounded:
     staleness: int | None = None
     period: int = 1
     overlap: int = 1
-    hold: int = 16
+    hold: int = 1
 
     def __post_init__(self) -> None:
         if self.staleness is not None and (not _whole(self.staleness) or self.staleness < 1):
