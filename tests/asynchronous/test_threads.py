@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous rules between real processes: the same end for all, and what becomes of those who fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers import same_bits
+from tests.processes.asynchronous_programs import RULES
+from tests.processes.launch import DEADLINE_S, Ended, Launch, run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+MODULE = "asynchronous_programs"
+LONG = "60"
+"""A deadline in seconds that no test may have to wait for."""
+
+
+def models(directory: Path, name: str, ranks: list[int]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """The model on which all agree, and everybody's numbers."""
+    states = [load_file(directory / f"{name}.{rank}.safetensors") for rank in ranks]
+    numbers = [{k.removeprefix("number."): float(s.pop(k)) for k in [*s] if k.startswith("number.")} for s in states]
+    for state in states[1:]:
+        assert same_bits(state, states[0]), f"{name}: the workers' models differ"
+    assert all(bool(torch.isfinite(v).all()) for v in states[0].values())
+    return states[0], numbers
+
+
+def events(log: Path, rank: int, kind: str) -> list[dict[str, Any]]:
+    """The whole lines of a log that are of this kind."""
+    path = log / f"rank-{rank:03d}.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def until_lost(launch: Launch, ranks: list[int], lost: int) -> list[dict[str, Any]]:
+    """Wait until all of `ranks` have written that `lost` is; what they wrote."""
+    end, found = time.monotonic() + DEADLINE_S, []
+    for rank in ranks:
+        while not (said := [e for e in events(launch.directory / "log", rank, "lost") if e["rank_lost"] == lost]):
+            assert time.monotonic() < end and launch.processes[rank].poll() is None, launch.said()
+            time.sleep(0.02)
+        found += said
+    return found
+
+
+def until_takeover(launch: Launch, rank: int, of: int) -> list[dict[str, Any]]:
+    """Wait until `rank` has written that it has the slices of `of`; what it wrote."""
+    end = time.monotonic() + DEADLINE_S
+    while not (said := [e for e in events(launch.directory / "log", rank, "takeover") if e["slice_of"] == of]):
+        assert time.monotonic() < end, launch.said()
+        time.sleep(0.02)
+    return said
+
+
+class Faulty(Launch):
+    """Processes that train until the test has seen enough."""
+
+    def __init__(
+        self, directory: Path, workers: int, rule: str, kind: str = "sgd", timeout_s: str = LONG, least: int = 60
+    ) -> None:
+        super().__init__("faulty", workers, directory, rule, kind, timeout_s, str(least), module=MODULE)
+
+    def under_way(self) -> None:
+        """Wait until all train."""
+        for rank in range(len(self.processes)):
+            self.until(f"going.{rank}")
+
+    def strike(self, rank: int, which: signal.Signals) -> None:
+        """Send a signal to one process."""
+        os.killpg(self.processes[rank].pid, which)
+
+    def survive(self, ranks: list[int]) -> list[Ended]:
+        """Let those who are left come to the end; they all do, with one good model."""
+        (self.directory / "enough").touch()
+        ended = self.wait(ranks, 60.0)
+        assert all(one.code == 0 for one in ended.values()), self.said()
+        _, numbers = models(self.directory, "model", ranks)
+        assert all(one["after"] < 0.7 * one["before"] for one in numbers), numbers
+        return list(ended.values())
+
+
+# -- without faults -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_every_rule_ends_with_one_model(workers: int, tmp_path: Path) -> None:
+    """Also where workers have unequal data: those who end first are waited for by nobody."""
+    run("table", workers, tmp_path, module=MODULE)
+    for number, (rule, _) in enumerate(RULES):
+        _, numbers = models(tmp_path, str(number), list(range(workers)))
+        assert all(one["after"] < 0.8 * one["before"] for one in numbers), (rule, numbers)
+        for rank in range(workers):
+            lines = events(tmp_path / f"log.{number}", rank, "exchange")
+            delays = [int(delay) for line in lines for delay in line.get("delays", {})]
+            assert delays and min(delays) >= 0, rule
+            (end,) = events(tmp_path / f"log.{number}", rank, "close")
+            assert end["minibatches"] == 40 + 10 * rank
+            assert not events(tmp_path / f"log.{number}", rank, "lost")
+
+
+def test_lockstep_is_sync(tmp_path: Path) -> None:
+    run("lockstep", 3, tmp_path, module=MODULE)
+    assert same_bits(models(tmp_path, "ssp", [0, 1, 2])[0], models(tmp_path, "sync", [0, 1, 2])[0])
+
+
+# -- killed -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "victim"),
+    [
+        ("asgd", "adam", 0),
+        ("asgd(period=4)", "sgd", 2),
+        ("ssp(staleness=2)", "momentum", 1),
+        ("dc_asgd", "sgd", 0),
+        ("easgd(period=4)", "sgd", 1),
+    ],
+)
+def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, victim: int, tmp_path: Path) -> None:
+    """Its slices go to the next in rank order, with what the optimizer has kept; nobody waits for the deadline."""
+    left = [rank for rank in range(3) if rank != victim]
+    with Faulty(tmp_path, 3, rule, kind) as launch:
+        launch.under_way()
+        launch.strike(victim, signal.SIGKILL)
+        heir = (victim + 1) % 3
+        for event in until_lost(launch, left, victim):
+            assert event["taken_over"] == [heir] and event["why"]
+        assert {event["from"] for event in until_takeover(launch, heir, victim)} == {"replica"}
+        for one in launch.survive(left):
+            assert f"rank {victim} on" in one.err and "is lost" in one.err
+
+
+@pytest.mark.parametrize("rule", ["asgd", "ssp(staleness=1)"])
+def test_all_but_one_are_killed_one_after_the_other(rule: str, tmp_path: Path) -> None:
+    """The heir of the first is the second."""
+    with Faulty(tmp_path, 4, rule, "momentum") as launch:
+        launch.under_way()
+        for victim in (1, 2, 0):
+            launch.strike(victim, signal.SIGKILL)
+            until_lost(launch, [3], victim)
+        launch.survive([3])
+
+
+def test_two_are_killed_at_once(tmp_path: Path) -> None:
+    """A worker and its heir: what the heir kept is gone, and those who are left begin with what they pulled."""
+    with Faulty(tmp_path, 4, "asgd") as launch:
+        launch.under_way()
+        for victim in (1, 2):
+            launch.strike(victim, signal.SIGKILL)
+        for victim in (1, 2):
+            until_lost(launch, [0, 3], victim)
+        assert until_takeover(launch, 3, 2)
+        launch.survive([0, 3])
+
+
+def test_slices_without_a_replica_begin_with_the_last_pulled_values(tmp_path: Path) -> None:
+    with Faulty(tmp_path, 2, "easgd(period=64)", least=3) as launch:
+        launch.under_way()
+        launch.strike(1, signal.SIGKILL)
+        until_lost(launch, [0], 1)
+        assert {event["from"] for event in until_takeover(launch, 0, 1)} <= {"last pulled values", "replica"}
+        (tmp_path / "going.1").unlink()
+        launch.survive([0])
+
+
+# -- stopped ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "victim"), [("asgd", 1), ("ssp(staleness=2)", 0), ("easgd(period=4)", 2)])
+def test_a_stopped_worker_is_given_up_and_learns_it(rule: str, victim: int, tmp_path: Path) -> None:
+    """After the deadline, by name; when it goes on it ends with an error, and disturbs nobody."""
+    left = [rank for rank in range(3) if rank != victim]
+    with Faulty(tmp_path, 3, rule, timeout_s="4") as launch:
+        launch.under_way()
+        launch.strike(victim, signal.SIGSTOP)
+        until_lost(launch, left, victim)
+        launch.strike(victim, signal.SIGCONT)
+        ended = launch.wait([victim], 30.0)[victim]
+        assert ended.code != 0
+        assert "PeerLostError: the other workers went on without this one" in ended.err, ended.err
+        assert not events(tmp_path / "log", victim, "lost")
+        launch.survive(left)
+        for rank in left:
+            assert [event["rank_lost"] for event in events(tmp_path / "log", rank, "lost")] == [victim]
+
+
+# -- leaving ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["asgd", "ssp(staleness=1)"])
+def test_an_error_on_one_worker_does_not_end_the_others(rule: str, tmp_path: Path) -> None:
+    with Faulty(tmp_path, 3, rule) as launch:
+        launch.under_way()
+        (tmp_path / "raise.1").touch()
+        until_lost(launch, [0, 2], 1)
+        launch.survive([0, 2])
+        assert "the user's own" in launch.wait([1])[1].err
+
+
+def test_who_is_done_first_holds_up_nobody(tmp_path: Path) -> None:
+    """Under a bound too; and what it owns it serves to the end."""
+    with Faulty(tmp_path, 3, "ssp(staleness=1)") as launch:
+        launch.under_way()
+        (tmp_path / "leave.0").touch()
+        launch.survive([0, 1, 2])
+        _, numbers = models(tmp_path, "model", [0, 1, 2])
+        assert numbers[0]["steps"] < min(one["steps"] for one in numbers[1:])
