@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.sim.network import EmulatedNetwork
 from tests.helpers import same_bits
 from tests.processes.asynchronous_programs import RULES
 from tests.processes.launch import DEADLINE_S, Ended, Launch, run
+from tests.transport.test_tls import Authority
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 MODULE = "asynchronous_programs"
@@ -112,6 +115,109 @@ def test_lockstep_is_sync(tmp_path: Path) -> None:
     assert same_bits(models(tmp_path, "ssp", [0, 1, 2])[0], models(tmp_path, "sync", [0, 1, 2])[0])
 
 
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """One launch for all that needs four workers and no fault: its directory, and what each worker said."""
+    directory = tmp_path_factory.mktemp("varied")
+    job, other = Authority(directory, "job"), Authority(directory, "other")
+    (directory / "tls").mkdir()
+    for rank in range(4):
+        shutil.copytree(job.worker(f"worker{rank}").certificate.parent, directory / "tls" / str(rank))
+    shutil.copytree(other.worker("stranger").certificate.parent, directory / "foreign")
+    run("varied", 4, directory, module=MODULE)
+    return directory, [json.loads((directory / f"said.{rank}").read_text()) for rank in range(4)]
+
+
+Varied = tuple[Path, list[dict[str, Any]]]
+
+
+def test_runs_one_after_another_and_a_group_of_the_users(varied: Varied) -> None:
+    directory, said = varied
+    assert [one.get("group") for one in said] == [None, 2, None, 2]
+    models(directory, "group", [1, 3])
+    models(directory, "all", [0, 1, 2, 3])
+
+
+def test_hosts_of_several_names(varied: Varied) -> None:
+    directory, said = varied
+    assert all(one["hosts"] == ["host0", "host0", "host1", "host1"] for one in said)
+    models(directory, "hosts", [0, 1, 2, 3])
+
+
+def test_bytes_are_balanced_counted_and_those_of_the_formula(varied: Varied) -> None:
+    _, said = varied
+    for name in ("replicas", "exact"):
+        sent = [one[name]["channels"] for one in said]
+        assert sent == [one[name]["counted"] for one in said]
+        mean = sum(one[name]["all"] for one in said) / 4
+        assert all(mean / 1.2 < one[name]["all"] < 1.2 * mean for one in said), said
+        assert all(mean / 1.2 < one < 1.2 * mean for one in sent), sent
+    assert [one["exact"]["channels"] for one in said] == [one["formula"] for one in said]
+    assert all(one["replicas"]["channels"] > one["exact"]["channels"] for one in said)
+
+
+def test_what_is_not_finite_is_refused_and_said(varied: Varied) -> None:
+    directory, _ = varied
+    for number in range(2):
+        models(directory, f"nan.{number}", [0, 1, 2, 3])
+        refused = []
+        for rank in range(4):
+            lines = events(directory / f"nan.{number}", rank, "exchange")
+            refused.append(sum(line.get("refused", 0) for line in lines))
+        assert refused[1] > 0 and refused[0] == refused[2] == refused[3] == 0
+    assert "refused since the last line of the log: inf or nan" in (directory / "err.1").read_text()
+
+
+def test_a_checkpoint_is_resumed(varied: Varied) -> None:
+    directory, said = varied
+    saved = load_file(directory / "checkpoint" / "global.safetensors")
+    assert all(one["resumed"][0] == 10 for one in said)
+    assert same_bits(models(directory, "checkpoint.1", [0, 1, 2, 3])[0], saved)  # resumed, and closed at once
+    for name in ("checkpoint.0", "checkpoint.2"):
+        models(directory, name, [0, 1, 2, 3])
+
+
+def test_certificates_of_all_or_none(varied: Varied) -> None:
+    directory, said = varied
+    models(directory, "tls", [0, 1, 2, 3])
+    for one in said:
+        assert one["tls"] == "SSLSocket"
+        assert one["none"].startswith("MismatchError: some workers have TLS certificates and some have none")
+        assert one["foreign"].startswith("MismatchError: ")
+
+
+def test_strangers_at_the_meeting_are_turned_away(varied: Varied) -> None:
+    directory, _ = varied
+    models(directory, "strangers", [0, 1, 2, 3])
+
+
+def test_nobody_begins_where_one_cannot_connect(varied: Varied) -> None:
+    _, said = varied
+    assert said[2]["unreachable"].startswith("the way there is blocked")
+    for rank in (0, 1, 3):
+        assert "rank 2 on" in said[rank]["unreachable"] and "did not connect" in said[rank]["unreachable"]
+
+
+@pytest.mark.network
+@pytest.mark.skipif(bool(EmulatedNetwork.possible()), reason=EmulatedNetwork.possible())
+def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
+    """Rank 0's host knows itself as 127.0.0.1 only; the others have to reach it all the same."""
+    with EmulatedNetwork(3) as network:
+
+        def place(rank: int) -> tuple[list[str], dict[str, str]]:
+            address = network.address(0) if rank else "127.0.0.1"
+            more = {"MASTER_ADDR": address, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            return network.prefix(rank), network.environment(rank) | more
+
+        with Launch("hosts", 3, tmp_path, module=MODULE, place=place) as launch:
+            ended = launch.wait()
+            assert all(one.code == 0 for one in ended.values()), launch.said()
+        models(tmp_path, "hosts", [0, 1, 2])
+        assert [(tmp_path / f"listened.{rank}").read_text() for rank in range(3)] == [
+            network.address(rank) for rank in range(3)
+        ]
+
+
 # -- killed -------------------------------------------------------------------------------------
 
 
@@ -135,6 +241,10 @@ def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, vict
         for event in until_lost(launch, left, victim):
             assert event["taken_over"] == [heir] and event["why"]
         assert {event["from"] for event in until_takeover(launch, heir, victim)} == {"replica"}
+        (tmp_path / "save").touch()
+        for rank in left:
+            launch.until(f"saved.{rank}")
+            assert "can no longer come to one point together" in (tmp_path / f"saved.{rank}").read_text()
         for one in launch.survive(left):
             assert f"rank {victim} on" in one.err and "is lost" in one.err
 
