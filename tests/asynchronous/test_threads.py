@@ -94,25 +94,26 @@ class Faulty(Launch):
 # -- without faults -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_every_rule_ends_with_one_model(workers: int, tmp_path: Path) -> None:
     """Also where workers have unequal data: those who end first are waited for by nobody."""
     run("table", workers, tmp_path, module=MODULE)
+    check_table(tmp_path, workers)
+
+
+def check_table(directory: Path, workers: int) -> None:
     for number, (rule, _) in enumerate(RULES):
-        _, numbers = models(tmp_path, str(number), list(range(workers)))
+        _, numbers = models(directory, str(number), list(range(workers)))
         assert all(one["after"] < 0.8 * one["before"] for one in numbers), (rule, numbers)
         for rank in range(workers):
-            lines = events(tmp_path / f"log.{number}", rank, "exchange")
+            lines = events(directory / f"log.{number}", rank, "exchange")
             delays = [int(delay) for line in lines for delay in line.get("delays", {})]
             assert delays and min(delays) >= 0, rule
-            (end,) = events(tmp_path / f"log.{number}", rank, "close")
+            if rule == "ssp(staleness=2)":  # between two reads of mine another may make 2 s + 1 steps
+                assert max(delays) <= (workers - 1) * 5, delays
+            (end,) = events(directory / f"log.{number}", rank, "close")
             assert end["minibatches"] == 40 + 10 * rank
-            assert not events(tmp_path / f"log.{number}", rank, "lost")
-
-
-def test_lockstep_is_sync(tmp_path: Path) -> None:
-    run("lockstep", 3, tmp_path, module=MODULE)
-    assert same_bits(models(tmp_path, "ssp", [0, 1, 2])[0], models(tmp_path, "sync", [0, 1, 2])[0])
+            assert not events(directory / f"log.{number}", rank, "lost")
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,15 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
 
 
 Varied = tuple[Path, list[dict[str, Any]]]
+
+
+def test_every_rule_ends_with_one_model_on_four(varied: Varied) -> None:
+    check_table(varied[0], 4)
+
+
+def test_lockstep_is_sync(varied: Varied) -> None:
+    everybody = [0, 1, 2, 3]
+    assert same_bits(models(varied[0], "ssp", everybody)[0], models(varied[0], "sync", everybody)[0])
 
 
 def test_runs_one_after_another_and_a_group_of_the_users(varied: Varied) -> None:
@@ -225,10 +235,8 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
     ("rule", "kind", "victim"),
     [
         ("asgd", "adam", 0),
-        ("asgd(period=4)", "sgd", 2),
         ("ssp(staleness=2)", "momentum", 1),
-        ("dc_asgd", "sgd", 0),
-        ("easgd(period=4)", "sgd", 1),
+        ("easgd(period=4)", "sgd", 2),
     ],
 )
 def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, victim: int, tmp_path: Path) -> None:
@@ -249,10 +257,10 @@ def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, vict
             assert f"rank {victim} on" in one.err and "is lost" in one.err
 
 
-@pytest.mark.parametrize("rule", ["asgd", "ssp(staleness=1)"])
+@pytest.mark.parametrize("rule", ["asgd(period=4)", "ssp(staleness=1)"])
 def test_all_but_one_are_killed_one_after_the_other(rule: str, tmp_path: Path) -> None:
     """The heir of the first is the second."""
-    with Faulty(tmp_path, 4, rule, "momentum") as launch:
+    with Faulty(tmp_path, 4, rule) as launch:
         launch.under_way()
         for victim in (1, 2, 0):
             launch.strike(victim, signal.SIGKILL)
@@ -262,7 +270,7 @@ def test_all_but_one_are_killed_one_after_the_other(rule: str, tmp_path: Path) -
 
 def test_two_are_killed_at_once(tmp_path: Path) -> None:
     """A worker and its heir: what the heir kept is gone, and those who are left begin with what they pulled."""
-    with Faulty(tmp_path, 4, "asgd") as launch:
+    with Faulty(tmp_path, 4, "dc_asgd") as launch:
         launch.under_way()
         for victim in (1, 2):
             launch.strike(victim, signal.SIGKILL)
@@ -273,19 +281,28 @@ def test_two_are_killed_at_once(tmp_path: Path) -> None:
 
 
 def test_slices_without_a_replica_begin_with_the_last_pulled_values(tmp_path: Path) -> None:
-    with Faulty(tmp_path, 2, "easgd(period=64)", least=3) as launch:
+    """Nobody has pushed anything yet."""
+    with Faulty(tmp_path, 2, "asgd(period=1000000)") as launch:
         launch.under_way()
         launch.strike(1, signal.SIGKILL)
         until_lost(launch, [0], 1)
-        assert {event["from"] for event in until_takeover(launch, 0, 1)} <= {"last pulled values", "replica"}
-        (tmp_path / "going.1").unlink()
+        assert {event["from"] for event in until_takeover(launch, 0, 1)} == {"last pulled values"}
         launch.survive([0])
+
+
+def test_who_is_lost_at_the_very_end_leaves_one_model(tmp_path: Path) -> None:
+    """One had pulled everything already, and the new owner knows less: both end with what that one has."""
+    with Launch("at_the_end", 3, tmp_path, module=MODULE) as launch:
+        ended = launch.wait([1, 2])
+        assert all(one.code == 0 for one in ended.values()), launch.said()
+        models(tmp_path, "model", [1, 2])
+        assert [event["rank_lost"] for event in events(tmp_path / "log", 2, "lost")] == [0]
 
 
 # -- stopped ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "victim"), [("asgd", 1), ("ssp(staleness=2)", 0), ("easgd(period=4)", 2)])
+@pytest.mark.parametrize(("rule", "victim"), [("asgd", 1), ("ssp(staleness=2)", 0)])
 def test_a_stopped_worker_is_given_up_and_learns_it(rule: str, victim: int, tmp_path: Path) -> None:
     """After the deadline, by name; when it goes on it ends with an error, and disturbs nobody."""
     left = [rank for rank in range(3) if rank != victim]
@@ -306,21 +323,14 @@ def test_a_stopped_worker_is_given_up_and_learns_it(rule: str, victim: int, tmp_
 # -- leaving ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["asgd", "ssp(staleness=1)"])
-def test_an_error_on_one_worker_does_not_end_the_others(rule: str, tmp_path: Path) -> None:
-    with Faulty(tmp_path, 3, rule) as launch:
+def test_who_leaves_first_holds_up_nobody(tmp_path: Path) -> None:
+    """Neither who has less data, and serves what it owns to the end, nor who fails; under a bound too."""
+    with Faulty(tmp_path, 3, "ssp(staleness=1)") as launch:
         launch.under_way()
+        (tmp_path / "leave.0").touch()
         (tmp_path / "raise.1").touch()
         until_lost(launch, [0, 2], 1)
         launch.survive([0, 2])
         assert "the user's own" in launch.wait([1])[1].err
-
-
-def test_who_is_done_first_holds_up_nobody(tmp_path: Path) -> None:
-    """Under a bound too; and what it owns it serves to the end."""
-    with Faulty(tmp_path, 3, "ssp(staleness=1)") as launch:
-        launch.under_way()
-        (tmp_path / "leave.0").touch()
-        launch.survive([0, 1, 2])
-        _, numbers = models(tmp_path, "model", [0, 1, 2])
-        assert numbers[0]["steps"] < min(one["steps"] for one in numbers[1:])
+        _, numbers = models(tmp_path, "model", [0, 2])
+        assert numbers[0]["steps"] < numbers[1]["steps"]

@@ -6,11 +6,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -94,17 +95,6 @@ def table(directory: Path) -> None:
             for x, y in batches(40 + 10 * RANK):
                 step(model, optimizer, x, y)
         keep(model, directory, str(number), before=before, after=loss_of(model), bytes=run.bytes_sent)
-
-
-def lockstep(directory: Path) -> None:
-    """ssp(staleness=0) and sync in rank order."""
-    for name, rule in (("ssp", "ssp(staleness=0)"), ("sync", "sync(reproducible=True)")):
-        model = make_big()
-        optimizer = momentum_sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule, timeout_s=30):
-            for x, y in batches(12):
-                step(model, optimizer, x, y)
-        keep(model, directory, name)
 
 
 class Saying:
@@ -278,11 +268,24 @@ def unreachable(directory: Path, say: Saying) -> None:
         meeting.connect = connect
 
 
+def lockstep(directory: Path, say: Saying) -> None:
+    """ssp(staleness=0) and sync in rank order."""
+    for name, rule in (("ssp", "ssp(staleness=0)"), ("sync", "sync(reproducible=True)")):
+        model = make_big()
+        optimizer = momentum_sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule, timeout_s=30):
+            for x, y in batches(12):
+                step(model, optimizer, x, y)
+        keep(model, directory, name)
+
+
 def varied(directory: Path) -> None:
     """What four processes are needed for, in one launch."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     say = Saying(directory)
+    table(directory)
     for part in (
+        lockstep,
         one_after_another, other_hosts, traffic, not_finite, checkpoints, certificates, strangers, unreachable,
     ):  # fmt: skip
         part(directory, say)
@@ -304,6 +307,41 @@ def hosts(directory: Path) -> None:
     _, model = train("asgd", 20)
     keep(model, directory, "hosts")
     (directory / f"listened.{RANK}").write_text(" ".join(found))
+
+
+def at_the_end(directory: Path) -> None:
+    """Rank 0 dies when rank 2 has the final model and rank 1, who takes its slices over, has not."""
+    service = ThreadedService
+    finish, part = service.finish, service.part
+
+    def dies(self: ThreadedService) -> bool:
+        until(lambda: reached(directory / "pulled.2"))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    def comes_late(self: ThreadedService) -> None:
+        finish(self)
+        until(lambda: 0 in self.members.lost)
+
+    def has_pulled(self: ThreadedService) -> bool:
+        (directory / "pulled.2").touch()
+        return part(self)
+
+    if RANK == 0:
+        service.part = dies
+    elif RANK == 1:
+        service.finish = comes_late
+    else:
+        service.part = has_pulled
+    _, model = train("asgd", (30, 5, 60)[RANK], log=directory / "log")
+    keep(model, directory, "model", after=loss_of(model))
+
+
+def until(what: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def reached(path: Path) -> bool:
