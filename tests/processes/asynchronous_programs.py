@@ -83,20 +83,6 @@ def keep(model: nn.Module, directory: Path, name: str, **numbers: float) -> None
     save_file({**state_of(model), **extra}, directory / f"{name}.{RANK}.safetensors")
 
 
-def table(directory: Path) -> None:
-    """Every rule, one attach after another in one program; rank 0 has less data, the last one more."""
-    for number, (rule, kind) in enumerate(RULES):
-        model = make_big()
-        before = loss_of(model)
-        model.train()
-        optimizer = OPTIMIZERS[kind](model.parameters())
-        log = directory / f"log.{number}"
-        with paceline.attach(model, optimizer, rule, timeout_s=30, log=log) as run:
-            for x, y in batches(40 + 10 * RANK):
-                step(model, optimizer, x, y)
-        keep(model, directory, str(number), before=before, after=loss_of(model), bytes=run.bytes_sent)
-
-
 class Saying:
     """What the parts of `varied` have found, for the test to look at."""
 
@@ -268,6 +254,28 @@ def unreachable(directory: Path, say: Saying) -> None:
         meeting.connect = connect
 
 
+def table(directory: Path, workers: int, group: Any) -> None:
+    """Every rule, one attach after another in one program; rank 0 has less data, the last one more."""
+    for number, (rule, kind) in enumerate(RULES):
+        model = make_big()
+        before = loss_of(model)
+        model.train()
+        optimizer = OPTIMIZERS[kind](model.parameters())
+        log = directory / f"log.{workers}.{number}"
+        with paceline.attach(model, optimizer, rule, timeout_s=60, log=log, group=group) as run:
+            for x, y in batches(40 + 10 * RANK):
+                step(model, optimizer, x, y)
+        keep(model, directory, f"{workers}.{number}", before=before, after=loss_of(model), bytes=run.bytes_sent)
+
+
+def tables(directory: Path, say: Saying) -> None:
+    """Among two, three and all of the processes."""
+    for workers in (2, 3, 4):
+        group = dist.new_group(list(range(workers)))
+        if workers > RANK:
+            table(directory, workers, group if workers < WORKERS else None)
+
+
 def lockstep(directory: Path, say: Saying) -> None:
     """ssp(staleness=0) and sync in rank order."""
     for name, rule in (("ssp", "ssp(staleness=0)"), ("sync", "sync(reproducible=True)")):
@@ -283,8 +291,8 @@ def varied(directory: Path) -> None:
     """What four processes are needed for, in one launch."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     say = Saying(directory)
-    table(directory)
     for part in (
+        tables,
         lockstep,
         one_after_another, other_hosts, traffic, not_finite, checkpoints, certificates, strangers, unreachable,
     ):  # fmt: skip
