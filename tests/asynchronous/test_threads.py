@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.asynchronous import threads
 from paceline.sim.network import EmulatedNetwork
 from tests.helpers import same_bits
 from tests.processes.asynchronous_programs import RULES
@@ -317,3 +318,20 @@ def test_who_leaves_first_holds_up_nobody(tmp_path: Path) -> None:
         assert "the user's own" in launch.wait([1])[1].err
         _, numbers = models(tmp_path, "model", [0, 2])
         assert numbers[0]["steps"] < numbers[1]["steps"]
+
+
+def test_time_in_which_this_process_stood_still_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(threads.time, "monotonic", lambda: now[0])
+    pulse = threads._Pulse(timeout_s=8.0)
+    for _ in range(40):  # it runs, and hears nothing from somebody
+        assert not pulse.overdue(100.0)
+        now[0] += 0.2
+    now[0] += 0.2
+    assert pulse.overdue(100.0) and not pulse.overdue(101.0) and not pulse.stood_still()
+    now[0] += 60.0  # it was stopped
+    assert not pulse.overdue(101.0) and pulse.stood_still() == pytest.approx(60.0)
+    for _ in range(41):
+        now[0] += 0.2
+        pulse.beat()
+    assert pulse.overdue(101.0) and not pulse.stood_still()
