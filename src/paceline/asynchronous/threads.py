@@ -165,7 +165,11 @@ class ThreadedService:
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, _Line] = {}
         outgoing, self._incoming = meet(transport, timeout_s, tls)
-        self._begin(outgoing)
+        try:
+            self._begin(outgoing)
+        except BaseException:
+            self.close()
+            raise
 
     # -- the threads ------------------------------------------------------------------------------
 
