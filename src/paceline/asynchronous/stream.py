@@ -80,6 +80,8 @@ class Stream(ABC):
         for span, flat in zip(self.spans, values, strict=True):
             asks += span.asks(flat)
         for span, room in zip(self.buffers, self._sent_buffers, strict=True):
+            if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
+                span.write(span.pulled)
             span.mark()
             asks += span.asks(span.read(room))
         self.clock += 1
