@@ -244,6 +244,12 @@ class Gathered:
         flat = self._flats[0] if self._device is None else self._device
         return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
 
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Make all of it nan, so that no owner takes its part."""
+        flat = self._flats[0] if self._device is None else self._device
+        flat.fill_(torch.nan)
+
     def forget(self) -> None:
         """Drop what was gathered."""
         self.minibatches = 0

@@ -98,8 +98,10 @@ class Stream(ABC):
         self._service.wait(ticket)
         self._tally.wait_s += time.perf_counter() - began
         self._ticket = None
-        self._tally.refused += ticket.refused
-        self._tally.delays.append(ticket.delay)
+        if ticket.refused:
+            self._tally.refused += 1
+        else:
+            self._tally.delays.append(ticket.delay)
         asks = {ask.piece: ask for ask in ticket.asks}
         for span in (*self.spans, *self.buffers):
             span.take(asks)
@@ -183,11 +185,19 @@ class GradientStream(Stream):
         for gathered in self._gathered:
             gathered.add()
         if not all(gathered.finite() for gathered in self._gathered):
-            self._tally.refused += 1
-            for gathered in self._gathered:
-                gathered.forget()
+            self._drop()
         self._exchange()
         self._hide()
+
+    def _drop(self) -> None:
+        """Inf or nan: nothing of it is pushed, but where others wait for this worker, its clock has to go on."""
+        if self._schedule.staleness is not None:
+            for gathered in self._gathered:
+                gathered.spoil()
+            return
+        self._tally.refused += 1
+        for gathered in self._gathered:
+            gathered.forget()
 
     def _exchange(self) -> None:
         self._collect(wait=self._waiting >= self._schedule.hold)
@@ -250,8 +260,11 @@ class BlockStream(Stream):
     @torch.no_grad()
     def _push_block(self) -> None:
         minibatches, self.since = self.since, 0
-        if not all(span.fragment.finite() for span in self.spans):
+        ill = not all(span.fragment.finite() for span in self.spans)
+        if ill:
             self._restart()
+        if ill and self._schedule.staleness is None:
+            self._tally.refused += 1
             return
         for span, base, then, sent in zip(self.spans, self._base, self._then, self._sent, strict=True):
             span.mark()  # a displacement is measured from what was pulled last
@@ -260,11 +273,12 @@ class BlockStream(Stream):
                 sent.copy_(then)
             else:
                 torch.sub(then, base, out=sent)
+            if ill:
+                sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
         self._push(self._sent, minibatches)
 
     def _restart(self) -> None:
         """What this worker has is inf or nan: it goes on from the model that it pulled last."""
-        self._tally.refused += 1
         for span, base in zip(self.spans, self._base, strict=True):
             span.write(span.pulled)
             base.copy_(span.pulled)
