@@ -182,12 +182,21 @@ class GradientStream(Stream):
         if not self._waiting:  # all that is gathered until the next push is computed at these values
             for span in self.spans:
                 span.mark()
+        self._unscale()
         for gathered in self._gathered:
             gathered.add()
         if not all(gathered.finite() for gathered in self._gathered):
             self._drop()
         self._exchange()
         self._hide()
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """A fused optimizer takes the GradScaler's scale off inside its step, which happens elsewhere."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if scale is not None:
+            for gradient in [p.grad for p in self._parameters if p.grad is not None]:
+                gradient.div_(scale)
 
     def _drop(self) -> None:
         """Inf or nan: nothing of it is pushed, but where others wait for this worker, its clock has to go on."""

@@ -25,6 +25,7 @@ from torch.optim import (
 )
 
 from paceline import checks, ending
+from paceline.amp import skipped
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import Adds, Blends, Piece, Pulls, Steps, Way
@@ -178,6 +179,8 @@ class Asynchronous:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Push the gradients, and take what has been pulled."""
+        if skipped(optimizer):
+            return
         self._watch.begin()
         began = time.perf_counter()
         self._compute()
