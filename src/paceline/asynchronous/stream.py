@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Gathered, Span, host
+from paceline.optimizers import reset_state
 from paceline.outer.elastic import Elastic
 from paceline.schedule.bounded import Bounded
 
@@ -243,13 +244,14 @@ class BlockStream(Stream):
     """Displacements are pushed, or the parameters themselves; the optimizer steps here.
 
     Args:
+        optimizer: begins anew where its state is inf or nan.
         elastic: how the center and the workers draw at each other, where that is the rule.
         workers: N.
     """
 
-    def __init__(self, elastic: Elastic | None, workers: int, *args: Any) -> None:
+    def __init__(self, optimizer: Optimizer, elastic: Elastic | None, workers: int, *args: Any) -> None:
         super().__init__(*args)
-        self._elastic, self._workers = elastic, workers
+        self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
@@ -287,10 +289,11 @@ class BlockStream(Stream):
         self._push(self._sent, minibatches)
 
     def _restart(self) -> None:
-        """What this worker has is inf or nan: it goes on from the model that it pulled last."""
+        """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""
         for span, base in zip(self.spans, self._base, strict=True):
             span.write(span.pulled)
             base.copy_(span.pulled)
+            reset_state(self._optimizer, span.fragment.tensors)
 
     @torch.no_grad()
     def _land(self) -> None:

@@ -124,7 +124,7 @@ class Asynchronous:
         if self._gradient:
             return GradientStream(optimizer, *shared)
         elastic = self.rule.outer if isinstance(self.rule.outer, Elastic) else None
-        return BlockStream(elastic, self._transport.world.size, *shared)
+        return BlockStream(optimizer, elastic, self._transport.world.size, *shared)
 
     def _piece(self, number: int) -> Piece:
         """A piece with the values that this worker pulled last."""
