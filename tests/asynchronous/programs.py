@@ -68,4 +68,3 @@ def lines(folder: Path, worker: int, kind: str) -> list[dict[str, Any]]:
 
 def finite(state: dict[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in state.values())
-

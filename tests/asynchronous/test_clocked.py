@@ -63,8 +63,8 @@ def test_delays_by_hand_where_workers_wait_for_the_answer(delays: dict[int, list
 def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: dict[int, list[int]]) -> None:
     """A push is computed at the answer to the push before last, which was the last to land before it was computed.
 
-    In order of time, versions after: worker 0 pushes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 pushes 2, 4, 6, 9, 11, 13, 15,
-    18; worker 2 pushes 7 and 16. The third push of worker 0, its version 5, is computed at 1: delay 4 - 1.
+    In order of time, versions after: worker 0 makes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 makes 2, 4, 6, 9, 11, 13, 15,
+    18; worker 2 makes 7 and 16. The third push of worker 0, its version 5, is computed at 1: delay 4 - 1.
     """
     simulate(steps("asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
     zero = [0, 2, 4 - 1, 7 - 3, 9 - 5, 11 - 8, 13 - 10, 16 - 12]
@@ -261,7 +261,9 @@ def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
         if rank() == 0 and run.minibatches == 2:
             run.messages.receive(torch.zeros(1), source=1).wait()
 
-    with pytest.raises(paceline.PeerLostError, match="nobody can go on: worker 0 waits at receive .* worker 1 waits at"):
+    with pytest.raises(
+        paceline.PeerLostError, match=r"nobody can go on: worker 0 waits at receive .* worker 1 waits at"
+    ):
         simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
 
 

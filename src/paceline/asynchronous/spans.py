@@ -50,9 +50,7 @@ class Span:
         incoming: where answers arrive.
     """
 
-    def __init__(
-        self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int
-    ) -> None:
+    def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
         self.number, self.fragment, self._group = number, fragment, group
         self.ranges = [Range(first + k, cut) for k, cut in enumerate(cuts)]
         self.pulled = host(fragment)
