@@ -480,6 +480,21 @@ def test_tied_weights_are_one_parameter() -> None:
     assert same_bits(found[0], found[1]) and torch.equal(found[0]["0.weight"], found[0]["1.weight"])
 
 
+def test_a_group_whose_parameters_have_no_elements() -> None:
+    def program() -> float:
+        model = nn.ModuleList([Numbers(), Numbers(0)])
+        optimizer = torch.optim.SGD([{"params": [part.p]} for part in model], lr=0.5)
+        run = paceline.attach(model, optimizer, "dc_asgd()")
+        model[0].p.grad = torch.full((1,), -1.0)
+        model[1].p.grad = torch.zeros(0)
+        optimizer.step()
+        run.close()
+        return model[0].value
+
+    found = simulate(program, 2, Clock())
+    assert found[0] == found[1] and 0.9 < found[0] < 1.0
+
+
 def test_parameters_of_two_dtypes_in_one_group() -> None:
     def program() -> list[float]:
         model = nn.ModuleList([Numbers(), Numbers().double(), Numbers().bfloat16()])

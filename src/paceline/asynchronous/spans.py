@@ -141,7 +141,7 @@ class Layout:
         names = {id(parameter): name for name, parameter in named}
         found = []
         for k, group in enumerate(optimizer.param_groups):
-            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names]
+            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
             _refuse(pairs)
             now = partial(_group_now, optimizer, k)
             found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
