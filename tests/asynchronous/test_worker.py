@@ -704,6 +704,36 @@ def test_steps_that_a_scaler_skips(rule: str, known: bool, fused: bool) -> None:
         assert 5.0 <= found[0][2] <= 7.0
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@rules(["ssp(staleness=1)", "ssp(staleness=1, period=2)"])
+def test_a_worker_whose_scaler_skips_does_not_hold_up_the_others(rule: str, fused: bool, tmp_path: Path) -> None:
+    """Where the scaler is known, the worker's clock counts what was skipped, and all meet at the save."""
+
+    def program() -> Any:
+        model = nn.ModuleList([Numbers(), Numbers()])
+        pair = [torch.optim.SGD(part.parameters(), lr=1.0, momentum=0.5, fused=fused) for part in model]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
+        run = paceline.attach(model, list(pair), rule, scaler=scaler)
+        for step in range(8):
+            for optimizer in pair:
+                optimizer.zero_grad()
+            loss = scaler.scale(-(model[0].p + model[1].p).sum())
+            (loss * float("inf") if rank() == 1 and step < 4 else loss).backward()
+            for optimizer in pair:
+                scaler.step(optimizer)
+            scaler.update()
+        run.save(tmp_path / "c")
+        made, blocks = run.minibatches, run.blocks
+        run.close()
+        assert "step" not in scaler.__dict__
+        return made, blocks, [part.value for part in model]
+
+    found = simulate(program, 2)
+    pushes = 8 if rule == "ssp(staleness=1)" else 4
+    assert [(made, blocks) for made, blocks, _ in found] == [(8, pushes), (4, pushes)]
+    assert found[0][2] == found[1][2] and found[0][2][0] == found[0][2][1] > 0
+
+
 def test_a_closure_is_refused_where_gradients_are_pushed() -> None:
     def program(rule: str) -> Callable[[], float]:
         def body() -> float:

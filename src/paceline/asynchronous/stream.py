@@ -191,6 +191,14 @@ class GradientStream(Stream):
         self._exchange()
         self._hide()
 
+    def left_out(self) -> None:
+        """A minibatch whose gradients are not to be used: only the clock goes on."""
+        for span, gathered in zip(self.spans, self._gathered, strict=True):
+            span.mark()
+            gathered.add()
+            gathered.spoil()
+        self._exchange()
+
     @torch.no_grad()
     def _unscale(self) -> None:
         """A fused optimizer takes the GradScaler's scale off inside its step, which happens elsewhere."""

@@ -91,6 +91,9 @@ class Asynchronous:
         for optimizer, _ in owned:
             _check_optimizer(rule, optimizer)
         self._join(rule.topology)
+        self._scaler: Any = None
+        if settings.scaler is not None and self._schedule.staleness is not None:
+            self._watch_scaler(settings.scaler)
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -210,6 +213,38 @@ class Asynchronous:
             stream.stepped()
         self._note(began)
 
+    def _watch_scaler(self, scaler: Any) -> None:
+        """A step that the scaler skips moves nothing, but others wait for this worker's clock, which has to go on."""
+        self._scaler, step = scaler, scaler.step
+
+        def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = self._flow.steps, [stream.clock for stream in self._streams]
+            result = step(optimizer, *args, **kwargs)
+            made = before != (self._flow.steps, [stream.clock for stream in self._streams])
+            if not made and not self.closed and any(optimizer is one for one, _ in self._owned):
+                self._left_out(optimizer)
+            return result
+
+        scaler.step = stepped
+
+    def _left_out(self, optimizer: Optimizer) -> None:
+        """A minibatch without a step of this optimizer."""
+        self._watch.begin()
+        began = time.perf_counter()
+        last = optimizer is self._owned[-1][0]
+        if self._gradient:
+            self._compute()
+            stream = self._stream_of(optimizer)
+            assert isinstance(stream, GradientStream)
+            stream.left_out()
+            self._ahead = self._ahead and not last
+        elif last:
+            self._service.computed(self._flow.steps)
+            for blocks in self._streams:
+                assert isinstance(blocks, BlockStream)
+                blocks.stepped()
+        self._note(began)
+
     def _compute(self) -> None:
         """Let simulated time pass, once a minibatch however many optimizers it has."""
         if not self._ahead:
@@ -274,6 +309,8 @@ class Asynchronous:
     def close(self) -> None:
         """Let the connection go."""
         self.closed = True
+        if self._scaler is not None:
+            self._scaler.__dict__.pop("step", None)
         self._service.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
