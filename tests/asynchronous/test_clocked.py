@@ -92,6 +92,25 @@ def test_a_slow_link_carries_fewer_and_fuller_pushes() -> None:
     assert found == [13.0 + 4.0] * 2, "a mean is one step"
 
 
+@pytest.mark.parametrize("bad", [2, 3, 5])
+def test_a_minibatch_with_nan_does_not_take_those_along_that_were_gathered_with_it(bad: int) -> None:
+    """Worker 0 pushes the mean of minibatches 2 to 5, whose gradients are -2, -3, -4 and -5; one of them is nan."""
+
+    def program() -> float:
+        model = Numbers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "asgd")
+        for number in range(1, 9 if rank() == 0 else 1):
+            model.p.grad = torch.full((1,), float("nan") if number == bad else -float(number))
+            optimizer.step()
+        run.close()
+        return model.value
+
+    rest = [number for number in (2, 3, 4, 5) if number != bad]
+    found = simulate(program, 2, Clock(1.0, link(1.75)))
+    assert found == [pytest.approx(1.0 + sum(rest) / 3 + (6 + 7 + 8) / 3)] * 2
+
+
 def test_work_is_gathered_so_long_and_no_longer() -> None:
     """An answer that takes 100 s: after 16 minibatches (`hold`) the worker waits for it."""
     clock, seen = Clock(1.0, link(50.0)), list[tuple[int, float]]()

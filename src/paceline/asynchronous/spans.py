@@ -225,6 +225,16 @@ class Gathered:
                 )
 
     @torch.no_grad()
+    def welcome(self) -> bool:
+        """Whether the gradients that are there now are finite."""
+        self._refuse_sparse()
+        gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
+        if not gradients:
+            return True
+        sums = torch.stack([gradient.sum(dtype=self._fragment.outer_dtype) for gradient in gradients])
+        return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    @torch.no_grad()
     def mean(self) -> Tensor:
         """The mean of what was gathered, shape (numel,), in host memory; it stays as it is until the next but one."""
         flat = self._flats[0]

@@ -184,12 +184,18 @@ class GradientStream(Stream):
             for span in self.spans:
                 span.mark()
         self._unscale()
+        self._gather()
+        self._exchange()
+        self._hide()
+
+    def _gather(self) -> None:
+        if self._waiting and not all(gathered.welcome() for gathered in self._gathered):
+            self._tally.refused += 1  # what was gathered before is not to suffer
+            return
         for gathered in self._gathered:
             gathered.add()
         if not all(gathered.finite() for gathered in self._gathered):
             self._drop()
-        self._exchange()
-        self._hide()
 
     def left_out(self) -> None:
         """A minibatch whose gradients are not to be used: only the clock goes on."""
