@@ -63,8 +63,8 @@ def test_delays_by_hand_where_workers_wait_for_the_answer(delays: dict[int, list
 def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: dict[int, list[int]]) -> None:
     """A push is computed at the answer to the push before last, which was the last to land before it was computed.
 
-    In order of time, versions after: worker 0 pushes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 pushes 2, 4, 6, 9, 11, 13, 15,
-    18; worker 2 pushes 7 and 16. The third push of worker 0, its version 5, is computed at 1: delay 4 - 1.
+    In order of time, versions after: worker 0 makes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 makes 2, 4, 6, 9, 11, 13, 15,
+    18; worker 2 makes 7 and 16. The third push of worker 0, its version 5, is computed at 1: delay 4 - 1.
     """
     simulate(steps("asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
     zero = [0, 2, 4 - 1, 7 - 3, 9 - 5, 11 - 8, 13 - 10, 16 - 12]
@@ -90,6 +90,25 @@ def test_a_slow_link_carries_fewer_and_fuller_pushes() -> None:
     found = simulate(steps("asgd", [13, 13], after), 2, Clock(1.0, link(1.75)))
     assert blocks == {0: 4, 1: 13}, "worker 0 pushes after 1, 5, 9 and 13 minibatches"
     assert found == [13.0 + 4.0] * 2, "a mean is one step"
+
+
+@pytest.mark.parametrize("bad", [2, 3, 5])
+def test_a_minibatch_with_nan_does_not_take_those_along_that_were_gathered_with_it(bad: int) -> None:
+    """Worker 0 pushes the mean of minibatches 2 to 5, whose gradients are -2, -3, -4 and -5; one of them is nan."""
+
+    def program() -> float:
+        model = Numbers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "asgd")
+        for number in range(1, 9 if rank() == 0 else 1):
+            model.p.grad = torch.full((1,), float("nan") if number == bad else -float(number))
+            optimizer.step()
+        run.close()
+        return model.value
+
+    rest = [number for number in (2, 3, 4, 5) if number != bad]
+    found = simulate(program, 2, Clock(1.0, link(1.75)))
+    assert found == [pytest.approx(1.0 + sum(rest) / 3 + (6 + 7 + 8) / 3)] * 2
 
 
 def test_work_is_gathered_so_long_and_no_longer() -> None:
@@ -262,7 +281,7 @@ def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
             run.messages.receive(torch.zeros(1), source=1).wait()
 
     with pytest.raises(
-        paceline.PeerLostError, match="nobody can go on: worker 0 waits at receive .* worker 1 waits at"
+        paceline.PeerLostError, match=r"nobody can go on: worker 0 waits at receive .* worker 1 waits at"
     ):
         simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
 

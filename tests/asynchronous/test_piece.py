@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -95,8 +96,7 @@ def serial(kind: type[Optimizer], settings: Settings, gradients: list[Tensor], r
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("largest", [64, 192, 1024])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("largest", "workers"), [(64, 1), (192, 3), (1024, 1)])
 def test_pieces_have_the_bits_of_the_serial_optimizer(name: str, largest: int, workers: int) -> None:
     """However the span is cut, and with a learning rate that the sender's schedule changes."""
     kind, settings = OPTIMIZERS[name]
@@ -329,8 +329,7 @@ def test_buffers_move_towards_each_worker_and_counters_take_the_largest() -> Non
 
 
 def wire(about: dict[str, Any]) -> dict[str, Any]:
-    import json
-
+    """What is left of it behind a network."""
     found: dict[str, Any] = json.loads(json.dumps(about))
     return found
 

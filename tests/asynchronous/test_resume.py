@@ -14,7 +14,7 @@ from torch import nn
 
 import paceline
 from paceline.sim import Clock, link, uniform
-from tests.asynchronous.programs import RECIPES, Numbers, rank, simulate, uneven
+from tests.asynchronous.programs import RECIPES, Numbers, rank, simulate
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, same_bits, sgd
 
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 50, "epochs": 3}
@@ -39,14 +39,11 @@ CASES: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES, ids=[f"{rule}-{kind.__name__}" for rule, kind in CASES])
-@pytest.mark.parametrize("clock", [lambda: Clock(), uneven], ids=["even", "uneven"])
-def test_stop_and_resume(
-    rule: str, optimizer: Callable[[Any], torch.optim.Optimizer], clock: Callable[[], Clock], tmp_path: Path
-) -> None:
+def test_stop_and_resume(rule: str, optimizer: Callable[[Any], torch.optim.Optimizer], tmp_path: Path) -> None:
     """5 steps an epoch; 7 is in the middle of an epoch and of a block."""
     choices: dict[str, Any] = {"optimizer": optimizer, **FULL}
-    went_on = simulate(Program(rule, **choices, save_at=7, save_to=tmp_path / "c"), 3, clock())
-    resumed = simulate(Program(rule, **choices, resume=tmp_path / "c"), 3, clock())
+    went_on = simulate(Program(rule, **choices, save_at=7, save_to=tmp_path / "c"), 3)
+    resumed = simulate(Program(rule, **choices, resume=tmp_path / "c"), 3)
     for one, other in zip(resumed, went_on, strict=True):
         assert one.losses == other.losses[7:]
         assert one.minibatches == other.minibatches == 15
@@ -62,7 +59,7 @@ def test_stopping_right_after_the_save_is_the_same(tmp_path: Path) -> None:
     assert same_bits(ends[0][0].model, ends[1][0].model)
 
 
-@pytest.mark.parametrize("at", [1, 2, 5, 11, 12])
+@pytest.mark.parametrize("at", [1, 5, 12])
 def test_at_any_minibatch(at: int, tmp_path: Path) -> None:
     choices: dict[str, Any] = {"optimizer": momentum_sgd, **FULL}
     went_on = simulate(Program("dc_asgd()", **choices, save_at=at, save_to=tmp_path / "c"), 4)
@@ -150,7 +147,7 @@ def test_a_checkpoints_global_model_is_the_center_of_elastic_averaging(tmp_path:
 
 
 def test_the_learning_rate_of_a_resumed_schedule_reaches_the_owners(tmp_path: Path) -> None:
-    """`load_state_dict` puts new groups into the optimizer; who looks at the old ones sees the rate of the beginning."""
+    """`load_state_dict` puts new groups into the optimizer; the old ones keep the rate of the beginning."""
 
     def program(resume: bool) -> Callable[[], float]:
         def body() -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_what_is_drawn_has_the_mean_and_spread_that_were_asked_for() -> None:
     assert sum(x > 2.0 for x in flat) / len(flat) == pytest.approx(0.3679, abs=0.015)
     pairs = [(row[k] - 2.0) * (row[k + 1] - 2.0) / 4.0 for row in drawn for k in range(399)]
     assert sum(pairs) / len(pairs) == pytest.approx(0.0, abs=0.03)
-    across = [(a[k] - 2.0) * (b[k] - 2.0) / 4.0 for a, b in zip(drawn, drawn[1:], strict=False) for k in range(400)]
+    across = [(a[k] - 2.0) * (b[k] - 2.0) / 4.0 for a, b in pairwise(drawn) for k in range(400)]
     assert sum(across) / len(across) == pytest.approx(0.0, abs=0.03)
     low = [Clock(uniform(1.0, 3.0)).compute_s(0, step) for step in range(2000)]
     assert 1.0 <= min(low) < 1.02 and 2.98 < max(low) <= 3.0
@@ -149,4 +150,4 @@ def test_many_events() -> None:
     while clock.step():
         pass
     assert len(times) >= 200_000 and clock.happened == len(times)
-    assert all(a <= b for a, b in zip(times, times[1:], strict=False))
+    assert all(a <= b for a, b in pairwise(times))

@@ -147,7 +147,7 @@ class Layout:
         names = {id(parameter): name for name, parameter in named}
         found = []
         for k, group in enumerate(optimizer.param_groups):
-            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names]
+            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
             _refuse(pairs)
             now = partial(_group_now, optimizer, k)
             found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
@@ -231,6 +231,16 @@ class Gathered:
                 )
 
     @torch.no_grad()
+    def welcome(self) -> bool:
+        """Whether the gradients that are there now are finite."""
+        self._refuse_sparse()
+        gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
+        if not gradients:
+            return True
+        sums = torch.stack([gradient.sum(dtype=self._fragment.outer_dtype) for gradient in gradients])
+        return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    @torch.no_grad()
     def mean(self) -> Tensor:
         """The mean of what was gathered, shape (numel,), in host memory; it stays as it is until the next but one."""
         flat = self._flats[0]
@@ -247,6 +257,12 @@ class Gathered:
         """Whether all that was gathered is finite."""
         flat = self._flats[0] if self._device is None else self._device
         return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
+
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Make all of it nan, so that no owner takes its part."""
+        flat = self._flats[0] if self._device is None else self._device
+        flat.fill_(torch.nan)
 
     def forget(self) -> None:
         """Drop what was gathered."""

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from paceline.asynchronous.pace import Pace
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Gathered, Span, host
+from paceline.optimizers import reset_state
 from paceline.outer.elastic import Elastic
 from paceline.schedule.bounded import Bounded
 
@@ -87,6 +88,8 @@ class Stream(ABC):
         for span, flat in zip(self.spans, values, strict=True):
             asks += span.asks(flat, answered)
         for span, room in zip(self.buffers, self._sent_buffers, strict=True):
+            if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
+                span.write(span.pulled)
             span.mark()
             asks += span.asks(span.read(room), answered)
         self.clock += 1
@@ -104,8 +107,9 @@ class Stream(ABC):
         self._hurry()
         for ticket in under_way:
             self._service.wait(ticket)
-            if ticket.clock:
-                self._tally.refused += ticket.refused
+            if ticket.refused:
+                self._tally.refused += 1
+            elif ticket.clock:
                 self._tally.delays.append(ticket.delay)
         self._tally.wait_s += time.perf_counter() - began
         self._silent, self._ticket, self._hurry = None, None, _nothing
@@ -197,15 +201,45 @@ class GradientStream(Stream):
         if not self._waiting:  # all that is gathered until the next push is computed at these values
             for span in self.spans:
                 span.mark()
+        self._unscale()
+        self._gather()
+        self._exchange()
+        self._hide()
+
+    def _gather(self) -> None:
+        if self._waiting and not all(gathered.welcome() for gathered in self._gathered):
+            self._tally.refused += 1  # what was gathered before is not to suffer
+            return
         for gathered in self._gathered:
             gathered.add()
         if not all(gathered.finite() for gathered in self._gathered):
-            self._tally.refused += 1
-            for gathered in self._gathered:
-                gathered.forget()
+            self._drop()
+
+    def left_out(self) -> None:
+        """A minibatch whose gradients are not to be used: only the clock goes on."""
+        for span, gathered in zip(self.spans, self._gathered, strict=True):
+            span.mark()
+            gathered.add()
+            gathered.spoil()
         self._exchange()
-        self._hide()
-        self._began = self._service.now()
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """A fused optimizer takes the GradScaler's scale off inside its step, which happens elsewhere."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if scale is not None:
+            for gradient in [p.grad for p in self._parameters if p.grad is not None]:
+                gradient.div_(scale)
+
+    def _drop(self) -> None:
+        """Inf or nan: nothing of it is pushed, but where others wait for this worker, its clock has to go on."""
+        if self._schedule.staleness is not None:
+            for gathered in self._gathered:
+                gathered.spoil()
+            return
+        self._tally.refused += 1
+        for gathered in self._gathered:
+            gathered.forget()
 
     def _exchange(self) -> None:
         self._collect(wait=self._waiting >= self._schedule.hold)
@@ -216,6 +250,7 @@ class GradientStream(Stream):
             else:
                 self._ticket = self._push_gathered(answered=True)
                 self._collect(wait=True)
+        self._began = self._service.now()
 
     def _push_gathered(self, answered: bool) -> Ticket:
         minibatches = self._waiting
@@ -263,13 +298,14 @@ class BlockStream(Stream):
     """Displacements are pushed, or the parameters themselves; the optimizer steps here.
 
     Args:
+        optimizer: begins anew where its state is inf or nan.
         elastic: how the center and the workers draw at each other, where that is the rule.
         workers: N.
     """
 
-    def __init__(self, elastic: Elastic | None, workers: int, *args: Any) -> None:
+    def __init__(self, optimizer: Optimizer, elastic: Elastic | None, workers: int, *args: Any) -> None:
         super().__init__(*args)
-        self._elastic, self._workers = elastic, workers
+        self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
@@ -289,8 +325,11 @@ class BlockStream(Stream):
     @torch.no_grad()
     def _push_block(self) -> None:
         minibatches, self.since = self.since, 0
-        if not all(span.fragment.finite() for span in self.spans):
+        ill = not all(span.fragment.finite() for span in self.spans)
+        if ill:
             self._restart()
+        if ill and self._schedule.staleness is None:
+            self._tally.refused += 1
             return
         for span, base, then, sent in zip(self.spans, self._base, self._then, self._sent, strict=True):
             span.mark()  # a displacement is measured from what was pulled last
@@ -299,14 +338,16 @@ class BlockStream(Stream):
                 sent.copy_(then)
             else:
                 torch.sub(then, base, out=sent)
+            if ill:
+                sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
         self._ticket = self._push(self._sent, minibatches)
 
     def _restart(self) -> None:
-        """What this worker has is inf or nan: it goes on from the model that it pulled last."""
-        self._tally.refused += 1
+        """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""
         for span, base in zip(self.spans, self._base, strict=True):
             span.write(span.pulled)
             base.copy_(span.pulled)
+            reset_state(self._optimizer, span.fragment.tensors)
 
     @torch.no_grad()
     def _land(self) -> None:

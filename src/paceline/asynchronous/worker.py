@@ -25,6 +25,7 @@ from torch.optim import (
 )
 
 from paceline import checks, ending
+from paceline.amp import skipped
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import Adds, Blends, Piece, Pulls, Steps, Way
@@ -90,6 +91,9 @@ class Asynchronous:
         for optimizer, _ in owned:
             _check_optimizer(rule, optimizer)
         self._join(rule.topology)
+        self._scaler: Any = None
+        if settings.scaler is not None and self._schedule.staleness is not None:
+            self._watch_scaler(settings.scaler)
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -123,7 +127,7 @@ class Asynchronous:
         if self._gradient:
             return GradientStream(optimizer, *shared)
         elastic = self.rule.outer if isinstance(self.rule.outer, Elastic) else None
-        return BlockStream(elastic, self._transport.world.size, *shared)
+        return BlockStream(optimizer, elastic, self._transport.world.size, *shared)
 
     def _piece(self, number: int) -> Piece:
         """A piece with the values that this worker pulled last."""
@@ -178,6 +182,8 @@ class Asynchronous:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Push the gradients, and take what has been pulled."""
+        if skipped(optimizer):
+            return
         self._watch.begin()
         began = time.perf_counter()
         self._compute()
@@ -205,6 +211,38 @@ class Asynchronous:
         for stream in self._streams:
             assert isinstance(stream, BlockStream)
             stream.stepped()
+        self._note(began)
+
+    def _watch_scaler(self, scaler: Any) -> None:
+        """A step that the scaler skips moves nothing, but others wait for this worker's clock, which has to go on."""
+        self._scaler, step = scaler, scaler.step
+
+        def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = self._flow.steps, [stream.clock for stream in self._streams]
+            result = step(optimizer, *args, **kwargs)
+            made = before != (self._flow.steps, [stream.clock for stream in self._streams])
+            if not made and not self.closed and any(optimizer is one for one, _ in self._owned):
+                self._left_out(optimizer)
+            return result
+
+        scaler.step = stepped
+
+    def _left_out(self, optimizer: Optimizer) -> None:
+        """A minibatch without a step of this optimizer."""
+        self._watch.begin()
+        began = time.perf_counter()
+        last = optimizer is self._owned[-1][0]
+        if self._gradient:
+            self._compute()
+            stream = self._stream_of(optimizer)
+            assert isinstance(stream, GradientStream)
+            stream.left_out()
+            self._ahead = self._ahead and not last
+        elif last:
+            self._service.computed(self._flow.steps)
+            for blocks in self._streams:
+                assert isinstance(blocks, BlockStream)
+                blocks.stepped()
         self._note(began)
 
     def _compute(self) -> None:
@@ -273,6 +311,8 @@ class Asynchronous:
     def close(self) -> None:
         """Let the connection go."""
         self.closed = True
+        if self._scaler is not None:
+            self._scaler.__dict__.pop("step", None)
         self._service.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
