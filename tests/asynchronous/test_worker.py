@@ -711,7 +711,7 @@ def test_a_worker_whose_scaler_skips_does_not_hold_up_the_others(rule: str, fuse
 
     def program() -> Any:
         model = nn.ModuleList([Numbers(), Numbers()])
-        pair = [torch.optim.SGD(part.parameters(), lr=1.0, momentum=0.5, fused=fused) for part in model]
+        pair = [torch.optim.SGD(part.parameters(), lr=1.0, fused=fused) for part in model]
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
         run = paceline.attach(model, list(pair), rule, scaler=scaler)
         for step in range(8):
