@@ -61,14 +61,16 @@ def test_delays_by_hand_where_workers_wait_for_the_answer(delays: dict[int, list
 
 
 def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: dict[int, list[int]]) -> None:
-    """A push is computed at the answer to the push before last, which was the last to land before it was computed.
+    """A push is computed at the values that had come when the minibatch before ended.
 
     In order of time, versions after: worker 0 makes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 makes 2, 4, 6, 9, 11, 13, 15,
-    18; worker 2 makes 7 and 16. The third push of worker 0, its version 5, is computed at 1: delay 4 - 1.
+    18; worker 2 makes 7 and 16. The first values are asked for at 1, the others 0.95 s after a push: at 2.95 (version
+    4), 3.95 (7), 4.95 (9), 5.95 (11), 6.95 (13) and 7.95 (16). The fourth push of worker 0 finds version 7, and was
+    computed at what came at 2.95.
     """
     simulate(steps("asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
-    zero = [0, 2, 4 - 1, 7 - 3, 9 - 5, 11 - 8, 13 - 10, 16 - 12]
-    one = [1, 3, 5 - 2, 8 - 4, 10 - 6, 12 - 9, 14 - 11, 17 - 13]
+    zero = [0, 2 - 0, 4 - 1, 7 - 4, 9 - 7, 11 - 9, 13 - 11, 16 - 13]
+    one = [1, 3 - 0, 5 - 2, 8 - 4, 10 - 7, 12 - 9, 14 - 11, 17 - 13]
     assert delays == {0: zero, 1: one, 2: [6, 15]}
 
 
@@ -87,7 +89,7 @@ def test_a_slow_link_carries_fewer_and_fuller_pushes() -> None:
     def after(run: Any, model: Numbers) -> None:
         blocks[rank()] = run.blocks
 
-    found = simulate(steps("asgd", [13, 13], after), 2, Clock(1.0, link(1.75)))
+    found = simulate(steps("asgd(hold=16)", [13, 13], after), 2, Clock(1.0, link(1.75)))
     assert blocks == {0: 4, 1: 13}, "worker 0 pushes after 1, 5, 9 and 13 minibatches"
     assert found == [13.0 + 4.0] * 2, "a mean is one step"
 
@@ -99,7 +101,7 @@ def test_a_minibatch_with_nan_does_not_take_those_along_that_were_gathered_with_
     def program() -> float:
         model = Numbers()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "asgd")
+        run = paceline.attach(model, optimizer, "asgd(hold=16)")
         for number in range(1, 9 if rank() == 0 else 1):
             model.p.grad = torch.full((1,), float("nan") if number == bad else -float(number))
             optimizer.step()
@@ -119,7 +121,7 @@ def test_work_is_gathered_so_long_and_no_longer() -> None:
         if rank() == 0:
             seen.append((run.blocks, clock.now))
 
-    simulate(steps("asgd", [34, 0], after), 2, clock)
+    simulate(steps("asgd(hold=16)", [34, 0], after), 2, clock)
     assert [at for _, at in seen[:17]] == [float(n) for n in [*range(1, 17), 101]]
     assert [number for number, _ in seen[:18]] == [1] * 16 + [2] * 2
     assert seen[17][1] == 102.0

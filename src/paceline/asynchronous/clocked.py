@@ -70,13 +70,16 @@ class ClockedService:
 
     def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
         """Send it in so many simulated seconds, or when it is needed."""
-        once = Once(lambda: self.exchange(ticket))
+        once = Once(lambda: self._ask(ticket))  # an event may not raise: it happens while nobody runs
         self._clock.wake(self._rank, after_s, once)
         return once
 
     def exchange(self, ticket: Ticket) -> None:
         """Send to every owner what concerns it, in one message each."""
         self._check()
+        self._ask(ticket)
+
+    def _ask(self, ticket: Ticket) -> None:
         ticket.asked_at = self._clock.now
         by_owner: dict[int, list[Ask]] = {}
         for ask in ticket.asks:
