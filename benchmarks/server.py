@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A push and a pull of 100 MB through the server inside the workers, over gloo's bare send and receive of those bytes.
+"""A push and a pull of 100 MB through the server inside the workers, over gloo's bare send and receive.
 
-Two processes; the second owns 100 MB of fp32 parameters in pieces. In turn, the first pushes a gradient of 100 MB, which
-the owner checks and applies with the user's SGD, and pulls the new values; and gloo sends 100 MB there and 100 MB back.
+Two processes; the second owns 100 MB of fp32 parameters in pieces. In turn, the first pushes a gradient of 100 MB,
+which the owner checks and applies with the user's SGD, and pulls the new values; and gloo sends 100 MB there and back.
 The figure is the ratio of the rates (bare time over the server's), of the medians. Then four workers make steps under
 `asgd`, as many each, and the bytes that each has sent are compared.
 

@@ -120,6 +120,16 @@ def reproducible(case: Case) -> Case:
 TABLE = ROWS + [reproducible(case) for case in ROWS]
 SHORT = [ROWS[k] for k in (0, 2, 4, 6, 8, 9, 12, 14, 19, 21, 23, 24, 32, 34, 36, 37)]
 BLOCKS = [case for case in ROWS if case.block]
+ALONE = [  # each worker exchanges by itself: laws 2, 6 and 8 as they are; the others are in tests/asynchronous
+    Case("asgd()", sgd),
+    Case("asgd(period=3)", adam),
+    Case("ssp(staleness=2)"),
+    Case("adadelay()", sgd),
+    Case("staleness_aware()", sgd),
+    Case("momentum_tuned()"),
+    Case("dc_asgd(kind='adaptive')", adam),
+    Case("easgd(period=3)", adam),
+]
 
 
 def rows(cases: list[Case]) -> pytest.MarkDecorator:
@@ -242,7 +252,7 @@ def test_law_1_an_untampered_sync_run_passes_its_checks(monkeypatch: pytest.Monk
 # -- 2: deterministic --------------------------------------------------------------------------------------------------
 
 
-@rows(SHORT)
+@rows(SHORT + ALONE)
 def test_law_2_same_seed_same_bits(case: Case) -> None:
     one, other = (go(case, samples=50, dropout=0.3) for _ in range(2))
     assert same_bits(one[0].model, other[0].model)
@@ -478,7 +488,7 @@ def test_law_6_the_quadratic(case: Case) -> None:
     assert finals[0] < 0.02
 
 
-@rows(ROWS)
+@rows(ROWS + ALONE)
 def test_law_6_the_small_net(case: Case) -> None:
     outs = go(case, 4, samples=192, epochs=6)
     x, y = make_data(192).tensors
@@ -529,7 +539,7 @@ def test_law_7_sync_shares_buffers_too() -> None:
 # -- 8: contributions that are not finite ------------------------------------------------------------------------------
 
 
-@rows(ROWS)
+@rows(ROWS + ALONE)
 def test_law_8_a_worker_with_nan_is_left_out(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     def factor(place: Place) -> float:
         return float("nan") if place.rank == 1 and place.run.minibatches == 5 else 1.0

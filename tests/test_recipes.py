@@ -113,7 +113,7 @@ def test_the_parts_by_kind() -> None:
 
 
 def test_numbers_of_asynchronous_rules() -> None:
-    free = {"period": 1, "staleness": "any", "overlap": 1, "hold": 16}
+    free = {"period": 1, "staleness": "any", "overlap": 1, "hold": 1}
     want = {
         "asgd": free,
         "asgd(period=4)": free | {"period": 4},
@@ -129,11 +129,13 @@ def test_numbers_of_asynchronous_rules() -> None:
 
 
 def test_bytes_of_asynchronous_rules() -> None:
-    rule = rule_from_text("asgd(piece=128)")
+    rule = rule_from_text("asgd(piece=128, overlap=0)")
     assert rule.bytes_per_block(4, 1024) == 2 * 3 * 4 * 1024 // 4
     assert rule.bytes_per_block(1, 1024) == 0
     # each worker owns 256 numbers in two pieces: pushes the six others, answers three workers about two
     assert [rule.overhead_bytes(4, 1024, rank=r) for r in range(4)] == [88 * 12] * 4
+    late = rule_from_text("asgd(piece=128)")  # pushes and pulls apart
+    assert [late.overhead_bytes(4, 1024, rank=r) for r in range(4)] == [88 * 24] * 4
     assert rule.overhead_bytes(4) == 88 * 6  # at least: three pushes, three answers
     assert rule.overhead_bytes(1) == rule.overhead_bytes(1, 1024) == 0
     assert rule.bytes_formula() == (

@@ -191,7 +191,8 @@ class Rule:
         if isinstance(self.topology, Sharded):
             numel = parameters.numel if isinstance(parameters, Layout) else parameters
             frames = 2 * (workers - 1) if numel is None else self.topology.frames_sent(numel, workers, rank)
-            return FRAME_BYTES * frames
+            apart = isinstance(self.payload, Gradient) and self.schedule.overlap > 0  # pushed, and pulled later
+            return FRAME_BYTES * frames * (2 if apart else 1)
         return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.schedule, EveryStep) else 0)) * (workers - 1)
 
     def bytes_formula(self) -> str:

@@ -31,6 +31,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACELINE_RULE", "PACELINE_LOG", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("PYTHONPATH", str(Path(paceline.__file__).parents[1]))  # for the workers
 
 
 @pytest.fixture
@@ -189,6 +190,65 @@ def test_a_killed_worker_takes_its_family_and_the_others_along(script: Script, t
     pids = family(tmp_path)
     assert len(pids) == 4
     assert_gone(pids)
+
+
+ASYNCHRONOUS = """
+    import os, signal, time
+    import torch, paceline
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(40, 40)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    run = paceline.attach(model, optimizer)
+    steps = 0
+    while steps < 10 or not os.path.exists("enough"):
+        optimizer.zero_grad()
+        model(torch.randn(4, 40)).square().mean().backward()
+        optimizer.step()
+        steps += 1
+        if steps == 5 and run.world.rank in {victims}:
+            {fail}
+        if run.world.rank == 2 and "is lost" in open(os.environ["PACELINE_LOG"] + "/output/rank-002.err").read():
+            open("enough", "w").close()
+    run.close()
+    print("finished")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("fail", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (9)"),
+        ("raise ValueError('odd')", "exit code 1"),
+    ],
+)
+def test_under_an_asynchronous_rule_the_others_go_on(script: Script, fail: str, how: str) -> None:
+    """The exit code and the last words say that one is missing."""
+    path = script(ASYNCHRONOUS.format(victims={1}, fail=fail))
+    result = run("--workers", 3, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
+    assert result.exit_code == 3, result.output
+    assert f"[1] this worker is lost: {how}; the others go on without it" in result.stderr
+    assert f"worker 1 on {socket.gethostname()} was lost; the others went on without it" in result.stderr
+    assert "2 workers finished here" in result.stderr and "without 1" in result.stderr
+    assert "[0] finished" in result.stdout and "[2] finished" in result.stdout
+
+
+@pytest.mark.processes
+def test_who_fails_before_it_has_met_the_others_ends_the_run(script: Script) -> None:
+    """There is nothing yet that they could go on with."""
+    early = "import os\nif os.environ['RANK'] == '1': raise ValueError('early')\n"
+    path = script(early + textwrap.dedent(ASYNCHRONOUS.format(victims={1}, fail="pass")))
+    result = run("--workers", 3, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
+    assert result.exit_code == 1, result.output
+    assert "ValueError: early" in result.stderr and "was lost" not in result.stderr
+
+
+@pytest.mark.processes
+def test_when_all_fail_the_run_has_failed(script: Script) -> None:
+    path = script(ASYNCHRONOUS.format(victims={0, 1}, fail="raise SystemExit(7)"))
+    result = run("--workers", 2, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
+    assert result.exit_code == 7, result.output
+    assert " failed" in result.stderr
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +37,19 @@ class Ended:
 class Launch:
     """N processes that run one of the programs in :mod:`tests.processes.programs`, or in another module.
 
-    Each is a session of its own, so that nothing survives the test.
+    Each is a session of its own, so that nothing survives the test. `place` gives for each rank what stands in front of
+    its command, and what it has in its environment.
     """
 
-    def __init__(self, program: str, workers: int, directory: Path, *arguments: str, module: str = "programs") -> None:
+    def __init__(
+        self,
+        program: str,
+        workers: int,
+        directory: Path,
+        *arguments: str,
+        module: str = "programs",
+        place: Callable[[int], tuple[list[str], dict[str, str]]] = lambda rank: ([], {}),
+    ) -> None:
         self.directory = directory
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))},
@@ -54,11 +64,12 @@ class Launch:
         command = [sys.executable, "-m", f"tests.processes.{module}", program, str(directory), *arguments]
         self.processes = []
         for rank in range(workers):
+            prefix, more = place(rank)
             with (directory / f"out.{rank}").open("w") as out, (directory / f"err.{rank}").open("w") as err:
                 self.processes.append(
                     subprocess.Popen(
-                        command,
-                        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        [*prefix, *command],
+                        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), **more},
                         stdout=out,
                         stderr=err,
                         cwd=directory,

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from paceline.asynchronous.later import Once
 from paceline.asynchronous.piece import NOBODY, Arriving
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
@@ -61,14 +64,28 @@ class ClockedService:
         self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
         self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
 
+    def now(self) -> float:
+        """Simulated time."""
+        return self._clock.now
+
+    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+        """Send it in so many simulated seconds, or when it is needed."""
+        once = Once(lambda: self._ask(ticket))  # an event may not raise: it happens while nobody runs
+        self._clock.wake(self._rank, after_s, once)
+        return once
+
     def exchange(self, ticket: Ticket) -> None:
         """Send to every owner what concerns it, in one message each."""
         self._check()
+        self._ask(ticket)
+
+    def _ask(self, ticket: Ticket) -> None:
+        ticket.asked_at = self._clock.now
         by_owner: dict[int, list[Ask]] = {}
         for ask in ticket.asks:
             by_owner.setdefault(self._owners[ask.piece], []).append(ask)
         for owner, asks in by_owner.items():
-            nbytes = sum(FRAME_BYTES + _nbytes(ask) * (ask.values is not None) for ask in asks)
+            nbytes = sum(FRAME_BYTES + _nbytes(ask.values) for ask in asks)
             self._carry(self._rank, owner, nbytes, lambda o=owner, a=asks: self._arrive(o, ticket, a))
 
     def _carry(self, source: int, to: int, nbytes: int, then: Any) -> None:
@@ -100,9 +117,14 @@ class ClockedService:
                 continue
             reader = NOBODY if ticket.looks else rank
             versions = [server.read(ask.piece, reader, ask.out, ask.values is not None) for ask in asks]
-            nbytes = sum(FRAME_BYTES + _nbytes(ask) for ask in asks)
+            nbytes = sum(FRAME_BYTES + _nbytes(ask.out) for ask in asks)
             answers = list(zip(asks, versions, delays, strict=True))
-            self._carry(owner, rank, nbytes, lambda t=ticket, a=answers: _answer(t, a))
+            self._carry(owner, rank, nbytes, lambda t=ticket, a=answers: self._answer(t, a))
+
+    def _answer(self, ticket: Ticket, answers: list[tuple[Ask, int, int]]) -> None:
+        for ask, version, delay in answers:
+            ticket.answered(ask.piece, version, delay)
+        ticket.answered_at = self._clock.now
 
     def done(self, ticket: Ticket) -> bool:
         """Whether it is answered."""
@@ -140,10 +162,11 @@ class ClockedService:
         self._hub.servers[owner].leave(rank)
         self._release(owner)
 
-    def part(self) -> None:
+    def part(self) -> bool:
         """Everybody has the final model."""
         self._transport.barrier()
         self._parted = True
+        return True
 
     def close(self) -> None:
         """Leave; before the end, that is a failure, and the others stop."""
@@ -160,10 +183,5 @@ class ClockedService:
             self._clock.load(state["clock"])
 
 
-def _nbytes(ask: Ask) -> int:
-    return ask.out.numel() * ask.out.element_size()
-
-
-def _answer(ticket: Ticket, answers: list[tuple[Ask, int, int]]) -> None:
-    for ask, version, delay in answers:
-        ticket.answered(ask.piece, version, delay)
+def _nbytes(x: Tensor | None) -> int:
+    return 0 if x is None else x.numel() * x.element_size()

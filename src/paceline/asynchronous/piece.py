@@ -200,7 +200,7 @@ class Piece:
         anchor: its values, host memory; kept and changed in place.
         way: anchor -> what becomes of a push.
         clocks: how far each worker is, as this piece sees it.
-        keeps_origins: whether the values that each worker pulled last are kept.
+        keeps_origins: whether the values that each worker has pulled, and may compute at, are kept.
     """
 
     def __init__(
@@ -211,7 +211,8 @@ class Piece:
         self.lock = threading.Lock()
         self._way = way(anchor)
         self._keeps_origins = keeps_origins
-        self.origins: dict[int, Tensor] = {}
+        self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
+        self._spare: list[Tensor] = []  # memory of such values that nobody computes at any more
         self._first = anchor.clone() if keeps_origins else None
 
     def begin_with(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
@@ -234,20 +235,31 @@ class Piece:
                 lr=0.0,
                 momentum=0.0,
             )
-            origin = self.origins.get(arriving.sender, self._first) if self._keeps_origins else None
+            origin = self._origin(arriving) if self._keeps_origins else None
             self._way.apply(values, self.anchor, origin, arriving, push)
             self.version += 1
             return delay
 
+    def _origin(self, arriving: Arriving) -> Tensor | None:
+        """The values at which a push was computed; those of the beginning where the worker has none of us."""
+        kept = self.origins.get(arriving.sender, {})
+        for version in [version for version in kept if version < arriving.version]:
+            self._spare.append(kept.pop(version))  # a worker never goes back
+        return kept.get(arriving.version, self._first)
+
     @torch.no_grad()
     def pull(self, reader: int, out: Tensor) -> int:
-        """Copy the values to `out`, shape (n,); their version. What was pulled last is what is kept, never less."""
+        """Copy the values to `out`, shape (n,); their version.
+
+        With an answer under way a worker pushes once more from older values than it pulled last, so a pull drops none.
+        """
         with self.lock:
             out.copy_(self.anchor)
             if self._keeps_origins and reader != NOBODY:
-                if reader not in self.origins:
-                    self.origins[reader] = torch.empty_like(self.anchor)
-                self.origins[reader].copy_(self.anchor)
+                kept = self.origins.setdefault(reader, {})
+                if self.version not in kept:
+                    kept[self.version] = self._spare.pop() if self._spare else torch.empty_like(self.anchor)
+                kept[self.version].copy_(self.anchor)
             return self.version
 
     def leave(self, rank: int) -> None:
@@ -264,7 +276,11 @@ class Piece:
                 "about": self._about(),
                 "anchor": self.anchor.clone(),
                 "tensors": {name: tensor.clone() for name, tensor in self._way.tensors().items()},
-                "origins": {str(rank): tensor.clone() for rank, tensor in self.origins.items()},
+                "origins": {
+                    str(rank): {str(version): tensor.clone() for version, tensor in kept.items()}
+                    for rank, kept in self.origins.items()
+                },
+                "first": None if self._first is None else self._first.clone(),
             }
 
     @torch.no_grad()
@@ -272,7 +288,12 @@ class Piece:
         """Put back what `state` gave."""
         with self.lock:
             self._take(state["about"], state["anchor"], state["tensors"])
-            self.origins = {int(rank): tensor.clone() for rank, tensor in state["origins"].items()}
+            self.origins = {
+                int(rank): {int(version): tensor.clone() for version, tensor in kept.items()}
+                for rank, kept in state["origins"].items()
+            }
+            if self._first is not None:
+                self._first.copy_(state["first"])
 
     @torch.no_grad()
     def snapshot(self) -> tuple[dict[str, Any], Tensor]:

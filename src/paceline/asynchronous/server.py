@@ -7,10 +7,11 @@ Nothing here waits, sends or knows of time: sockets and threads (:mod:`.threads`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.asynchronous.piece import REFUSED, Arriving, Piece
@@ -46,10 +47,10 @@ class Server:
         self.gone: set[int] = set()  # done, or lost
         self._replicas: dict[int, tuple[dict[str, Any], Tensor]] = {}
 
-    def push(self, number: int, values: Tensor, arriving: Arriving, out: Tensor) -> Answer:
+    def push(self, number: int, values: Tensor, arriving: Arriving, out: Tensor | None) -> Answer:
         """Apply a push to piece `number`, and read where the rule wants the values from before it."""
         piece = self.pieces[number]
-        if self._reads_before:
+        if self._reads_before and out is not None:
             piece.pull(arriving.sender, out)
         delay = piece.push(values, arriving)
         return Answer(delay, piece.clocks.may_start(arriving.sender))
@@ -58,12 +59,18 @@ class Server:
         """Whether the bound lets worker `rank` go on, as piece `number` sees it."""
         return self.pieces[number].clocks.may_start(rank)
 
-    def read(self, number: int, reader: int, out: Tensor, after_push: bool) -> int:
-        """The answer to a push, or to a bare pull: the values in `out`; their version."""
+    def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
+        """The answer to a push, or to a bare pull: the values in `out`, where they are asked for; their version."""
         piece = self.pieces[number]
-        if after_push and self._reads_before:
+        if out is None or (after_push and self._reads_before):
             return piece.version
         return piece.pull(reader, out)
+
+    def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
+        """Worker `rank` has come so far: (piece, clock) pairs, of pieces whose owner was lost."""
+        for number, clock in clocks:
+            if number in self.pieces:
+                self.pieces[number].clocks.tick(rank, clock)
 
     def leave(self, rank: int) -> None:
         """Worker `rank` is done, or lost: nobody waits for it any more."""
@@ -78,13 +85,20 @@ class Server:
         self._replicas[int(about["piece"])] = (about, row)
 
     def adopt(self, number: int) -> tuple[int, str]:
-        """Become the owner of a piece whose owner was lost: (its version, what it was made of)."""
+        """Become the owner of a piece whose owner was lost: (its version, what it was made of).
+
+        The values are the newest that are known here, the optimizer's state is the replica's, where there is one.
+        """
         if number in self.pieces:
             return self.pieces[number].version, "own"
         piece = self._make(number)
         source = "last pulled values"
         if number in self._replicas:
-            piece.restore(*self._replicas.pop(number))
+            about, row = self._replicas.pop(number)
+            if piece.version > about["version"]:  # of the replica only what the optimizer keeps is of use
+                about = {**about, "version": piece.version}
+                row = torch.cat([piece.anchor, row[piece.anchor.numel() :]])
+            piece.restore(about, row)
             source = "replica"
         for rank in self.gone:
             piece.leave(rank)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from paceline.asynchronous.later import Once
 from paceline.asynchronous.piece import REFUSED, Settings
 
 
@@ -20,7 +21,7 @@ class Ask:
         piece: its number.
         span: which settings go with it.
         values: what is pushed, shape (n,), untouched until the exchange is over; None only pulls.
-        out: where the answer goes, shape (n,).
+        out: where the answer goes, shape (n,); None where the values are not asked for.
         version: of the values at which `values` were computed; afterwards, of the answer.
         delay: what the owner measured, or `REFUSED`.
     """
@@ -28,7 +29,7 @@ class Ask:
     piece: int
     span: int
     values: Tensor | None
-    out: Tensor
+    out: Tensor | None
     version: int
     delay: int = 0
 
@@ -44,6 +45,7 @@ class Ticket:
         minibatches: that the pushed numbers stand for.
         settings: of the optimizers' groups, by span.
         looks: whether a bare pull only looks, and no gradient will be computed at what it brings.
+        asked_at, answered_at: seconds on the service's clock.
     """
 
     number: int
@@ -52,6 +54,8 @@ class Ticket:
     minibatches: int = 1
     looks: bool = False
     settings: dict[int, Settings] = field(default_factory=dict)
+    asked_at: float = 0.0
+    answered_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._open = {ask.piece: ask for ask in self.asks}
@@ -93,8 +97,14 @@ class Service(Protocol):
     def computed(self, step: int) -> None:
         """The computing of this worker's minibatch number `step` (the first is 0) is over."""
 
+    def now(self) -> float:
+        """Seconds on the clock by which this worker lives."""
+
     def exchange(self, ticket: Ticket) -> None:
         """Send it on its way."""
+
+    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+        """Send it in so many seconds, or when what is returned is called before."""
 
     def done(self, ticket: Ticket) -> bool:
         """Whether it is answered; raises what has broken the cluster."""
@@ -108,8 +118,11 @@ class Service(Protocol):
     def finish(self) -> None:
         """This worker has no more to push; return when that holds for all who take part."""
 
-    def part(self) -> None:
-        """Return when everybody has the final model: nobody asks anything any more."""
+    def part(self) -> bool:
+        """Return when everybody has the final model: nobody asks anything any more.
+
+        False where somebody was lost meanwhile: the final model has to be pulled again.
+        """
 
     def close(self) -> None:
         """Let go of everything at once."""

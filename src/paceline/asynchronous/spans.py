@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,24 @@ from paceline.fragments import Fragment, fragments, local
 from paceline.topology.sharded import Cut, Sharded
 from paceline.update import Named
 
+Group = Callable[[], dict[str, Any]]
+
 
 @dataclass
 class Range:
-    """A piece as its span knows it: elements begin .. end (excl.), owned by a worker."""
+    """A piece as its span knows it: elements begin .. end (excl.), owned by a worker.
+
+    Attributes:
+        number: the same on all workers.
+        cut: where it lies.
+        version: of the values that were pulled last.
+        computed_at: of the values at which the numbers were computed that are pushed next.
+    """
 
     number: int
     cut: Cut
     version: int = 0
+    computed_at: int = 0
 
 
 class Span:
@@ -39,9 +50,7 @@ class Span:
         incoming: where answers arrive.
     """
 
-    def __init__(
-        self, number: int, fragment: Fragment, group: dict[str, Any] | None, cuts: list[Cut], first: int
-    ) -> None:
+    def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
         self.number, self.fragment, self._group = number, fragment, group
         self.ranges = [Range(first + k, cut) for k, cut in enumerate(cuts)]
         self.pulled = host(fragment)
@@ -65,14 +74,25 @@ class Span:
         """What the optimizer's group says at present, as JSON's terms."""
         if self._group is None:
             return {}
-        return {k: _plain(v) for k, v in self._group.items() if k not in STAYS_AT_HOME and _is_plain(v)}
+        return {k: _plain(v) for k, v in self._group().items() if k not in STAYS_AT_HOME and _is_plain(v)}
 
-    def asks(self, values: Tensor | None) -> Iterator[Ask]:
-        """A question for each piece; `values`, shape (numel,), is pushed with it."""
+    def asks(self, values: Tensor | None, answered: bool = True) -> Iterator[Ask]:
+        """A question for each piece; `values`, shape (numel,), is pushed with it.
+
+        Args:
+            values: what is pushed, if anything.
+            answered: whether the owners' values are asked for.
+        """
         for one in self.ranges:
             low, high = one.cut.begin, one.cut.end
             pushed = None if values is None else values[low:high]
-            yield Ask(one.number, self.number, pushed, self.incoming[low:high], one.version)
+            out = self.incoming[low:high] if answered else None
+            yield Ask(one.number, self.number, pushed, out, one.computed_at)
+
+    def mark(self) -> None:
+        """What is pushed next is computed at what was pulled last, also where an answer comes before it is pushed."""
+        for one in self.ranges:
+            one.computed_at = one.version
 
     def take(self, asks: dict[int, Ask]) -> None:
         """What has arrived is what was pulled last."""
@@ -114,7 +134,7 @@ class Layout:
         self.spans: list[Span] = []
         self.owners: dict[int, int] = {}
 
-    def add(self, fragment: Fragment, group: dict[str, Any] | None) -> Span:
+    def add(self, fragment: Fragment, group: Group | None) -> Span:
         """Cut a fragment."""
         cuts = self._topology.pieces(fragment.numel, self._workers)
         span = Span(len(self.spans), fragment, group, cuts, len(self.owners))
@@ -126,10 +146,11 @@ class Layout:
         """The parameters of an optimizer, group by group."""
         names = {id(parameter): name for name, parameter in named}
         found = []
-        for group in optimizer.param_groups:
-            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names]
+        for k, group in enumerate(optimizer.param_groups):
+            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
             _refuse(pairs)
-            found += [self.add(fragment, group) for fragment in fragments("parameters", pairs)]
+            now = partial(_group_now, optimizer, k)
+            found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
         return found
 
     def piece(self, number: int) -> tuple[Span, Range]:
@@ -139,6 +160,12 @@ class Layout:
             if first <= number < first + len(span.ranges):
                 return span, span.ranges[number - first]
         raise KeyError(number)
+
+
+def _group_now(optimizer: Optimizer, number: int) -> dict[str, Any]:
+    """The group as it is now: `load_state_dict` puts other dictionaries in the place of all groups."""
+    found: dict[str, Any] = optimizer.param_groups[number]
+    return found
 
 
 def _refuse(pairs: Named) -> None:
@@ -204,6 +231,16 @@ class Gathered:
                 )
 
     @torch.no_grad()
+    def welcome(self) -> bool:
+        """Whether the gradients that are there now are finite."""
+        self._refuse_sparse()
+        gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
+        if not gradients:
+            return True
+        sums = torch.stack([gradient.sum(dtype=self._fragment.outer_dtype) for gradient in gradients])
+        return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    @torch.no_grad()
     def mean(self) -> Tensor:
         """The mean of what was gathered, shape (numel,), in host memory; it stays as it is until the next but one."""
         flat = self._flats[0]
@@ -220,6 +257,12 @@ class Gathered:
         """Whether all that was gathered is finite."""
         flat = self._flats[0] if self._device is None else self._device
         return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
+
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Make all of it nan, so that no owner takes its part."""
+        flat = self._flats[0] if self._device is None else self._device
+        flat.fill_(torch.nan)
 
     def forget(self) -> None:
         """Drop what was gathered."""

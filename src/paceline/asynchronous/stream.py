@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker pushes and pulls for one optimizer, over time.
 
-    gradients        at the end of step c:  take the answer that has come, push g_c and ask for the next;
-                     theta is what was pulled last, and nothing else
+    gradients        at the end of step c:  take the values that have come, push g_c, and ask for the next values when
+                     step c + 1 is nearly over (:mod:`.pace`); theta is what was pulled last, and nothing else
     blocks           after `period` steps:  push d = theta - base, and go on;
                      when the answer s comes:  theta = s + (theta - then),  base = s
     elastic          after `period` steps:  push x = theta, and go on;
                      when the center c comes:  theta = theta - alpha (x - c)
 
-`base` is where the displacement is measured from, `then` the parameters when they were pushed. With an overlap of 1 the
-answer has the time of the next minibatch; while it is still on its way, work is gathered, and only when the schedule's
-`hold` is reached does the worker wait.
+`base` is where the displacement is measured from, `then` the parameters when they were pushed. That is an overlap of 1;
+with 0 a worker asks with its push, and waits for the answer. While an answer is late, work is gathered, and only when
+the schedule's `hold` is reached does the worker wait.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.asynchronous.pace import Pace
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Gathered, Span, host
+from paceline.optimizers import reset_state
 from paceline.outer.elastic import Elastic
 from paceline.schedule.bounded import Bounded
 
@@ -43,6 +45,10 @@ class Tally:
         self.delays: list[int] = []
         self.refused = 0
         self.wait_s = 0.0
+
+
+def _nothing() -> None:
+    """Nothing is left to ask."""
 
 
 class Stream(ABC):
@@ -69,38 +75,53 @@ class Stream(ABC):
         self.spans, self.buffers = spans, buffers
         self._service, self._schedule, self._number, self._tally = service, schedule, number, tally
         self._ticket: Ticket | None = None
+        self._silent: Ticket | None = None  # a push whose answer holds no values
+        self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
         self._sent_buffers = [host(span.fragment) for span in buffers]
         self.clock = 0
 
     # -- exchanges --------------------------------------------------------------------------------
 
-    def _push(self, values: Sequence[Tensor], minibatches: int) -> None:
-        """Send `values`, one flat tensor for each span, and ask for what the owners make of them."""
+    def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> Ticket:
+        """Send `values`, one flat tensor for each span; ask for what the owners make of them, if they are wanted."""
         asks: list[Ask] = []
         for span, flat in zip(self.spans, values, strict=True):
-            asks += span.asks(flat)
+            asks += span.asks(flat, answered)
         for span, room in zip(self.buffers, self._sent_buffers, strict=True):
-            asks += span.asks(span.read(room))
+            if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
+                span.write(span.pulled)
+            span.mark()
+            asks += span.asks(span.read(room), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
-        self._ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings)
-        self._service.exchange(self._ticket)
+        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings)
+        self._service.exchange(ticket)
+        return ticket
 
     def _collect(self, wait: bool) -> None:
         """Take the answer of the exchange under way, where it is there or is waited for."""
-        ticket = self._ticket
-        if ticket is None or not (wait or self._service.done(ticket)):
+        under_way = [ticket for ticket in (self._silent, self._ticket) if ticket is not None]
+        if not under_way or not (wait or all(self._service.done(ticket) for ticket in under_way)):
             return
         began = time.perf_counter()
-        self._service.wait(ticket)
+        self._hurry()
+        for ticket in under_way:
+            self._service.wait(ticket)
+            if ticket.refused:
+                self._tally.refused += 1
+            elif ticket.clock:
+                self._tally.delays.append(ticket.delay)
         self._tally.wait_s += time.perf_counter() - began
-        self._ticket = None
-        self._tally.refused += ticket.refused
-        self._tally.delays.append(ticket.delay)
-        asks = {ask.piece: ask for ask in ticket.asks}
+        self._silent, self._ticket, self._hurry = None, None, _nothing
+        self._answered(under_way[-1])
+        asks = {ask.piece: ask for ask in under_way[-1].asks}
         for span in (*self.spans, *self.buffers):
             span.take(asks)
         self._land()
+
+    def _answered(self, ticket: Ticket) -> None:
+        """Values have come; how long they took is of interest where they are asked for late."""
+        return
 
     @abstractmethod
     def _land(self) -> None:
@@ -167,6 +188,8 @@ class GradientStream(Stream):
         self._parameters = [p for span in self.spans for p in span.fragment.tensors]
         self._optimizer = optimizer
         self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._pace = Pace()
+        self._began = self._service.now()
 
     @property
     def _waiting(self) -> int:
@@ -174,22 +197,73 @@ class GradientStream(Stream):
 
     def before_step(self) -> None:
         """The gradients of a minibatch are there; afterwards the optimizer finds none."""
+        self._pace.computed(self._service.now() - self._began)
+        if not self._waiting:  # all that is gathered until the next push is computed at these values
+            for span in self.spans:
+                span.mark()
+        self._unscale()
+        self._gather()
+        self._exchange()
+        self._hide()
+
+    def _gather(self) -> None:
+        if self._waiting and not all(gathered.welcome() for gathered in self._gathered):
+            self._tally.refused += 1  # what was gathered before is not to suffer
+            return
         for gathered in self._gathered:
             gathered.add()
         if not all(gathered.finite() for gathered in self._gathered):
-            self._tally.refused += 1
-            for gathered in self._gathered:
-                gathered.forget()
+            self._drop()
+
+    def left_out(self) -> None:
+        """A minibatch whose gradients are not to be used: only the clock goes on."""
+        for span, gathered in zip(self.spans, self._gathered, strict=True):
+            span.mark()
+            gathered.add()
+            gathered.spoil()
         self._exchange()
-        self._hide()
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """A fused optimizer takes the GradScaler's scale off inside its step, which happens elsewhere."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if scale is not None:
+            for gradient in [p.grad for p in self._parameters if p.grad is not None]:
+                gradient.div_(scale)
+
+    def _drop(self) -> None:
+        """Inf or nan: nothing of it is pushed, but where others wait for this worker, its clock has to go on."""
+        if self._schedule.staleness is not None:
+            for gathered in self._gathered:
+                gathered.spoil()
+            return
+        self._tally.refused += 1
+        for gathered in self._gathered:
+            gathered.forget()
 
     def _exchange(self) -> None:
         self._collect(wait=self._waiting >= self._schedule.hold)
         if self._ticket is None and self._waiting:
-            minibatches = self._waiting
-            self._push([gathered.mean() for gathered in self._gathered], minibatches)
-        if not self._schedule.overlap:
-            self._collect(wait=True)
+            if self._schedule.overlap:
+                self._silent = self._push_gathered(answered=False)
+                self._ask_late()
+            else:
+                self._ticket = self._push_gathered(answered=True)
+                self._collect(wait=True)
+        self._began = self._service.now()
+
+    def _push_gathered(self, answered: bool) -> Ticket:
+        minibatches = self._waiting
+        return self._push([gathered.mean() for gathered in self._gathered], minibatches, answered)
+
+    def _ask_late(self) -> None:
+        """Ask for values so late that they are fresh."""
+        asks = [ask for span in (*self.spans, *self.buffers) for ask in span.asks(None)]
+        self._ticket = Ticket(self._number(), asks)
+        self._hurry = self._service.exchange_later(self._ticket, self._pace.lead)
+
+    def _answered(self, ticket: Ticket) -> None:
+        self._pace.answered(ticket.answered_at - ticket.asked_at)
 
     def _hide(self) -> None:
         self._hidden = [(p, p.grad) for p in self._parameters if p.grad is not None]
@@ -209,22 +283,29 @@ class GradientStream(Stream):
     def flush(self) -> None:
         self._collect(wait=True)
         if self._waiting:
-            minibatches = self._waiting
-            self._push([gathered.mean() for gathered in self._gathered], minibatches)
+            self._ticket = self._push_gathered(answered=True)
             self._collect(wait=True)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "pace": self._pace.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self._pace.load(state["pace"])
 
 
 class BlockStream(Stream):
     """Displacements are pushed, or the parameters themselves; the optimizer steps here.
 
     Args:
+        optimizer: begins anew where its state is inf or nan.
         elastic: how the center and the workers draw at each other, where that is the rule.
         workers: N.
     """
 
-    def __init__(self, elastic: Elastic | None, workers: int, *args: Any) -> None:
+    def __init__(self, optimizer: Optimizer, elastic: Elastic | None, workers: int, *args: Any) -> None:
         super().__init__(*args)
-        self._elastic, self._workers = elastic, workers
+        self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
@@ -244,23 +325,29 @@ class BlockStream(Stream):
     @torch.no_grad()
     def _push_block(self) -> None:
         minibatches, self.since = self.since, 0
-        if not all(span.fragment.finite() for span in self.spans):
+        ill = not all(span.fragment.finite() for span in self.spans)
+        if ill:
             self._restart()
+        if ill and self._schedule.staleness is None:
+            self._tally.refused += 1
             return
         for span, base, then, sent in zip(self.spans, self._base, self._then, self._sent, strict=True):
+            span.mark()  # a displacement is measured from what was pulled last
             span.read(then)
             if self._elastic is not None:
                 sent.copy_(then)
             else:
                 torch.sub(then, base, out=sent)
-        self._push(self._sent, minibatches)
+            if ill:
+                sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
+        self._ticket = self._push(self._sent, minibatches)
 
     def _restart(self) -> None:
-        """What this worker has is inf or nan: it goes on from the model that it pulled last."""
-        self._tally.refused += 1
+        """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""
         for span, base in zip(self.spans, self._base, strict=True):
             span.write(span.pulled)
             base.copy_(span.pulled)
+            reset_state(self._optimizer, span.fragment.tensors)
 
     @torch.no_grad()
     def _land(self) -> None:

@@ -6,14 +6,12 @@ thread answers them. A piece's answer leaves while the next piece comes, so both
 
 Whoever is silent too long, or whose connection ends, is lost: that is told to all, the next worker in rank order takes
 its pieces over, and what was asked of it is asked there again. A worker that the others have given up learns it and
-stops. Nothing that arrives is executed, and a stranger without the job's token is turned away.
+stops. Nothing that arrives is executed; how the workers find each other is in :mod:`.meeting`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -24,16 +22,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.asynchronous.later import Later, Once
+from paceline.asynchronous.meeting import HELLO, meet
 from paceline.asynchronous.piece import NOBODY, Arriving, Settings
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
-from paceline.transport.channel import TLS, Channel, Frame, Header, Listener, connect, own_address
+from paceline.transport.channel import TLS, Channel, Frame, Header
 
-HELLO, SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, FINISH, BYE = range(1, 11)
+SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
 LOOK_EVERY_S = 0.25
 """How often a waiting worker looks whether somebody has been silent too long."""
+OUT_S = 0.25
+"""How long the word that this worker was given up may be on its way beside a connection that has ended."""
 GOODBYE_S = 2.0
 """How long a goodbye may be on its way when the connection beside it has ended already."""
 REPLICATE_EVERY = 16
@@ -45,21 +47,31 @@ class Members:
 
     Args:
         rank: this worker.
-        owners: piece -> rank of its first owner.
+        owners: piece -> rank of its owner.
         size: number of workers.
+
+    Attributes:
+        lost: rank -> why.
+        finished: those who have no more to push.
+        parted: rank -> how many were lost when it pulled the final model.
+        heard: rank -> when it asked or said something last.
     """
 
     def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
         self.rank, self.size, self.owners = rank, size, owners
         self.lost: dict[int, str] = {}
         self.finished: set[int] = set()
-        self.parted: set[int] = set()
+        self.parted: dict[int, int] = {}
         self.heard = dict.fromkeys(range(size), time.monotonic())
 
     @property
     def live(self) -> list[int]:
         """Those who are not lost, this worker included."""
         return [rank for rank in range(self.size) if rank not in self.lost]
+
+    def done_with(self, rank: int) -> bool:
+        """Whether `rank` is lost already, or has left as one does at the end, with everybody else's knowledge."""
+        return rank in self.lost or self.parted.get(rank) == len(self.lost)
 
     def successor(self, rank: int) -> int:
         """The next worker in rank order that is not lost."""
@@ -68,9 +80,36 @@ class Members:
                 return (rank + step) % self.size
         return self.rank
 
-    def silent(self, rank: int) -> float:
-        """Seconds since the last word of `rank`."""
-        return time.monotonic() - self.heard[rank]
+
+class _Pulse:
+    """Knows when this process stood still: what others did not say in that time is not their fault.
+
+    Args:
+        timeout_s: deadline of every wait, seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s, self._lock = timeout_s, threading.Lock()
+        self._beat_at = self._resumed_at = time.monotonic()
+        self._stood_s = 0.0
+
+    def beat(self) -> float:
+        """Called all the time by one thread, and by others before they judge; the time."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._beat_at > max(4 * LOOK_EVERY_S, self._timeout_s / 4):
+                self._resumed_at, self._stood_s = now, now - self._beat_at
+            self._beat_at = now
+            return now
+
+    def overdue(self, since: float) -> bool:
+        """Whether the deadline of a wait that began at `since` has passed."""
+        return self.beat() - max(since, self._resumed_at) > self._timeout_s
+
+    def stood_still(self) -> float:
+        """Seconds that this process stood still a moment ago, if that was long enough to be given up; else 0."""
+        recently = self.beat() - self._resumed_at < self._timeout_s
+        return self._stood_s if recently and self._stood_s > self._timeout_s / 2 else 0.0
 
 
 class _Spaces:
@@ -109,72 +148,48 @@ class ThreadedService:
         on_lost: Callable[[int, str, list[int]], None],
         on_takeover: Callable[[int, int, str], None],
     ) -> None:
-        self._transport, self._server, self._timeout_s, self._tls = transport, server, timeout_s, tls
+        self._transport, self._server, self._timeout_s = transport, server, timeout_s
         self._on_lost, self._on_takeover = on_lost, on_takeover
         world = transport.world
         self.members = Members(world.rank, world.size, owners)
         self._changed = threading.Condition(threading.RLock())
         self._tickets: dict[int, Ticket] = {}
+        self._replicate_at: dict[int, int] = {}  # piece -> version at which the neighbour gets it
+        self._seen = 0  # how many were lost when the final model was pulled
+        self._clocks: dict[int, int] = {}  # piece -> to which this worker has come with its last push of it
         self._failure: BaseException | None = None
         self._closing = False
+        self._over = threading.Event()  # of `_closing`, for the thread that looks out
+        self._pulse = _Pulse(timeout_s)
+        self._later = Later()
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, _Line] = {}
-        self._incoming: dict[int, Channel] = {}
-        self._meet()
-
-    # -- finding each other -----------------------------------------------------------------------
-
-    def _meet(self) -> None:
-        world = self._transport.world
-        address = _address(self._transport)
-        listener = Listener(address, self._tls)
+        outgoing, self._incoming = meet(transport, timeout_s, tls)
         try:
-            mine = {"address": address, "port": listener.port, "token": secrets.token_hex(16), "tls": bool(self._tls)}
-            everybody = self._transport.gather_json(mine)
-            if len({one["tls"] for one in everybody}) > 1:
-                raise MismatchError(world.sign("some workers have TLS certificates and some have none; give them all"))
-            self._token = everybody[0]["token"]
-            accepting = self._thread(lambda: self._accept_all(listener), "accept")
-            for rank, one in enumerate(everybody):
-                if rank != world.rank:
-                    channel = connect(one["address"], one["port"], world.name(rank), self._timeout_s, self._tls)
-                    channel.send(HELLO, (world.rank,), note=self._token, deadline_s=self._timeout_s)
-                    self._lines[rank] = _Line(self, rank, channel)
-            self._lines[world.rank] = _OwnLine(self, world.rank)
-            accepting.join(self._timeout_s + 5)
-            self._raise_failure()
+            self._begin(outgoing)
         except BaseException:
             self.close()
             raise
-        finally:
-            listener.close()
-        threads = torch.get_num_threads()
-        ready = threading.Barrier(1 + 2 * len(self._lines) - 1 + len(self._incoming))
-        for rank, channel in self._incoming.items():
-            self._thread(_single(ready, partial(self._serve, rank, channel)), f"serve-{rank}")
-        for line in self._lines.values():
-            for number, body in enumerate(line.bodies()):
-                self._thread(_single(ready, body), f"line-{line.rank}-{number}")
-        ready.wait(self._timeout_s)
-        torch.set_num_threads(threads)  # those of the program; the threads here keep to one each
 
-    def _accept_all(self, listener: Listener) -> None:
-        world = self._transport.world
-        until = time.monotonic() + self._timeout_s
-        while len(self._incoming) < world.size - 1:
-            left = until - time.monotonic()
-            missing = [r for r in range(world.size) if r != world.rank and r not in self._incoming]
-            if left <= 0:
-                raise PeerLostError(world.sign(f"{world.names(missing)} did not connect within {self._timeout_s:g} s"))
-            with contextlib.suppress(PacelineError, OSError):  # a stranger, or one who gave up
-                channel = listener.accept(min(left, 5.0))
-                hello = channel.receive(deadline_s=5.0)
-                rank = hello.numbers[0]
-                if hello.kind != HELLO or not hmac.compare_digest(str(hello.note), self._token) or rank not in missing:
-                    channel.close()
-                    continue
-                channel.peer = world.name(rank)
-                self._incoming[rank] = channel
+    # -- the threads ------------------------------------------------------------------------------
+
+    def _begin(self, outgoing: dict[int, Channel]) -> None:
+        """Start the threads; they are all there before the first question."""
+        self._lines = {rank: _Line(self, rank, channel) for rank, channel in outgoing.items()}
+        self._lines[self.members.rank] = _OwnLine(self, self.members.rank)
+        bodies: dict[str, Callable[[], None]] = {}
+        for rank, channel in self._incoming.items():
+            bodies[f"serve-{rank}"] = partial(self._serve, rank, channel)
+        for line in self._lines.values():
+            bodies |= {f"line-{line.rank}-{number}": body for number, body in enumerate(line.bodies())}
+        threads = torch.get_num_threads()
+        ready = threading.Barrier(1 + len(bodies))
+        for name, body in bodies.items():
+            self._thread(_single(ready, body), name)
+        ready.wait(self._timeout_s)
+        self._thread(self._look_out, "look-out")
+        self._thread(self._later.run, "later")
+        torch.set_num_threads(threads)  # those of the program; the threads here keep to one each
 
     def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
         def guarded() -> None:
@@ -203,6 +218,8 @@ class ThreadedService:
             while not self._closing:
                 frame = channel.receive(place)
                 self.members.heard[rank] = time.monotonic()
+                if rank in self.members.lost:  # what it says no longer counts
+                    return
                 self._handle(rank, channel, frame, spaces, settings)
         except PeerLostError as error:
             self.cut_off(rank, str(error))
@@ -221,11 +238,12 @@ class ThreadedService:
         if frame.kind == SETTINGS:
             settings[numbers[0]] = frame.note
         elif frame.kind == PUSH:
-            piece, clock, version, minibatches, ticket, span = numbers[:6]
+            piece, clock, version, minibatches, ticket, span, answered_with_values = numbers[:7]
             assert frame.body is not None
             arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}))
-            out = spaces.like(frame.body, "out")
-            delay = self._push(piece, frame.body, arriving, out, lambda: channel.send(STILL_HERE, (piece,)))
+            out = spaces.like(frame.body, "out") if answered_with_values else None
+            still_here = partial(self._count, channel, STILL_HERE, (piece,), None)
+            delay = self._push(piece, frame.body, arriving, out, still_here)
             answered = self._server.read(piece, rank, out, after_push=True)
             self._count(channel, ANSWER, (piece, answered, delay, ticket), out)
             self._replicate(piece)
@@ -237,15 +255,19 @@ class ThreadedService:
         elif frame.kind == REPLICA:
             assert frame.body is not None
             self._server.keep_replica(frame.note, frame.body)
+        elif frame.kind == CLOCKS:
+            with self._changed:
+                self._server.tick(rank, frame.note)
+                self._changed.notify_all()
         elif frame.kind == OUT:
-            self._told(numbers[0], str(frame.note))
+            self.told(numbers[0], str(frame.note))
         elif frame.kind in (FINISH, BYE):
             with self._changed:
-                (self.members.finished if frame.kind == FINISH else self.members.parted).add(rank)
-                self._server.leave(rank)
-                self._changed.notify_all()
+                self._leaves(rank, frame.kind, numbers[0])
 
-    def _push(self, piece: int, values: Tensor, arriving: Arriving, out: Tensor, still_here: Callable[[], None]) -> int:
+    def _push(
+        self, piece: int, values: Tensor, arriving: Arriving, out: Tensor | None, still_here: Callable[[], None]
+    ) -> int:
         """Apply a push; return when its sender may go on."""
         answer = self._server.push(piece, values, arriving, out)
         with self._changed:
@@ -263,24 +285,38 @@ class ThreadedService:
                     return
                 self._changed.wait(LOOK_EVERY_S)
                 slow = self._server.pieces[piece].clocks.holding_up(rank)
-            self._give_up_silent(slow, "made no step")
+            self._give_up_silent(slow, "made no step", 0.0)
             if time.monotonic() - said > self._timeout_s / 4:
                 still_here()
                 said = time.monotonic()
 
-    def _give_up_silent(self, ranks: list[int], what: str) -> None:
+    def _give_up_silent(self, ranks: list[int], what: str, since: float) -> None:
+        """Give up who has said nothing since the deadline; the wait for it began at `since`."""
         for rank in ranks:
-            if rank != self.members.rank and self.members.silent(rank) > self._timeout_s:
+            if rank != self.members.rank and self._pulse.overdue(max(since, self.members.heard[rank])):
                 self.lost(rank, f"{what} for {self._timeout_s:g} s")
 
+    def _look_out(self) -> None:
+        """Give up those who owe an answer for too long, whatever the training thread does meanwhile."""
+        while not self._over.wait(LOOK_EVERY_S):
+            self._pulse.beat()
+            for rank in self.members.live:
+                since = self._lines[rank].waiting_since
+                if rank != self.members.rank and since is not None and self._pulse.overdue(since):
+                    self.lost(rank, f"did not answer within {self._timeout_s:g} s")
+
     def _replicate(self, piece: int) -> None:
-        """Now and then, send a piece to the neighbour who would take it over."""
-        live = len(self.members.live)
-        every = REPLICATE_EVERY * live
-        heir = self.members.successor(self.members.rank)
-        if live > 1 and heir in self._lines and self._server.pieces[piece].version % every == piece % every:
-            about, row = self._server.pieces[piece].snapshot()
-            self._lines[heir].say(REPLICA, (piece,), row, about)
+        """Now and then, and at once where nobody has one, send a piece to the neighbour who would take it over."""
+        with self._changed:
+            heir, live = self.members.successor(self.members.rank), len(self.members.live)
+            version, every = self._server.pieces[piece].version, REPLICATE_EVERY * live
+            # not all at the same time: the first comes after one to `every` updates
+            due = self._replicate_at.setdefault(piece, version + 1 + piece % every)
+            if live == 1 or version < due:
+                return
+            self._replicate_at[piece] = version + every
+        about, row = self._server.pieces[piece].snapshot()
+        self._lines[heir].say(REPLICA, (piece,), row, about)
 
     def _count(self, channel: Channel, kind: int, numbers: tuple[int, ...], body: Tensor | None) -> None:
         before = channel.bytes_sent
@@ -292,13 +328,36 @@ class ThreadedService:
     def computed(self, step: int) -> None:
         """Real time has passed by itself."""
 
+    def now(self) -> float:
+        """Real time."""
+        return time.monotonic()
+
+    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+        """Hand it to the lines in so many seconds, or when it is needed."""
+        once = Once(lambda: self.exchange(ticket))
+        if after_s > 0:
+            self._later.put(after_s, once)
+        else:
+            once()
+        return once
+
     def exchange(self, ticket: Ticket) -> None:
         """Hand every part to the line of its owner."""
         self._raise_failure()
         with self._changed:
+            ticket.asked_at = self.now()
             self._tickets[ticket.number] = ticket
             for ask in ticket.asks:
+                if ask.values is not None:
+                    self._clocks[ask.piece] = ticket.clock
                 self._lines[self.members.owners[ask.piece]].ask(ticket, ask)
+            self._remind()
+
+    def _remind(self) -> None:
+        """A word to those who are asked nothing because they own nothing: else they would take this worker for lost."""
+        for rank in self.members.live:
+            if rank != self.members.rank and self._pulse.beat() - self._lines[rank].said_at > self._timeout_s / 4:
+                self._lines[rank].say(STILL_HERE, ())
 
     def ticket(self, number: int) -> Ticket | None:
         """The exchange of that number, while it is under way."""
@@ -312,6 +371,7 @@ class ThreadedService:
                 return
             ticket.answered(piece, version, delay)
             if ticket.done:
+                ticket.answered_at = self.now()
                 del self._tickets[number]
                 self._changed.notify_all()
 
@@ -321,33 +381,39 @@ class ThreadedService:
         return ticket.done
 
     def wait(self, ticket: Ticket) -> None:
-        """Wait for the answers; owners that are silent too long are given up."""
+        """Wait for the answers; owners that are silent too long are given up meanwhile."""
         while not self.done(ticket):
             with self._changed:
                 if not ticket.done:
                     self._changed.wait(LOOK_EVERY_S)
-                late = {self.members.owners[ask.piece] for ask in ticket.waiting}
-            for rank in late - {self.members.rank}:
-                if self._lines[rank].waited() > self._timeout_s:
-                    self.lost(rank, f"did not answer within {self._timeout_s:g} s")
+                self._remind()
 
     # -- who is lost ------------------------------------------------------------------------------
 
     def cut_off(self, rank: int, why: str) -> None:
-        """A connection has ended. Who is done may have said goodbye over the other one, where it waits to be read."""
+        """A connection has ended. Its other end may have said more over the other one, where it waits to be read.
+
+        Who is done may have said goodbye there, or that this worker was given up.
+        """
+        members = self.members
         with self._changed:
-            if rank in self.members.finished:
-                self._changed.wait_for(lambda: self._closing or rank in self.members.parted, GOODBYE_S)
-            if rank in self.members.parted:
+            patience = GOODBYE_S if rank in members.finished else OUT_S
+            self._changed.wait_for(lambda: self._closing or self._failure or members.done_with(rank), patience)
+            if members.done_with(rank):
                 return
+        stood_s = self._pulse.stood_still()
+        if stood_s:
+            self._given_up(f"this process stood still for {stood_s:.0f} s")
         self.lost(rank, why)
 
     def lost(self, rank: int, why: str) -> None:
         """Go on without a worker: its pieces and what was asked of it go to its successor."""
         members = self.members
         with self._changed:
-            if self._closing or rank in members.lost or rank == members.rank:
-                return
+            if self._closing or self._failure or rank in members.lost or rank == members.rank:
+                return  # who has failed decides nothing about others
+            if rank == members.successor(members.rank):  # the replicas are gone with it
+                self._replicate_at = dict.fromkeys(self._server.pieces, 0)
             members.lost[rank] = why
             self._server.leave(rank)
             moved = [piece for piece, owner in members.owners.items() if owner == rank]
@@ -360,34 +426,58 @@ class ThreadedService:
             for other in members.live:
                 if other != members.rank:
                     self._lines[other].say(OUT, (rank,), note=why)
-            with contextlib.suppress(PacelineError, OSError):
-                self._lines[rank].channel.send(OUT, (rank,), note=why, deadline_s=0.1)
-            self._lines[rank].close()
-            for ticket in list(self._tickets.values()):
-                for ask in ticket.waiting:
-                    if ask.piece in moved:
-                        self._lines[heir].ask(ticket, ask)
+            self._dismiss(rank, why)
+            self._ask_again(heir, set(moved))
             self._changed.notify_all()
+
+    def _ask_again(self, heir: int, moved: set[int]) -> None:
+        """Ask the new owner what the lost one has not answered, and tell it how far this worker is.
+
+        The lost one knew that, and its replica is older: without it the new owner would hold the others back for a
+        worker that is ahead of them, and waits for them.
+        """
+        waiting = [(t, ask) for t in self._tickets.values() for ask in t.waiting if ask.piece in moved]
+        for ticket, ask in waiting:
+            self._lines[heir].ask(ticket, ask)
+        pushed = {ask.piece for _, ask in waiting if ask.values is not None}
+        clocks = [[piece, self._clocks[piece]] for piece in sorted(moved - pushed) if piece in self._clocks]
+        if heir == self.members.rank:
+            self._server.tick(heir, clocks)
+        elif clocks:
+            self._lines[heir].say(CLOCKS, (), note=clocks)
+
+    def _dismiss(self, rank: int, why: str) -> None:
+        """Tell a lost worker so, over whichever connection takes it, and hear no more of it."""
+        for channel in (self._lines[rank].channel, self._incoming[rank]):
+            with contextlib.suppress(PacelineError, OSError):
+                before = channel.bytes_sent
+                channel.send(OUT, (rank,), note=why, deadline_s=0.1)
+                self._transport.sent(channel.bytes_sent - before)
+        self._lines[rank].close()
+        self._incoming[rank].close()
 
     def _take_over(self, rank: int, pieces: list[int]) -> None:
         made = [self._server.adopt(piece) for piece in pieces]
+        self._replicate_at |= dict.fromkeys(pieces, 0)
         for source in sorted({source for _, source in made}):
             self._on_takeover(rank, max(version for version, what in made if what == source), source)
 
-    def _told(self, rank: int, why: str) -> None:
+    def told(self, rank: int, why: str) -> None:
         """Another worker has given somebody up."""
         if rank == self.members.rank:
-            world = self._transport.world
-            self._fail(
-                PeerLostError(
-                    world.sign(
-                        f"the other workers went on without this one ({why}); its last steps are not in the model. "
-                        "Start it again, or give a longer timeout_s"
-                    )
-                )
-            )
+            self._given_up(why)
         else:
             self.lost(rank, why)
+
+    def _given_up(self, why: str) -> None:
+        self._fail(
+            PeerLostError(
+                self._transport.world.sign(
+                    f"the other workers went on without this one ({why}); its last steps are not in the model. "
+                    "Start it again, or give a longer timeout_s"
+                )
+            )
+        )
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -412,36 +502,58 @@ class ThreadedService:
             )
         self._transport.barrier()
 
+    def _leaves(self, rank: int, kind: int, seen: int) -> None:
+        if kind == FINISH:
+            self.members.finished.add(rank)
+        else:
+            self.members.parted[rank] = seen
+        self._server.leave(rank)
+        self._changed.notify_all()
+
     def finish(self) -> None:
         """Say that this worker is done, and wait for the others."""
-        self._server.leave(self.members.rank)
         self._say_all(FINISH)
-        self._wait_for(self.members.finished, "made no step")
+        self._wait_for(lambda rank: rank in self.members.finished, "made no step")
+        self._seen = len(self.members.lost)
 
-    def part(self) -> None:
-        """Say that this worker has the final model, and wait until all have."""
-        self._say_all(BYE)
-        self._wait_for(self.members.parted, "took no leave")
+    def part(self) -> bool:
+        """Say that this worker has the final model, and wait until all have.
+
+        False: somebody was lost meanwhile, and what this worker has pulled from it may not be what others pull from the
+        new owner; it has to pull again.
+        """
+        if len(self.members.lost) == self._seen:
+            self._say_all(BYE)
+            self._wait_for(self._has_parted, "took no leave")
+        if len(self.members.lost) != self._seen:
+            self._seen = len(self.members.lost)
+            return False
         for rank in self.members.live:
             self._lines[rank].flush(GOODBYE_S)
+        return True
+
+    def _has_parted(self, rank: int) -> bool:
+        """Whether nobody has to wait for `rank`; nor for anybody once there is somebody new to be mourned."""
+        return len(self.members.lost) != self._seen or self.members.parted.get(rank) == self._seen
 
     def _say_all(self, kind: int) -> None:
         with self._changed:
-            (self.members.finished if kind == FINISH else self.members.parted).add(self.members.rank)
-            self._changed.notify_all()
+            self._leaves(self.members.rank, kind, self._seen)
             for rank in self.members.live:
                 if rank != self.members.rank:
-                    self._lines[rank].say(kind, ())
+                    self._lines[rank].say(kind, (self._seen,))
 
-    def _wait_for(self, whom: set[int], what: str) -> None:
+    def _wait_for(self, ready: Callable[[int], bool], what: str) -> None:
+        """Wait until all who take part are ready; who is silent too long is given up."""
+        began = time.monotonic()
         while True:
             self._raise_failure()
             with self._changed:
-                missing = [rank for rank in self.members.live if rank not in whom]
+                missing = [rank for rank in self.members.live if not ready(rank)]
                 if not missing:
                     return
                 self._changed.wait(LOOK_EVERY_S)
-            self._give_up_silent(missing, what)
+            self._give_up_silent(missing, what, began)
 
     def close(self) -> None:
         """Close every connection; the threads end with them."""
@@ -449,6 +561,8 @@ class ThreadedService:
             if self._closing:
                 return
             self._closing = True
+            self._over.set()
+            self._later.close()
             self._changed.notify_all()
         for line in self._lines.values():
             line.close()
@@ -503,7 +617,7 @@ class _Line:
         self.rank, self.channel, self._service = rank, channel, service
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._settings: dict[int, Settings] = {}
-        self._since = time.monotonic()
+        self._since = self.said_at = time.monotonic()
         self._open, self._counting = 0, threading.Lock()
 
     def bodies(self) -> list[Callable[[], None]]:
@@ -512,6 +626,7 @@ class _Line:
 
     def ask(self, ticket: Ticket, ask: Ask) -> None:
         """Send a question when those before it are gone."""
+        self.said_at = time.monotonic()
         with self._counting:
             if self._open == 0:
                 self._since = time.monotonic()
@@ -520,6 +635,7 @@ class _Line:
 
     def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Send a word that has no answer."""
+        self.said_at = time.monotonic()
         self._queue.put(lambda: self._write(kind, numbers, body, note))
 
     def flush(self, timeout_s: float) -> None:
@@ -528,9 +644,11 @@ class _Line:
         self._queue.put(left.set)
         left.wait(timeout_s)
 
-    def waited(self) -> float:
-        """Seconds since it answered last, while an answer is due."""
-        return time.monotonic() - self._since if self._open else 0.0
+    @property
+    def waiting_since(self) -> float | None:
+        """When it said something last, while an answer is due; None where none is."""
+        with self._counting:
+            return self._since if self._open else None
 
     def _send(self, ticket: Ticket, ask: Ask) -> None:
         if ask.values is None:
@@ -540,7 +658,8 @@ class _Line:
         if self._settings.get(ask.span) != settings:
             self._settings[ask.span] = settings
             self._write(SETTINGS, (ask.span,), None, settings)
-        numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span)
+        wants = int(ask.out is not None)
+        numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span, wants)
         self._write(PUSH, numbers, ask.values, None)
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
@@ -560,7 +679,7 @@ class _Line:
         def place(header: Header) -> Tensor:
             ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
             ask = ticket.ask(header.numbers[0]) if ticket is not None else None
-            return ask.out if ask is not None else _fresh(header)
+            return ask.out if ask is not None and ask.out is not None else _fresh(header)
 
         while not self._service.closing:
             try:
@@ -571,7 +690,9 @@ class _Line:
             with self._counting:
                 self._since = time.monotonic()
                 self._open -= frame.kind == ANSWER
-            if frame.kind == ANSWER:
+            if frame.kind == OUT:
+                self._service.told(frame.numbers[0], str(frame.note))
+            elif frame.kind == ANSWER:
                 piece, version, delay, number = frame.numbers[:4]
                 self._service.answer(number, piece, version, delay)
 
@@ -618,13 +739,3 @@ def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], 
         body()
 
     return run
-
-
-def _address(transport: Transport) -> str:
-    """The address under which the others reach this worker: of the interface that leads to the first one's host."""
-    import os
-
-    hosts = transport.world.hosts
-    if len(set(hosts)) <= 1:
-        return "127.0.0.1"
-    return own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))

@@ -25,6 +25,7 @@ from torch.optim import (
 )
 
 from paceline import checks, ending
+from paceline.amp import skipped
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import Adds, Blends, Piece, Pulls, Steps, Way
@@ -52,6 +53,8 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, RMSprop, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
 """Optimizers that treat every number alike, so that an owner can step a slice without seeing the rest."""
+COUNTERS = ("step", "mu_product", "eta", "mu")
+"""What they keep once for a parameter; of a parameter without dimensions it has the shape of the others."""
 
 
 class Asynchronous:
@@ -88,6 +91,9 @@ class Asynchronous:
         for optimizer, _ in owned:
             _check_optimizer(rule, optimizer)
         self._join(rule.topology)
+        self._scaler: Any = None
+        if settings.scaler is not None and self._schedule.staleness is not None:
+            self._watch_scaler(settings.scaler)
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ class Asynchronous:
         if self._gradient:
             return GradientStream(optimizer, *shared)
         elastic = self.rule.outer if isinstance(self.rule.outer, Elastic) else None
-        return BlockStream(elastic, self._transport.world.size, *shared)
+        return BlockStream(optimizer, elastic, self._transport.world.size, *shared)
 
     def _piece(self, number: int) -> Piece:
         """A piece with the values that this worker pulled last."""
@@ -176,6 +182,8 @@ class Asynchronous:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Push the gradients, and take what has been pulled."""
+        if skipped(optimizer):
+            return
         self._watch.begin()
         began = time.perf_counter()
         self._compute()
@@ -203,6 +211,38 @@ class Asynchronous:
         for stream in self._streams:
             assert isinstance(stream, BlockStream)
             stream.stepped()
+        self._note(began)
+
+    def _watch_scaler(self, scaler: Any) -> None:
+        """A step that the scaler skips moves nothing, but others wait for this worker's clock, which has to go on."""
+        self._scaler, step = scaler, scaler.step
+
+        def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = self._flow.steps, [stream.clock for stream in self._streams]
+            result = step(optimizer, *args, **kwargs)
+            made = before != (self._flow.steps, [stream.clock for stream in self._streams])
+            if not made and not self.closed and any(optimizer is one for one, _ in self._owned):
+                self._left_out(optimizer)
+            return result
+
+        scaler.step = stepped
+
+    def _left_out(self, optimizer: Optimizer) -> None:
+        """A minibatch without a step of this optimizer."""
+        self._watch.begin()
+        began = time.perf_counter()
+        last = optimizer is self._owned[-1][0]
+        if self._gradient:
+            self._compute()
+            stream = self._stream_of(optimizer)
+            assert isinstance(stream, GradientStream)
+            stream.left_out()
+            self._ahead = self._ahead and not last
+        elif last:
+            self._service.computed(self._flow.steps)
+            for blocks in self._streams:
+                assert isinstance(blocks, BlockStream)
+                blocks.stepped()
         self._note(began)
 
     def _compute(self) -> None:
@@ -261,14 +301,18 @@ class Asynchronous:
             stream.flush()
         self._note(began)
         self._service.finish()
-        for stream in self._streams:
-            stream.refresh(looks=False)
-            stream.settle()
-        self._service.part()
+        parted = False
+        while not parted:
+            for stream in self._streams:
+                stream.refresh(looks=False)
+                stream.settle()
+            parted = self._service.part()
 
     def close(self) -> None:
         """Let the connection go."""
         self.closed = True
+        if self._scaler is not None:
+            self._scaler.__dict__.pop("step", None)
         self._service.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -283,6 +327,7 @@ class Asynchronous:
         self._service.settle()
         for stream in self._streams:
             stream.refresh(looks=True)
+        self._service.settle()  # the clock is the same for all who save it
         return {
             "service": self._service.state(),
             "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},
@@ -326,7 +371,7 @@ def _begun(
     numbers: dict[str, float] = {}
     for slot, tensor in zip(fragment.slots, fragment.tensors, strict=True):
         for key, value in optimizer.state.get(tensor, {}).items():
-            if isinstance(value, Tensor) and value.shape == tensor.shape:
+            if isinstance(value, Tensor) and value.shape == tensor.shape and key not in COUNTERS:
                 row = rows.setdefault(key, torch.zeros(fragment.numel, dtype=fragment.outer_dtype))
                 row[slot.offset : slot.end].copy_(flat_view(key, value))
             elif isinstance(value, Tensor) and value.numel() == 1:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,9 +14,13 @@ from pathlib import Path
 from rich.panel import Panel
 from rich.text import Text
 
+from paceline.observe.read import LOG_NAME
+
 from .console import error_panel, near
 from .lines import decode
 
+LOST = 3
+"""Exit code of a run that came to its end without some of its workers."""
 TAIL_LINES = 12
 TAIL_BYTES = 1 << 16
 # What a worker says that only lost sight of another; the one that was lost is the cause.
@@ -43,10 +48,35 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def panel(rank: int, code: int, stderr: Path, stopped: int) -> Panel:
+def may_lose(directory: Path, rank: int) -> bool:
+    """Whether the others go on without this worker: it had met them, under an asynchronous rule, as its log says."""
+    from paceline.recipes import rule_from_text  # here, because torch loads for seconds and --help must not wait
+    from paceline.rule import is_asynchronous
+
+    logs = [(int(match[2] or 1), path) for path in directory.iterdir() if (match := LOG_NAME.fullmatch(path.name))
+            and int(match[1]) == rank]  # fmt: skip
+    if not logs:
+        return False
+    with max(logs)[1].open(encoding="utf-8") as file:
+        first = file.readline()
+    try:
+        event = json.loads(first)
+        text = event["rule"]
+        asynchronous = text.startswith("custom(Bounded(") or is_asynchronous(rule_from_text(text))
+        return event["kind"] == "attach" and event["size"] > 1 and asynchronous
+    except (ValueError, KeyError, TypeError, AttributeError):  # no line yet, or of another paceline
+        return False
+
+
+def how_text(code: int) -> str:
+    """How a process ended that should not have."""
+    return f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+
+
+def panel(rank: int, code: int, stderr: Path, stopped: int, verdict: str = "failed") -> Panel:
     """Everything a person needs to see, the exception's own line first."""
     words, tail = last_words(stderr, rank)
-    how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+    how = how_text(code)
     if code < 0 and words:  # the signal is the news, whatever was printed last
         tail = [*tail, words]
     headline = words if code > 0 and words else how
@@ -58,7 +88,7 @@ def panel(rank: int, code: int, stderr: Path, stopped: int) -> Panel:
         parts.append(Text("\n".join(["", *tail, ""]), style="dim"))
     below = ["; ".join(facts), advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
     parts.append(Text("\n".join(line for line in below if line), style="default"))
-    return error_panel(f"worker {rank} on {socket.gethostname()} failed", *parts)
+    return error_panel(f"worker {rank} on {socket.gethostname()} {verdict}", *parts)
 
 
 def advice(code: int, headline: str) -> str:

@@ -28,7 +28,7 @@ from .cluster import Cluster
 from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
 
 LOOK_EVERY_S = 0.05
-Look = Callable[[list[Worker], bool], None]  # the workers so far, whether they are being stopped
+Look = Callable[[list[Worker], bool, dict[int, int]], None]  # the workers so far, whether they are being stopped, lost
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,6 +38,7 @@ class Outcome:
     """How it ended. Exactly one of the first three says so; none of them: all workers succeeded."""
 
     codes: dict[int, int] = field(default_factory=dict)  # rank -> return code of those that failed
+    lost: dict[int, int] = field(default_factory=dict)  # the same of those without whom the others went on
     stopped_by: signal.Signals | None = None
     error: BaseException | None = None  # the hosts did not find each other, or a bug of ours
     workers: list[Worker] = field(default_factory=list)
@@ -53,7 +54,7 @@ def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
         give_up_at = float("inf")
         while runner.is_alive() and time.monotonic() < give_up_at:
             runner.join(LOOK_EVERY_S)
-            look(runner.workers, bool(listener.heard))
+            look(runner.workers, bool(listener.heard), runner.lost)
             if listener.heard and give_up_at == float("inf"):
                 give_up_at = time.monotonic() + (STOP_S if runner.workers else 1.0)
             runner.heed(listener.heard)
@@ -63,7 +64,7 @@ def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
 
 
 def _outcome(runner: _Runner, listener: _Listener) -> Outcome:
-    outcome = Outcome(workers=runner.workers, stuck=runner.is_alive())
+    outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive())
     if listener.heard:
         outcome.stopped_by = listener.heard[0]
     elif runner.error is not None:
@@ -88,6 +89,11 @@ class _Runner(threading.Thread):
     def workers(self) -> list[Worker]:
         """The workers that have been started so far."""
         return [] if self.agent is None else list(self.agent.workers)
+
+    @property
+    def lost(self) -> dict[int, int]:
+        """Return codes of the workers without whom the others go on."""
+        return {} if self.agent is None else dict(self.agent.lost)
 
     def run(self) -> None:
         try:

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,7 +103,7 @@ def _run(
     added = environment(cluster, rule, directory)
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    what = Command([sys.executable, "-u", str(script), *own], added, output)
+    what = Command([sys.executable, "-u", str(script), *own], added, output, partial(failure.may_lose, directory))
     console = out()
     if not console.is_terminal:
         return _follow(cluster, what, lines.plain)
@@ -119,14 +120,19 @@ def _follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
 
     tails = lines.Tails(show)
 
-    def look(workers: list[Worker], stopping: bool) -> None:
+    told: set[int] = set()
+
+    def look(workers: list[Worker], stopping: bool, lost: dict[int, int]) -> None:
         tails.mute_errors = stopping  # N tracebacks of KeyboardInterrupt say nothing new
         for worker in workers[len(tails) :]:
             tails.follow(worker.rank, worker.stdout, worker.stderr)
         tails.read()
+        for rank in sorted(lost.keys() - told):
+            told.add(rank)
+            show(rank, f"this worker is lost: {failure.how_text(lost[rank])}; the others go on without it", True)
 
     outcome = launch(cluster, what, look)
-    look(outcome.workers, outcome.stopped_by is not None)
+    look(outcome.workers, outcome.stopped_by is not None, outcome.lost)
     tails.finish()
     return outcome
 
@@ -145,6 +151,8 @@ def _conclude(outcome: Outcome, cluster: Cluster, directory: Path, seconds: floa
         else:
             _not_started(outcome.error, cluster)
         code = 1
+    elif outcome.lost:
+        code = _finished_without(outcome, seconds)
     else:
         code = 0
         if not quiet:
@@ -162,6 +170,17 @@ def _failed(outcome: Outcome) -> int:
     code = outcome.codes[rank]
     err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - 1))
     return failure.exit_code(code)
+
+
+def _finished_without(outcome: Outcome, seconds: float) -> int:
+    """Some were lost on the way; the exit code says so."""
+    count, files = len(outcome.workers) - len(outcome.lost), {worker.rank: worker.stderr for worker in outcome.workers}
+    for rank, code in sorted(outcome.lost.items()):
+        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the others went on without it"))
+    names = ", ".join(str(rank) for rank in sorted(outcome.lost))
+    plural = "s" if count != 1 else ""
+    err().print(f"{count} worker{plural} finished here after {seconds_text(seconds)}, without {names}")
+    return failure.LOST
 
 
 def _ended_elsewhere(error: BaseException) -> None:

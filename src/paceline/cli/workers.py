@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Command:
     arguments: Sequence[str]
     environment: Mapping[str, str]
     output: Path  # directory of the files that take the workers' output
+    may_lose: Callable[[int], bool] = lambda rank: False  # whether the others go on without this one
 
 
 class OtherHostError(PacelineError, RuntimeError):
@@ -66,7 +67,8 @@ class Agent(SimpleElasticAgent):
     """torchrun's agent with processes of our own.
 
     What torchrun leaves out: a host whose worker failed writes so into the store through which the
-    hosts met, and the others stop within `ASK_EVERY_S` instead of waiting for the dead.
+    hosts met, and the others stop within `ASK_EVERY_S` instead of waiting for the dead. Where the
+    rule lets the others go on without it, nobody is stopped, and the run is over when all have ended.
     """
 
     def __init__(self, spec: WorkerSpec, command: Command, hosts: int, timeout_s: float) -> None:
@@ -76,6 +78,7 @@ class Agent(SimpleElasticAgent):
         self.workers: list[Worker] = []  # only ever appended to; the main thread reads it
         self.stop_signal: signal.Signals | None = None  # set by the main thread
         self.impatient = False  # set by a second Ctrl-C: no more grace
+        self.lost: dict[int, int] = {}  # rank -> return code of those without whom the others went on
         self._ask_at = 0.0
         self._gone: set[int] = set()  # ranks whose session has been swept; their ids may be reused
 
@@ -95,6 +98,12 @@ class Agent(SimpleElasticAgent):
             for place, (worker, code) in enumerate(zip(self.workers, codes, strict=True))
             if code
         }
+        for rank in failures.keys() - self.lost.keys():
+            if self.command.may_lose(rank):
+                self.lost[rank] = failures[rank].exitcode
+        nobody_left = len(failures) == len(codes) and self.hosts == 1
+        if not nobody_left:
+            failures = {rank: failure for rank, failure in failures.items() if rank not in self.lost}
         if failures:
             self._tell(f"worker {min(failures)} on {socket.gethostname()} failed")
             return RunResult(state=WorkerState.FAILED, failures=failures)

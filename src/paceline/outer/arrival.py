@@ -53,7 +53,7 @@ class Arrival(Protocol):
 
     @property
     def needs_origin(self) -> bool:
-        """Whether the owner keeps, for each worker, the values which that worker pulled last.
+        """Whether the owner keeps, for each worker, the values which that worker has pulled and may compute at.
 
         They are copied when the worker *pulls* and never when it pushes: between the two another worker's push may
         have changed the piece, and with an answer under way a worker computes at older values than the last it sent.

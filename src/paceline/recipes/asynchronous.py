@@ -21,12 +21,12 @@ from paceline.schedule import Bounded, EveryBlock, EveryStep
 from paceline.topology import Ordered, Sharded
 
 
-def _free(overlap: int, outer: Arrival) -> Rule:
+def _free(overlap: int, hold: int, outer: Arrival) -> Rule:
     """Gradients, each worker as fast as it can."""
-    return Rule(Bounded(overlap=overlap), Gradient(), topology=Sharded(), outer=outer)
+    return Rule(Bounded(overlap=overlap, hold=hold), Gradient(), topology=Sharded(), outer=outer)
 
 
-def asgd(*, period: int = 1, overlap: int = 1, piece: int = 131_072) -> Rule:
+def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 131_072) -> Rule:
     """Asynchronous SGD: each worker sends its gradient, or a block's displacement, and waits for nobody.
 
     The model moves N times as far as one worker would move it: lower the learning rate with N.
@@ -36,10 +36,11 @@ def asgd(*, period: int = 1, overlap: int = 1, piece: int = 131_072) -> Rule:
     Args:
         period: 1 sends gradients, and the optimizer steps at the owners; more sends what so many local steps changed.
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
+        hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
         piece: elements of a piece, at most; a whole multiple of 64.
     """
     payload = Gradient() if period == 1 else Delta("keep")
-    return Rule(Bounded(period=period, overlap=overlap), payload, topology=Sharded(piece), outer=Sum())
+    return Rule(Bounded(period=period, overlap=overlap, hold=hold), payload, topology=Sharded(piece), outer=Sum())
 
 
 def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
@@ -61,7 +62,7 @@ def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
     return Rule(Bounded(staleness, period, overlap=0), payload, topology=Sharded(), outer=Share())
 
 
-def adadelay(*, c: float | str = "adaptive", overlap: int = 1) -> Rule:
+def adadelay(*, c: float | str = "adaptive", overlap: int = 1, hold: int = 1) -> Rule:
     """AdaDelay: the step falls with time and with the measured delay.
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker, pushed and answered.
@@ -69,22 +70,24 @@ def adadelay(*, c: float | str = "adaptive", overlap: int = 1) -> Rule:
     Args:
         c: how fast it falls: "adaptive" measures that for each coordinate, or a number.
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
+        hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
     """
-    return _free(overlap, AdaDelay(c))
+    return _free(overlap, hold, AdaDelay(c))
 
 
-def staleness_aware(*, overlap: int = 1) -> Rule:
+def staleness_aware(*, overlap: int = 1, hold: int = 1) -> Rule:
     """Staleness-aware asynchronous SGD: the learning rate is divided by the delay.
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker, pushed and answered.
 
     Args:
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
+        hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
     """
-    return _free(overlap, StalenessAware())
+    return _free(overlap, hold, StalenessAware())
 
 
-def momentum_tuned(*, keep_gain: bool = True, overlap: int = 1) -> Rule:
+def momentum_tuned(*, keep_gain: bool = True, overlap: int = 1, hold: int = 1) -> Rule:
     """Asynchronous SGD whose momentum is lowered by what asynchrony adds, 1 - 1/N; for torch.optim.SGD.
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker, pushed and answered.
@@ -92,8 +95,9 @@ def momentum_tuned(*, keep_gain: bool = True, overlap: int = 1) -> Rule:
     Args:
         keep_gain: change the learning rate so that a steady gradient moves as far as with the user's momentum.
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
+        hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
     """
-    return _free(overlap, TunedMomentum(keep_gain))
+    return _free(overlap, hold, TunedMomentum(keep_gain))
 
 
 def dc_asgd(
@@ -103,6 +107,7 @@ def dc_asgd(
     decay: float = 0.95,
     limit: float | None = None,
     overlap: int = 1,
+    hold: int = 1,
 ) -> Rule:
     """Delay-compensated asynchronous SGD: each stale gradient is brought to where the model is now.
 
@@ -114,11 +119,12 @@ def dc_asgd(
         decay: of that running mean.
         limit: the largest correction of an element as a share of it; None for no limit, as published.
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
+        hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
     """
-    return _free(overlap, DelayCompensated(kind, strength, decay, limit))
+    return _free(overlap, hold, DelayCompensated(kind, strength, decay, limit))
 
 
-def easgd(*, period: int = 16, beta: float = 0.9, overlap: int = 1) -> Rule:
+def easgd(*, period: int = 16, beta: float = 0.9, overlap: int = 1, hold: int = 1) -> Rule:
     """Elastic averaging: every block a worker and the center pull each other; the center is the model.
 
     Bytes: 2 (N-1)/N * 4 P a block from each worker, pushed and answered.
@@ -127,8 +133,9 @@ def easgd(*, period: int = 16, beta: float = 0.9, overlap: int = 1) -> Rule:
         period: tau, minibatches between two pulls.
         beta: N alpha, how strong the pull is, above 0, at most 1.
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
+        hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
     """
-    schedule = Bounded(period=period, overlap=overlap)
+    schedule = Bounded(period=period, overlap=overlap, hold=hold)
     return Rule(schedule, Parameters(), topology=Sharded(), outer=Elastic(beta))
 
 

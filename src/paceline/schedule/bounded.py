@@ -10,9 +10,11 @@ with a finite s it waits for the answer to each push, because with the answer of
 from values that do not hold its own last update.
 
 Free workers need not wait for the network: with overlap 1 the answer has the next minibatch's time, and where it takes
-longer, work is gathered meanwhile and goes in one push: gradients as their mean, because a step of their sum, taken at
-one point, would be as unstable as a rate that many times as high; local steps as the displacement that they made. Only
-after `hold` blocks without an answer does a worker wait.
+longer, up to `hold` blocks of work are gathered into one push before the worker waits: gradients as their mean, because
+a step of their sum, taken at one point, would be as unstable as a rate that many times as high; local steps as the
+displacement that they made. A mean makes fewer steps of as many samples, so `hold` is 1 where nothing is said.
+
+A minibatch whose gradients are inf or nan, or whose step a GradScaler skips, is a clock as well.
 
 Source: Ho et al., NIPS 2013 (stale synchronous parallel).
 """
@@ -41,7 +43,7 @@ class Bounded:
     staleness: int | None = None
     period: int = 1
     overlap: int = 1
-    hold: int = 16
+    hold: int = 1
 
     def __post_init__(self) -> None:
         if self.staleness is not None and (not _whole(self.staleness) or self.staleness < 1):

@@ -88,6 +88,7 @@ class Cluster:
     def __init__(self, size: int, hosts: Sequence[str] | None = None, clock: Clock | None = None) -> None:
         self.size = size
         self.clock = clock if clock is not None else Clock()
+        self.clock.restart()
         self.shared: dict[str, Any] = {}  # what virtual workers put where others find it
         self.hosts = tuple(hosts) if hosts is not None else (World().host,) * size
         self.workers = [_Worker(rank, _Globals()) for rank in range(size)]

@@ -46,7 +46,8 @@ class Clock:
             step, generator).
         network: seconds of a message between two workers: a number, or a function of (source, to, bytes, generator).
         seed: of what is drawn.
-        now: seconds since the beginning.
+        now: seconds since the beginning; after a run, when it ended.
+        happened: events since the beginning.
     """
 
     compute: float | Sequence[float] | Compute = 1.0
@@ -55,6 +56,11 @@ class Clock:
     now: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the beginning: a cluster does that, so that a clock which is used again gives the same again."""
+        self.now = 0.0
         self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
         self._number = 0
         self._messages: Counter[tuple[int, int]] = Counter()

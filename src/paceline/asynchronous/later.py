@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Things that are done in some seconds, or at once when somebody cannot wait."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+
+
+class Once:
+    """Done by whoever comes first: its time, or who needs it earlier.
+
+    Args:
+        action: what is done.
+    """
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action, self._taken = action, threading.Lock()
+
+    def __call__(self) -> None:
+        """Do it, unless it was done."""
+        if self._taken.acquire(blocking=False):
+            self._action()
+
+
+class Later:
+    """Does things at their time; `run` is the body of a thread."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Once]] = []
+        self._changed = threading.Condition()
+        self._number, self._over = 0, False
+
+    def put(self, after_s: float, once: Once) -> None:
+        """Do it in so many seconds."""
+        with self._changed:
+            self._number += 1
+            heapq.heappush(self._due, (time.monotonic() + after_s, self._number, once))
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Wait, and do what is due, until `close`."""
+        while (once := self._next()) is not None:
+            once()
+
+    def _next(self) -> Once | None:
+        with self._changed:
+            while not self._over:
+                left = self._due[0][0] - time.monotonic() if self._due else None
+                if left is not None and left <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(left)
+        return None
+
+    def close(self) -> None:
+        """What is not done by now is not done any more."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()

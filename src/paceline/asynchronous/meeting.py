@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How workers find each other: every one listens, tells the others where, and connects to each of them.
+
+The connection that the workers have already carries the addresses, the ports and a token that was drawn for this job.
+Whoever connects has to say the token first; a stranger who does not is turned away, and keeps nobody waiting. At the
+end all tell each other whether they met everybody, so that either all begin or none does.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+import threading
+import time
+
+from paceline.errors import MismatchError, PacelineError, PeerLostError, UnsupportedError
+from paceline.transport import Transport
+from paceline.transport.channel import TLS, Channel, Late, Listener, connect, own_address
+from paceline.world import World
+
+HELLO = 1
+"""The kind of the first frame of a connection: (rank), and the token as its note."""
+HELLO_S = 5.0
+"""Seconds in which whoever connects has to say who it is."""
+LOOPBACK = "127.0.0.1"
+
+Channels = dict[int, Channel]
+
+
+def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Channels, Channels]:
+    """Connections to every other worker, by rank, and those that they have made to this one.
+
+    Raises:
+        MismatchError: some workers have certificates and some have none, or they are not of one authority.
+        PeerLostError: somebody could not be reached, or did not come.
+    """
+    world = transport.world
+    door: _Door | None = None
+    outgoing: Channels = {}
+    try:
+        with Listener(find_address(transport), tls) as listener:
+            mine = {"address": listener.address, "port": listener.port, "tls": bool(tls)}
+            everybody = transport.gather_json({**mine, "token": secrets.token_hex(16)})
+            if len({one["tls"] for one in everybody}) > 1:
+                raise MismatchError(world.sign("some workers have TLS certificates and some have none; give them all"))
+            token = str(everybody[0]["token"])
+            door = _Door(listener, world, token)
+            until = time.monotonic() + 0.75 * timeout_s  # less than the deadline of those who are through already
+            problem: PacelineError | None = None
+            try:
+                for rank, one in enumerate(everybody):
+                    if rank != world.rank:
+                        left = max(0.1, until - time.monotonic())
+                        channel = connect(one["address"], one["port"], world.name(rank), left, tls)
+                        outgoing[rank] = channel
+                        channel.send(HELLO, (world.rank,), note=token, deadline_s=left)
+                        transport.sent(channel.bytes_sent)
+                door.wait(until, timeout_s)
+            except PacelineError as error:
+                problem = error
+            _conclude(transport, problem)
+        return outgoing, door.incoming
+    except BaseException:
+        for channel in [*outgoing.values(), *(door.close() if door is not None else [])]:
+            channel.close()
+        raise
+
+
+def _conclude(transport: Transport, problem: PacelineError | None) -> None:
+    """Raise on every worker where one of them did not meet all."""
+    mismatch = isinstance(problem, MismatchError)
+    said = transport.gather_json({"problem": "" if problem is None else str(problem), "mismatch": mismatch})
+    if problem is not None:
+        raise problem
+    for rank, one in enumerate(said):
+        if one["problem"]:
+            kind = MismatchError if one["mismatch"] else PeerLostError
+            name = transport.world.name(rank)
+            raise kind(transport.world.sign(f"{name} could not connect to all workers: {one['problem']}"))
+
+
+class _Door:
+    """Lets in who knows the token.
+
+    Args:
+        listener: where they knock.
+        world: who is expected.
+        token: what they have to say.
+
+    Attributes:
+        incoming: those who came, by rank.
+    """
+
+    def __init__(self, listener: Listener, world: World, token: str) -> None:
+        self._listener, self._world, self._token = listener, world, token.encode()
+        self.incoming: Channels = {}
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="paceline-door", daemon=True).start()
+
+    def wait(self, until: float, timeout_s: float) -> None:
+        """Return when all have come."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._missing(), max(0.0, until - time.monotonic())):
+                names = self._world.names(self._missing())
+                raise PeerLostError(self._world.sign(f"{names} did not connect within {timeout_s:g} s"))
+
+    def close(self) -> list[Channel]:
+        """Let nobody in any more; those who are in."""
+        with self._changed:
+            self._closed.set()
+            return list(self.incoming.values())
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._world.size) if rank != self._world.rank and rank not in self.incoming]
+
+    def _watch(self) -> None:
+        while self._missing() and not self._closed.is_set():
+            try:
+                channel = self._listener.accept(1.0)
+            except Late:
+                continue
+            except PeerLostError:
+                return  # the listener is closed
+            except OSError:  # too many open files, for instance
+                self._closed.wait(0.1)
+                continue
+            threading.Thread(target=self._admit, args=(channel,), name="paceline-hello", daemon=True).start()
+
+    def _admit(self, channel: Channel) -> None:
+        """Hear who it is, each in a thread of its own: one who says nothing holds up nobody else."""
+        limit, channel.limit = channel.limit, 0
+        try:
+            hello = channel.receive(deadline_s=HELLO_S)
+            known = hmac.compare_digest(str(hello.note).encode(), self._token)
+            if hello.kind == HELLO and known and self._take(hello.numbers[0], channel):
+                channel.limit = limit
+                return
+        except (PacelineError, OSError, ValueError):  # whatever a stranger may say, or one who gave up
+            pass
+        channel.close()
+
+    def _take(self, rank: int, channel: Channel) -> bool:
+        with self._changed:
+            if self._closed.is_set() or rank not in self._missing():
+                return False
+            channel.peer = self._world.name(rank)
+            self.incoming[rank] = channel
+            self._changed.notify_all()
+            return True
+
+
+def find_address(transport: Transport) -> str:
+    """The address at which the others reach this worker: of the interface that leads to where all have met.
+
+    The host on which the workers met may know itself by a loopback address only. Where others have a real one, it takes
+    the address of its interface that leads to them.
+    """
+    own = _towards_master(transport.world)
+    others = [one for one in transport.gather_json(own) if not _is_loopback(one)]
+    return own_address(others[0]) if _is_loopback(own) and others else own
+
+
+def _towards_master(world: World) -> str:
+    master = os.environ.get("MASTER_ADDR")
+    hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
+    if master is None:  # the user made the group in another way
+        if not hosts:
+            return LOOPBACK
+        try:
+            return own_address(hosts[0])
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                world.sign(f"{error}; set MASTER_ADDR to an address of rank 0's host that all workers reach")
+            ) from error
+    try:
+        return own_address(master)
+    except UnsupportedError:
+        if not hosts:
+            return LOOPBACK
+        raise
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a worker asks for new values: so late that they are fresh, and early enough to be there at the minibatch's end.
+
+    lead = 0.95 c - 1.5 a         c: what a short minibatch takes, a: what an answer takes; at least 0
+
+Values that are asked for at the end of a minibatch are old at the end of the next one by all that the others pushed
+meanwhile; asked for `lead` seconds later, by little more than what they pushed while the answer was on its way.
+c is the lower quartile of the last minibatches, because who asks too late waits; a is the median of the last answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+KEPT = 16
+SHORT, SLOW = 0.95, 1.5
+
+
+class Pace:
+    """The last durations of minibatches and of answers, seconds."""
+
+    def __init__(self) -> None:
+        self._minibatches: deque[float] = deque(maxlen=KEPT)
+        self._answers: deque[float] = deque(maxlen=KEPT)
+
+    def computed(self, seconds: float) -> None:
+        """A minibatch took so long."""
+        self._minibatches.append(seconds)
+
+    def answered(self, seconds: float) -> None:
+        """An answer took so long."""
+        self._answers.append(seconds)
+
+    @property
+    def lead(self) -> float:
+        """Seconds to wait before asking; 0 while nothing is known."""
+        if not self._minibatches or not self._answers:
+            return 0.0
+        short = sorted(self._minibatches)[len(self._minibatches) // 4]
+        slow = sorted(self._answers)[len(self._answers) // 2]
+        return max(0.0, SHORT * short - SLOW * slow)
+
+    def state(self) -> list[list[float]]:
+        """What a checkpoint holds."""
+        return [list(self._minibatches), list(self._answers)]
+
+    def load(self, state: Sequence[Sequence[float]]) -> None:
+        """Put back what `state` gave."""
+        self._minibatches, self._answers = (deque(row, maxlen=KEPT) for row in state)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker owns and serves: answers, who has left, and taking over from a neighbour."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.asynchronous.clocks import Clocks
+from paceline.asynchronous.piece import REFUSED, Arriving, Piece, Pulls, Steps
+from paceline.asynchronous.server import Answer, Server, refused
+from paceline.outer import Elastic, Sum
+from paceline.schedule import Bounded
+
+
+def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> Piece:
+    clocks = Clocks(Bounded(staleness, overlap=0), range(3))
+    settings = {"lr": 1.0, "momentum": 0.5}
+
+    def way(anchor: Tensor) -> Pulls | Steps:
+        return Pulls(Elastic(0.75), 3) if elastic else Steps(Sum(), torch.optim.SGD, anchor, settings)
+
+    return Piece(number, torch.full((4,), value), way, clocks, False)
+
+
+def server(rank: int = 0, *, staleness: int | None = None, elastic: bool = False) -> Server:
+    """It owns piece 7, and has pulled 5.0 last of every other."""
+    pieces = {7: make(7, staleness=staleness, elastic=elastic)}
+    return Server(rank, pieces, lambda number: make(number, 5.0, staleness=staleness), elastic)
+
+
+def tell(to: Server, sender: int, value: float, *, clock: int = 1, version: int = 0, number: int = 7) -> Answer:
+    return to.push(number, torch.full((4,), value), Arriving(sender, clock, version, 1), torch.empty(4))
+
+
+def look(at: Server, number: int = 7, reader: int = 0, after_push: bool = False) -> tuple[list[float], int]:
+    out = torch.full((4,), 99.0)
+    version = at.read(number, reader, out, after_push)
+    return out.tolist(), version
+
+
+def test_push_and_read() -> None:
+    one = server()
+    assert tell(one, 1, 1.0) == Answer(0, True)
+    assert look(one, reader=1, after_push=True) == ([-1.0] * 4, 1)
+    assert tell(one, 2, 1.0) == Answer(1, True)
+    assert look(one) == ([-2.5] * 4, 2)
+
+
+def test_the_sender_of_what_is_not_finite_is_told() -> None:
+    one = server()
+    answer = tell(one, 1, float("nan"))
+    assert answer.delay == REFUSED and refused(answer) and not refused(tell(one, 1, 1.0))
+    assert look(one) == ([-1.0] * 4, 1)
+
+
+def test_who_is_too_far_ahead_has_to_wait_until_the_slowest_has_pushed_or_left() -> None:
+    one = server(staleness=1)
+    assert tell(one, 0, 0.0, clock=1).may_start
+    assert not tell(one, 0, 0.0, clock=2).may_start
+    tell(one, 1, 0.0, clock=1)
+    assert not one.may_start(7, 0) and one.may_start(7, 1) and one.may_start(7, 2)
+    one.leave(2)
+    assert one.may_start(7, 0)
+
+
+def test_elastic_averaging_answers_with_the_center_from_before() -> None:
+    one = server(elastic=True)
+    out = torch.empty(4)
+    one.push(7, torch.full((4,), 8.0), Arriving(1, 1, 0, 1), out)
+    assert one.read(7, 1, out, after_push=True) == 1
+    assert out.tolist() == [0.0] * 4, "the worker computes the same pull from it as the owner did"
+    assert look(one) == ([2.0] * 4, 1)
+
+
+def test_adopting_from_a_replica() -> None:
+    """With the optimizer's state: the next step has the momentum of the last."""
+    first, heir = server(0), server(1)
+    heir.pieces.clear()
+    tell(first, 2, 1.0, clock=3)
+    heir.keep_replica(*first.pieces[7].snapshot())
+    tell(first, 2, 1.0, clock=4)
+    heir.keep_replica(*first.pieces[7].snapshot())
+    heir.leave(0)
+    assert heir.adopt(7) == (2, "replica")
+    assert look(heir) == ([-2.5] * 4, 2)
+    assert heir.pieces[7].clocks.state() == [[1, 0], [2, 4]], "who is lost holds up nobody"
+    tell(heir, 2, 0.0, clock=5, version=2)
+    assert look(heir) == ([-3.25] * 4, 3)
+
+
+def test_adopting_from_what_was_pulled_last() -> None:
+    heir = server(1)
+    heir.leave(2)
+    heir.leave(0)
+    assert heir.adopt(3) == (0, "last pulled values")
+    assert look(heir, 3) == ([5.0] * 4, 0)
+    assert heir.pieces[3].clocks.state() == [[1, 0]]
+    answer = tell(heir, 1, 1.0, version=30, number=3)
+    assert answer.delay == 0 and heir.pieces[3].version == 31, "others have seen later versions than the heir"
+
+
+def test_adopting_what_one_owns_changes_nothing() -> None:
+    one = server()
+    tell(one, 1, 1.0)
+    assert one.adopt(7) == (1, "own")
+    assert look(one) == ([-1.0] * 4, 1)
+
+
+def test_a_piece_of_somebody_else_is_not_served() -> None:
+    with pytest.raises(KeyError):
+        tell(server(), 1, 1.0, number=8)

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of tests/asynchronous run: `python -m tests.processes.asynchronous_programs NAME DIRECTORY`."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+import paceline
+from paceline.asynchronous import meeting
+from paceline.asynchronous.threads import ThreadedService
+from paceline.transport import Transport, process
+from paceline.transport.channel import HEADER_BYTES, Header, Late, Listener, connect
+from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
+
+RANK = int(os.environ.get("RANK", "0"))
+WORKERS = int(os.environ.get("WORLD_SIZE", "1"))
+OPTIMIZERS = {"sgd": sgd, "adam": adam, "momentum": momentum_sgd}
+
+RULES: list[tuple[str, str]] = [
+    ("asgd", "sgd"),
+    ("asgd(period=4)", "sgd"),
+    ("ssp(staleness=2)", "momentum"),
+    ("dc_asgd", "sgd"),
+    ("easgd(period=4)", "sgd"),
+    ("adadelay", "sgd"),
+    ("staleness_aware", "adam"),
+]
+"""Recipes, and the optimizer that each has."""
+BIG = 96
+"""Width of a layer: so that every worker owns a slice."""
+
+
+def make_big(seed: int = 0) -> nn.Sequential:
+    """A perceptron of some pieces, with buffers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, BIG), nn.BatchNorm1d(BIG), nn.Tanh(), nn.Linear(BIG, 3))
+
+
+def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """This worker's minibatches, for ever the same samples in another order."""
+    x, y = make_data(96).tensors
+    g = torch.Generator().manual_seed(RANK)
+    for _ in range(steps):
+        rows = torch.randint(0, len(x), (8,), generator=g)
+        yield x[rows], y[rows]
+
+
+def loss_of(model: nn.Module) -> float:
+    """On all samples."""
+    x, y = make_data(96).tensors
+    model.eval()
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(x), y))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def keep(model: nn.Module, directory: Path, name: str, **numbers: float) -> None:
+    """The model, with its loss and other numbers."""
+    extra = {f"number.{k}": torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+    save_file({**state_of(model), **extra}, directory / f"{name}.{RANK}.safetensors")
+
+
+class Saying:
+    """What the parts of `varied` have found, for the test to look at."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.found = directory, dict[str, Any]()
+
+    def write(self) -> None:
+        (self.directory / f"said.{RANK}").write_text(json.dumps(self.found))
+
+
+def wide() -> nn.Sequential:
+    """A model without buffers, of 49 k parameters: every owner has one piece of much the same size."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 220), nn.Tanh(), nn.Linear(220, 210), nn.Tanh(), nn.Linear(210, 3))
+
+
+def train(rule: str, steps: int, model: nn.Module | None = None, **settings: Any) -> tuple[paceline.Run, nn.Module]:
+    """A whole run."""
+    model = make_big() if model is None else model
+    optimizer = sgd(model.parameters())
+    with paceline.attach(model, optimizer, rule, **{"timeout_s": 60, **settings}) as run:
+        for x, y in batches(steps):
+            step(model, optimizer, x, y)
+    return run, model
+
+
+def one_after_another(directory: Path, say: Saying) -> None:
+    """A group of the user's, among only some of the processes, and then all."""
+    members = [1, 3]
+    group = dist.new_group(members)
+    if RANK in members:
+        run, model = train("asgd", 20, group=group)
+        say.found["group"] = run.world.size
+        keep(model, directory, "group")
+    _, model = train("asgd", 20)
+    keep(model, directory, "all")
+
+
+def other_hosts(directory: Path, say: Saying) -> None:
+    """Names of two hosts."""
+    before, process.host_name = process.host_name, lambda: f"host{RANK // 2}"
+    try:
+        run, model = train("ssp(staleness=1)", 10)
+        say.found["hosts"] = run.world.hosts
+        keep(model, directory, "hosts")
+    finally:
+        process.host_name = before
+
+
+def traffic(directory: Path, say: Saying) -> None:
+    """What is counted, what the channels have sent, and what the formula says."""
+    steps, counted = 9, []
+    counts, Transport.sent = Transport.sent, lambda self, n: (counted.append(n), counts(self, n))[1]
+    replicate = ThreadedService._replicate
+    try:
+        for name in ("replicas", "exact"):
+            if name == "exact":
+                ThreadedService._replicate = lambda self, piece: None
+            counted.clear()
+            run, _ = train("ssp(staleness=1)", steps, wide())
+            service = run._engine._service
+            channels = [line.channel for line in service._lines.values() if line.rank != RANK]
+            sent = [channel.bytes_sent for channel in (*channels, *service._incoming.values())]
+            say.found[name] = {"channels": sum(sent), "counted": sum(counted), "all": run.bytes_sent}
+    finally:
+        Transport.sent, ThreadedService._replicate = counts, replicate
+    numel = sum(p.numel() for p in wide().parameters())
+    pieces = run.rule.topology.pieces(numel, WORKERS)
+    own = [cut.numel for cut in pieces if cut.owner == RANK]
+    others, head = WORKERS - 1, HEADER_BYTES
+    pushes = run.rule.bytes_per_block(WORKERS, numel, rank=RANK) + run.rule.overhead_bytes(WORKERS, numel, rank=RANK)
+    pulls = head * (len(pieces) - len(own)) + others * (head * len(own) + 4 * sum(own))
+    settings = len(json.dumps(service_settings(run), separators=(",", ":")))
+    words = others * (head + 34 + head + settings + 2 * head)  # hello, settings, finish, bye
+    say.found["formula"] = steps * pushes + pulls + words
+
+
+def service_settings(run: paceline.Run) -> dict[str, Any]:
+    return run._engine._layout.spans[0].settings()
+
+
+def not_finite(directory: Path, say: Saying) -> None:
+    """One worker's gradient is nan once, another's parameters under a rule with blocks."""
+    for number, rule in enumerate(("asgd", "asgd(period=2)")):
+        model = make_big()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule, timeout_s=60, log=directory / f"nan.{number}"):
+            for k, (x, y) in enumerate(batches(16)):
+                step(model, optimizer, x * float("nan") if RANK == 1 and k == 7 else x, y)
+        parts = {k: v for k, v in state_of(model).items() if "running" not in k}
+        save_file(parts, directory / f"nan.{number}.{RANK}.safetensors")
+
+
+def checkpoints(directory: Path, say: Saying) -> None:
+    """Saved in the middle; a second run ends at once from there, a third goes on."""
+    path = directory / "checkpoint"
+    for number in range(3):
+        model = make_big(seed=number)
+        optimizer = adam(model.parameters())
+        with paceline.attach(model, optimizer, "asgd", timeout_s=60) as run:
+            if number:
+                run.resume(path)
+                say.found["resumed"] = [run.minibatches, run.blocks]
+            for k, (x, y) in enumerate(batches(0 if number == 1 else 20)):
+                step(model, optimizer, x, y)
+                if number == 0 and k == 9:
+                    run.save(path)
+        keep(model, directory, f"checkpoint.{number}")
+
+
+def certificates(directory: Path, say: Saying) -> None:
+    """All have certificates; then one has none; then one has those of another job."""
+    run, model = train("asgd", 10, tls=directory / "tls" / str(RANK))
+    keep(model, directory, "tls")
+    say.found["tls"] = type(run._engine._service._incoming[(RANK + 1) % WORKERS]._sock).__name__
+    foreign = directory / "foreign"
+    for name, tls in (("none", None), ("foreign", foreign)):
+        try:
+            train("asgd", 10, tls=tls if RANK == 2 else directory / "tls" / str(RANK))
+        except paceline.PacelineError as error:
+            say.found[name] = f"{type(error).__name__}: {error}"
+
+
+def strangers(directory: Path, say: Saying) -> None:
+    """While rank 0 waits for the others, all sorts of people come first."""
+    guests: list[socket.socket] = []
+
+    class Visited(Listener):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            for word in (b"", b"GET / HTTP/1.0\r\n\r\n", frame("a guess"), frame("\u00e9\ud800"), frame("x", 1 << 30)):
+                guest = socket.create_connection((self.address, self.port))
+                guest.sendall(word)
+                guests.append(guest)
+
+    if RANK == 0:
+        meeting.Listener = Visited
+    try:
+        began = time.monotonic()
+        _, model = train("asgd", 10)
+        say.found["strangers"] = time.monotonic() - began
+        keep(model, directory, "strangers")
+    finally:
+        meeting.Listener = Listener
+        for guest in guests:
+            guest.close()
+
+
+def frame(note: str, body_bytes: int = 0) -> bytes:
+    """The hello of somebody who says to be rank 1."""
+    text = json.dumps(note).encode()
+    dtype = torch.float32 if body_bytes else None
+    return Header(meeting.HELLO, (1, *[0] * 7), len(text), body_bytes, dtype).pack() + text
+
+
+def unreachable(directory: Path, say: Saying) -> None:
+    """One worker cannot connect to another: none begins without it."""
+
+    def never(*args: Any) -> Any:
+        raise Late("the way there is blocked")
+
+    if RANK == 2:
+        meeting.connect = never
+    try:
+        train("asgd", 10, timeout_s=4)
+    except paceline.PeerLostError as error:
+        say.found["unreachable"] = str(error)
+    finally:
+        meeting.connect = connect
+
+
+def table(directory: Path, workers: int, group: Any) -> None:
+    """Every rule, one attach after another in one program; rank 0 has less data, the last one more."""
+    for number, (rule, kind) in enumerate(RULES):
+        model = make_big()
+        before = loss_of(model)
+        model.train()
+        optimizer = OPTIMIZERS[kind](model.parameters())
+        log = directory / f"log.{workers}.{number}"
+        with paceline.attach(model, optimizer, rule, timeout_s=60, log=log, group=group) as run:
+            for x, y in batches(40 + 10 * RANK):
+                step(model, optimizer, x, y)
+        keep(model, directory, f"{workers}.{number}", before=before, after=loss_of(model), bytes=run.bytes_sent)
+
+
+def tables(directory: Path, say: Saying) -> None:
+    """Among two, three and all of the processes."""
+    for workers in (2, 3, 4):
+        group = dist.new_group(list(range(workers)))
+        if workers > RANK:
+            table(directory, workers, group if workers < WORKERS else None)
+
+
+def lockstep(directory: Path, say: Saying) -> None:
+    """ssp(staleness=0) and sync in rank order."""
+    for name, rule in (("ssp", "ssp(staleness=0)"), ("sync", "sync(reproducible=True)")):
+        model = make_big()
+        optimizer = momentum_sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule, timeout_s=30):
+            for x, y in batches(12):
+                step(model, optimizer, x, y)
+        keep(model, directory, name)
+
+
+def varied(directory: Path) -> None:
+    """What four processes are needed for, in one launch."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    say = Saying(directory)
+    for part in (
+        tables,
+        lockstep,
+        one_after_another, other_hosts, traffic, not_finite, checkpoints, certificates, strangers, unreachable,
+    ):  # fmt: skip
+        part(directory, say)
+        dist.barrier()
+        say.write()
+    dist.destroy_process_group()
+
+
+def hosts(directory: Path) -> None:
+    """A run between hosts; where this worker listens."""
+    found: list[str] = []
+
+    class Noted(Listener):
+        def __init__(self, address: str, *args: Any) -> None:
+            super().__init__(address, *args)
+            found.append(address)
+
+    meeting.Listener = Noted
+    _, model = train("asgd", 20)
+    keep(model, directory, "hosts")
+    (directory / f"listened.{RANK}").write_text(" ".join(found))
+
+
+def at_the_end(directory: Path) -> None:
+    """Rank 0 dies when rank 2 has the final model and rank 1, who takes its slices over, has not."""
+    service = ThreadedService
+    finish, part = service.finish, service.part
+
+    def dies(self: ThreadedService) -> bool:
+        until(lambda: reached(directory / "pulled.2"))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    def comes_late(self: ThreadedService) -> None:
+        finish(self)
+        until(lambda: 0 in self.members.lost)
+
+    def has_pulled(self: ThreadedService) -> bool:
+        (directory / "pulled.2").touch()
+        return part(self)
+
+    if RANK == 0:
+        service.part = dies
+    elif RANK == 1:
+        service.finish = comes_late
+    else:
+        service.part = has_pulled
+    _, model = train("asgd", (30, 5, 60)[RANK], log=directory / "log")
+    keep(model, directory, "model", after=loss_of(model))
+
+
+def until(what: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def reached(path: Path) -> bool:
+    """Whether the test has said that it may go on."""
+    return path.exists()
+
+
+def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "60") -> None:
+    """Train until the test says `enough`; say in a file when it is under way."""
+    model = make_big()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    before = loss_of(model)
+    model.train()
+    error = ""
+    steps = 0
+    try:
+        with paceline.attach(model, optimizer, rule, timeout_s=float(timeout_s), log=directory / "log") as run:
+            for x, y in batches(10**9):
+                step(model, optimizer, x, y)
+                steps += 1
+                if steps == int(least):
+                    (directory / f"going.{RANK}").touch()
+                if reached(directory / "enough") or reached(directory / f"leave.{RANK}"):
+                    break
+                if reached(directory / "save") and not reached(directory / f"saved.{RANK}"):
+                    said = ""
+                    try:
+                        run.save(directory / "checkpoint")
+                    except paceline.PacelineError as problem:
+                        said = f"{type(problem).__name__}: {problem}"
+                    (directory / f"new.{RANK}").write_text(said)
+                    (directory / f"new.{RANK}").rename(directory / f"saved.{RANK}")
+                if reached(directory / f"raise.{RANK}"):
+                    raise KeyError("the user's own")
+        keep(model, directory, "model", before=before, after=loss_of(model), steps=steps, bytes=run.bytes_sent)
+    except paceline.PacelineError as problem:
+        error = f"{type(problem).__name__}: {problem}"
+        raise
+    finally:
+        (directory / f"ended.{RANK}").write_text(error)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    faulthandler.cancel_dump_traceback_later()
