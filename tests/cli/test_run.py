@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
+from tests.transport.test_tls import Authority
 
 DEADLINE_S = 60.0
 Script = Callable[[str], Path]
@@ -234,6 +235,21 @@ def test_under_an_asynchronous_rule_the_others_go_on(script: Script, fail: str, 
 
 
 @pytest.mark.processes
+def test_certificates_of_the_launcher_are_the_workers(script: Script, tmp_path: Path) -> None:
+    folder = Authority(tmp_path, "job").worker("all").certificate.parent
+    program = """
+        import torch, paceline
+        model = torch.nn.Linear(4, 1)
+        run = paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+        print("certificate", run._settings.tls.certificate)
+        run.close()
+    """
+    result = run("--workers", 2, "--rule", "asgd", "--tls", folder, script(program))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count(f"certificate {folder.resolve() / 'cert.pem'}") == 2
+
+
+@pytest.mark.processes
 def test_who_fails_before_it_has_met_the_others_ends_the_run(script: Script) -> None:
     """There is nothing yet that they could go on with."""
     early = "import os\nif os.environ['RANK'] == '1': raise ValueError('early')\n"
@@ -343,6 +359,7 @@ def test_a_host_that_meets_nobody_says_so(script: Script) -> None:
         (["--hosts", 2, "--master", "node0:99999"], "got 'node0:99999'"),
         (["--host-index", 1], "--host-index must lie in 0..0"),
         (["--timeout", 0], "--timeout must be at least 1 second, got 0.0"),
+        (["--tls", "nowhere"], "--tls: no cert.pem, key.pem, ca.pem in nowhere"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(

@@ -190,6 +190,8 @@ class Asynchronous:
         stream = self._stream_of(optimizer)
         assert isinstance(stream, GradientStream)
         checks.check_unchanged(self._owned)
+        if self._schedule.staleness is not None and self._settings.scaler is None and self._flow.steps == 0:
+            checks.refuse_hidden_scaler()  # a step that it skips is a clock that others wait for
         stream.before_step()
         self._note(began)
 

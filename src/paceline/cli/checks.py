@@ -55,6 +55,18 @@ def check_rule(text: str | None) -> None:
         refuse(f"--rule: {error}")
 
 
+def check_tls(folder: Path | None) -> None:
+    """Certificates that are not there, or cannot be read, are refused here, once."""
+    if folder is None:
+        return
+    from paceline.transport.tls import TLS
+
+    try:
+        TLS.folder(folder).server()
+    except PacelineError as error:
+        refuse(f"--tls: {error}")
+
+
 def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path:
     if asked is None:
         name = time.strftime("%Y%m%d-%H%M%S")

@@ -57,6 +57,10 @@ def command(
         str | None,
         typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it."),
     ] = None,
+    tls: Annotated[
+        Path | None,
+        typer.Option(help="Folder of cert.pem, key.pem and ca.pem, for the connections of asynchronous rules."),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
@@ -65,9 +69,10 @@ def command(
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
     checks.check_script(script)
     checks.check_rule(rule)
+    checks.check_tls(tls)
     directory = checks.log_directory(log, cluster, overwrite)
     started = time.monotonic()
-    outcome = _run(cluster, script, arguments or [], rule, directory, quiet)
+    outcome = _run(cluster, script, arguments or [], environment(cluster, rule, directory, tls), directory, quiet)
     code = _conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
@@ -76,7 +81,7 @@ def command(
     raise typer.Exit(code)
 
 
-def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str, str]:
+def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path | None = None) -> dict[str, str]:
     """What the workers' environment has that the launcher's has not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
@@ -86,6 +91,8 @@ def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str
     }
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
+    if tls is not None:
+        added["PACELINE_TLS"] = str(tls.resolve())
     return added | ({} if rule is None else {"PACELINE_RULE": rule})
 
 
@@ -93,14 +100,13 @@ def _run(
     cluster: Cluster,
     script: Path,
     arguments: list[str],
-    rule: str | None,
+    added: dict[str, str],
     directory: Path,
     quiet: bool,
 ) -> Outcome:
     from .workers import Command  # here, because torch loads for seconds and --help must not wait
 
     own = arguments[1:] if arguments[:1] == ["--"] else arguments
-    added = environment(cluster, rule, directory)
     output = directory / "output"
     output.mkdir(exist_ok=True)
     what = Command([sys.executable, "-u", str(script), *own], added, output, partial(failure.may_lose, directory))
