@@ -28,10 +28,11 @@ from torch import nn
 
 import paceline
 from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import Piece, Steps
+from paceline.asynchronous.piece import Piece
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
+from paceline.asynchronous.ways import Steps
 from paceline.outer import Sum
 from paceline.schedule import Bounded
 from paceline.topology import Sharded

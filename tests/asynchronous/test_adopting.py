@@ -6,8 +6,9 @@ from __future__ import annotations
 import torch
 
 from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import Adds, Arriving, Piece
+from paceline.asynchronous.piece import Piece
 from paceline.asynchronous.server import Server
+from paceline.asynchronous.ways import Adds, Arriving
 from paceline.outer import Share
 from paceline.schedule.bounded import Bounded
 

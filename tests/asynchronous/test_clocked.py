@@ -12,7 +12,8 @@ import torch
 
 import paceline
 from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import Adds, Arriving, Piece
+from paceline.asynchronous.piece import Piece
+from paceline.asynchronous.ways import Adds, Arriving
 from paceline.outer import Sum
 from paceline.rule import FRAME_BYTES
 from paceline.schedule import Bounded

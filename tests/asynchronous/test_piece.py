@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import NOBODY, REFUSED, Adds, Arriving, Blends, Piece, Pulls, Settings, Steps, Way
+from paceline.asynchronous.piece import NOBODY, REFUSED, Piece
+from paceline.asynchronous.ways import Adds, Arriving, Blends, Pulls, Settings, Steps, Way
 from paceline.outer import (
     AdaDelay,
     Arrival,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import REFUSED, Arriving, Piece, Pulls, Steps
+from paceline.asynchronous.piece import REFUSED, Piece
 from paceline.asynchronous.server import Answer, Server, refused
+from paceline.asynchronous.ways import Arriving, Pulls, Steps
 from paceline.outer import Elastic, Sum
 from paceline.schedule import Bounded
 

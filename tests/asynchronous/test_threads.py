@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.asynchronous import threads
+from paceline.asynchronous import members
 from paceline.sim.network import EmulatedNetwork
 from tests.helpers import same_bits
 from tests.processes.asynchronous_programs import RULES
@@ -322,8 +322,8 @@ def test_who_leaves_first_holds_up_nobody(tmp_path: Path) -> None:
 
 def test_time_in_which_this_process_stood_still_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(threads.time, "monotonic", lambda: now[0])
-    pulse = threads._Pulse(timeout_s=8.0)
+    monkeypatch.setattr(members.time, "monotonic", lambda: now[0])
+    pulse = members.Pulse(timeout_s=8.0)
     for _ in range(40):  # it runs, and hears nothing from somebody
         assert not pulse.overdue(100.0)
         now[0] += 0.2

@@ -696,6 +696,10 @@ def test_steps_that_a_scaler_skips(rule: str, known: bool, fused: bool) -> None:
         return made, scales[-1], model.value
 
     share = 0.5 if rule.startswith("ssp") else 1.0
+    if rule.startswith("ssp") and not known:  # a step that it skips is a clock that others wait for
+        with pytest.raises(UnsupportedError, match="Give the scaler to paceline"):
+            simulate(program, 2, Clock())
+        return
     found = simulate(program, 2, Clock())
     assert [(made, scale) for made, scale, _ in found] == [(6, 8.0), (4, 2.0)]
     assert found[0][2] == found[1][2]
@@ -870,9 +874,10 @@ def test_the_log_counts_each_push_once(rule: str, tmp_path: Path) -> None:
     )
     for worker, out in enumerate(outs):
         events = lines(tmp_path, worker, "exchange")
-        told = sum(count for event in events for count in event["delays"].values())
-        refused = sum(event["refused"] for event in events)
-        assert all(int(delay) >= 0 for event in events for delay in event["delays"])
+        delays = [event.get("delays", {}) for event in events]  # a line of nothing new has none
+        told = sum(count for one in delays for count in one.values())
+        refused = sum(event.get("refused", 0) for event in events)
+        assert all(int(delay) >= 0 for one in delays for delay in one)
         assert sum(event["bytes"] for event in events) <= out.bytes_sent
         assert sum(event["minibatches"] for event in events) == 8
         assert refused == (worker == 1)

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from paceline.asynchronous.later import Once
-from paceline.asynchronous.piece import NOBODY, Arriving
+from paceline.asynchronous.piece import NOBODY
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
+from paceline.asynchronous.ways import Arriving
 from paceline.errors import PeerLostError
 from paceline.transport.virtual import VirtualTransport
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.asynchronous.piece import REFUSED, Arriving, Piece
+from paceline.asynchronous.piece import REFUSED, Piece
+from paceline.asynchronous.ways import Arriving
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from paceline.asynchronous.later import Once
-from paceline.asynchronous.piece import REFUSED, Settings
+from paceline.asynchronous.piece import REFUSED
+from paceline.asynchronous.ways import Settings
 
 
 @dataclass

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.asynchronous.piece import STAYS_AT_HOME, Settings
 from paceline.asynchronous.service import Ask
+from paceline.asynchronous.ways import STAYS_AT_HOME, Settings
 from paceline.errors import UnsupportedError
 from paceline.fragments import Fragment, fragments, local
 from paceline.topology.sharded import Cut, Sharded

@@ -16,100 +16,43 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.asynchronous.later import Later, Once
-from paceline.asynchronous.meeting import HELLO, meet
-from paceline.asynchronous.piece import NOBODY, Arriving, Settings
+from paceline.asynchronous.lines import (
+    ANSWER,
+    BYE,
+    CLOCKS,
+    FINISH,
+    OUT,
+    PULL,
+    PUSH,
+    REPLICA,
+    SETTINGS,
+    STILL_HERE,
+    Line,
+    OwnLine,
+    fresh,
+)
+from paceline.asynchronous.meeting import meet
+from paceline.asynchronous.members import LOOK_EVERY_S, Members, Pulse
+from paceline.asynchronous.piece import NOBODY
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
+from paceline.asynchronous.ways import Arriving, Settings
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
 from paceline.transport.channel import TLS, Channel, Frame, Header
 
-SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
-LOOK_EVERY_S = 0.25
-"""How often a waiting worker looks whether somebody has been silent too long."""
 OUT_S = 0.25
 """How long the word that this worker was given up may be on its way beside a connection that has ended."""
 GOODBYE_S = 2.0
 """How long a goodbye may be on its way when the connection beside it has ended already."""
 REPLICATE_EVERY = 16
 """A piece goes to the neighbour after so many updates of each worker."""
-
-
-class Members:
-    """Who takes part, who owns which piece, and who was heard of when.
-
-    Args:
-        rank: this worker.
-        owners: piece -> rank of its owner.
-        size: number of workers.
-
-    Attributes:
-        lost: rank -> why.
-        finished: those who have no more to push.
-        parted: rank -> how many were lost when it pulled the final model.
-        heard: rank -> when it asked or said something last.
-    """
-
-    def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
-        self.rank, self.size, self.owners = rank, size, owners
-        self.lost: dict[int, str] = {}
-        self.finished: set[int] = set()
-        self.parted: dict[int, int] = {}
-        self.heard = dict.fromkeys(range(size), time.monotonic())
-
-    @property
-    def live(self) -> list[int]:
-        """Those who are not lost, this worker included."""
-        return [rank for rank in range(self.size) if rank not in self.lost]
-
-    def done_with(self, rank: int) -> bool:
-        """Whether `rank` is lost already, or has left as one does at the end, with everybody else's knowledge."""
-        return rank in self.lost or self.parted.get(rank) == len(self.lost)
-
-    def successor(self, rank: int) -> int:
-        """The next worker in rank order that is not lost."""
-        for step in range(1, self.size + 1):
-            if (rank + step) % self.size not in self.lost:
-                return (rank + step) % self.size
-        return self.rank
-
-
-class _Pulse:
-    """Knows when this process stood still: what others did not say in that time is not their fault.
-
-    Args:
-        timeout_s: deadline of every wait, seconds.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s, self._lock = timeout_s, threading.Lock()
-        self._beat_at = self._resumed_at = time.monotonic()
-        self._stood_s = 0.0
-
-    def beat(self) -> float:
-        """Called all the time by one thread, and by others before they judge; the time."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._beat_at > max(4 * LOOK_EVERY_S, self._timeout_s / 4):
-                self._resumed_at, self._stood_s = now, now - self._beat_at
-            self._beat_at = now
-            return now
-
-    def overdue(self, since: float) -> bool:
-        """Whether the deadline of a wait that began at `since` has passed."""
-        return self.beat() - max(since, self._resumed_at) > self._timeout_s
-
-    def stood_still(self) -> float:
-        """Seconds that this process stood still a moment ago, if that was long enough to be given up; else 0."""
-        recently = self.beat() - self._resumed_at < self._timeout_s
-        return self._stood_s if recently and self._stood_s > self._timeout_s / 2 else 0.0
 
 
 class _Spaces:
@@ -160,10 +103,10 @@ class ThreadedService:
         self._failure: BaseException | None = None
         self._closing = False
         self._over = threading.Event()  # of `_closing`, for the thread that looks out
-        self._pulse = _Pulse(timeout_s)
+        self._pulse = Pulse(timeout_s)
         self._later = Later()
         self._threads: list[threading.Thread] = []
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, Line] = {}
         outgoing, self._incoming = meet(transport, timeout_s, tls)
         try:
             self._begin(outgoing)
@@ -175,8 +118,8 @@ class ThreadedService:
 
     def _begin(self, outgoing: dict[int, Channel]) -> None:
         """Start the threads; they are all there before the first question."""
-        self._lines = {rank: _Line(self, rank, channel) for rank, channel in outgoing.items()}
-        self._lines[self.members.rank] = _OwnLine(self, self.members.rank)
+        self._lines = {rank: Line(self, rank, channel) for rank, channel in outgoing.items()}
+        self._lines[self.members.rank] = OwnLine(self, self.members.rank)
         bodies: dict[str, Callable[[], None]] = {}
         for rank, channel in self._incoming.items():
             bodies[f"serve-{rank}"] = partial(self._serve, rank, channel)
@@ -211,7 +154,7 @@ class ThreadedService:
 
         def place(header: Header) -> Tensor:
             if header.kind != PUSH:
-                return _fresh(header)
+                return fresh(header)
             return spaces.like(self._anchor(header.numbers[0]), "in")
 
         try:
@@ -608,126 +551,6 @@ class ThreadedService:
     def timeout_s(self) -> float:
         """Deadline of a wait."""
         return self._timeout_s
-
-
-class _Line:
-    """Questions to one worker, in order, and its answers."""
-
-    def __init__(self, service: ThreadedService, rank: int, channel: Channel) -> None:
-        self.rank, self.channel, self._service = rank, channel, service
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._settings: dict[int, Settings] = {}
-        self._since = self.said_at = time.monotonic()
-        self._open, self._counting = 0, threading.Lock()
-
-    def bodies(self) -> list[Callable[[], None]]:
-        """What its threads do."""
-        return [self._send_all, self._receive_all]
-
-    def ask(self, ticket: Ticket, ask: Ask) -> None:
-        """Send a question when those before it are gone."""
-        self.said_at = time.monotonic()
-        with self._counting:
-            if self._open == 0:
-                self._since = time.monotonic()
-            self._open += 1
-        self._queue.put(lambda: self._send(ticket, ask))
-
-    def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
-        """Send a word that has no answer."""
-        self.said_at = time.monotonic()
-        self._queue.put(lambda: self._write(kind, numbers, body, note))
-
-    def flush(self, timeout_s: float) -> None:
-        """Wait until all that was said has left."""
-        left = threading.Event()
-        self._queue.put(left.set)
-        left.wait(timeout_s)
-
-    @property
-    def waiting_since(self) -> float | None:
-        """When it said something last, while an answer is due; None where none is."""
-        with self._counting:
-            return self._since if self._open else None
-
-    def _send(self, ticket: Ticket, ask: Ask) -> None:
-        if ask.values is None:
-            self._write(PULL, (ask.piece, ticket.number, int(ticket.looks)), None, None)
-            return
-        settings = ticket.settings.get(ask.span, {})
-        if self._settings.get(ask.span) != settings:
-            self._settings[ask.span] = settings
-            self._write(SETTINGS, (ask.span,), None, settings)
-        wants = int(ask.out is not None)
-        numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span, wants)
-        self._write(PUSH, numbers, ask.values, None)
-
-    def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
-        before = self.channel.bytes_sent
-        self.channel.send(kind, numbers, body, note, deadline_s=self._service.timeout_s)
-        self._service.count(self.channel.bytes_sent - before)
-
-    def _send_all(self) -> None:
-        while (send := self._queue.get()) is not None:
-            try:
-                send()
-            except PeerLostError as error:
-                self._service.cut_off(self.rank, str(error))
-                return
-
-    def _receive_all(self) -> None:
-        def place(header: Header) -> Tensor:
-            ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
-            ask = ticket.ask(header.numbers[0]) if ticket is not None else None
-            return ask.out if ask is not None and ask.out is not None else _fresh(header)
-
-        while not self._service.closing:
-            try:
-                frame = self.channel.receive(place)
-            except PeerLostError as error:
-                self._service.cut_off(self.rank, str(error))
-                return
-            with self._counting:
-                self._since = time.monotonic()
-                self._open -= frame.kind == ANSWER
-            if frame.kind == OUT:
-                self._service.told(frame.numbers[0], str(frame.note))
-            elif frame.kind == ANSWER:
-                piece, version, delay, number = frame.numbers[:4]
-                self._service.answer(number, piece, version, delay)
-
-    def close(self) -> None:
-        """Close the connection; both threads end."""
-        self._queue.put(None)
-        self.channel.close()
-
-
-class _OwnLine(_Line):
-    """Questions of a worker to itself: they go over no wire, and neither does it wait for them."""
-
-    def __init__(self, service: ThreadedService, rank: int) -> None:
-        self.rank, self._service = rank, service
-        self._queue = SimpleQueue()
-        self._settings = {}
-        self._open, self._counting = 0, threading.Lock()
-        self._since = time.monotonic()
-
-    def bodies(self) -> list[Callable[[], None]]:
-        return [self._send_all]
-
-    def _send(self, ticket: Ticket, ask: Ask) -> None:
-        self._service.serve_own(ticket, ask)
-
-    def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
-        """Nothing has to be said to oneself."""
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-
-def _fresh(header: Header) -> Tensor:
-    """Memory for a body that nothing was prepared for."""
-    return torch.empty(header.numel, dtype=header.dtype)
 
 
 def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], None]:

@@ -7,38 +7,27 @@ import itertools
 import time
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-)
+from torch.optim import Optimizer
 
 from paceline import checks, ending
 from paceline.amp import skipped
+from paceline.asynchronous.block_stream import BlockStream
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import Adds, Blends, Piece, Pulls, Steps, Way
+from paceline.asynchronous.gradient_stream import GradientStream
+from paceline.asynchronous.piece import Piece
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Service
 from paceline.asynchronous.spans import Layout, Span
-from paceline.asynchronous.stream import BlockStream, GradientStream, Stream, Tally
+from paceline.asynchronous.stepping import begun, check_optimizer
+from paceline.asynchronous.stream import Stream, Tally
 from paceline.asynchronous.threads import ThreadedService
+from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
-from paceline.errors import UnsupportedError
 from paceline.exchange import Timing
 from paceline.flow import Flow
-from paceline.fragments import Fragment, Modules, averaged_buffers, find_buffers, flat_view, fragments
+from paceline.fragments import Modules, averaged_buffers, find_buffers, fragments
 from paceline.outer import Elastic
 from paceline.payload import Gradient
 from paceline.rule import Rule
@@ -48,13 +37,6 @@ from paceline.topology.sharded import Sharded
 from paceline.transport import Transport
 from paceline.transport.virtual import VirtualTransport
 from paceline.watch import Watch
-
-ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, RMSprop, NAdam, RAdam, Rprop, ASGD,
-)  # fmt: skip
-"""Optimizers that treat every number alike, so that an owner can step a slice without seeing the rest."""
-COUNTERS = ("step", "mu_product", "eta", "mu")
-"""What they keep once for a parameter; of a parameter without dimensions it has the shape of the others."""
 
 
 class Asynchronous:
@@ -89,7 +71,7 @@ class Asynchronous:
         self._tally = Tally()
         self._ahead = False  # whether simulated time has passed for the step under way
         for optimizer, _ in owned:
-            _check_optimizer(rule, optimizer)
+            check_optimizer(rule, optimizer)
         self._join(rule.topology)
         self._scaler: Any = None
         if settings.scaler is not None and self._schedule.staleness is not None:
@@ -139,7 +121,7 @@ class Asynchronous:
         piece.version = one.version
         optimizer = self._optimizer_of.get(span.number)
         if self._gradient and optimizer is not None and optimizer.state:
-            tensors, numbers = _begun(optimizer, span.fragment, one.cut.begin, one.cut.end)
+            tensors, numbers = begun(optimizer, span.fragment, one.cut.begin, one.cut.end)
             piece.begin_with(tensors, numbers)
         return piece
 
@@ -344,38 +326,3 @@ class Asynchronous:
             stream.load(saved)
         self._service.load(state["service"])
         self._service.settle()
-
-
-def _check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
-    """Refuse optimizers that cannot step at the owners of slices."""
-    if not isinstance(rule.payload, Gradient):
-        return
-    name = type(optimizer).__name__
-    if type(optimizer) not in ELEMENTWISE:
-        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        raise UnsupportedError(
-            f"under {rule.text()} the owners of slices make the optimizer's step, each on its own slice, and {name} is "
-            f"not known to treat every number alike; use one of torch's {known}, or asgd(period=...), "
-            "where the optimizer steps on the worker"
-        )
-    outer: Any = rule.outer
-    outer.resolve(optimizer)
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise UnsupportedError(f"{name}(differentiable=True) cannot step on another worker")
-
-
-@torch.no_grad()
-def _begun(
-    optimizer: Optimizer, fragment: Fragment, begin: int, end: int
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The state that an optimizer already has for elements begin .. end (excl.) of a fragment."""
-    rows: dict[str, Tensor] = {}
-    numbers: dict[str, float] = {}
-    for slot, tensor in zip(fragment.slots, fragment.tensors, strict=True):
-        for key, value in optimizer.state.get(tensor, {}).items():
-            if isinstance(value, Tensor) and value.shape == tensor.shape and key not in COUNTERS:
-                row = rows.setdefault(key, torch.zeros(fragment.numel, dtype=fragment.outer_dtype))
-                row[slot.offset : slot.end].copy_(flat_view(key, value))
-            elif isinstance(value, Tensor) and value.numel() == 1:
-                numbers[f"optimizer.{key}"] = max(float(value), numbers.get(f"optimizer.{key}", 0.0))
-    return {f"optimizer.{key}": row[begin:end].clone() for key, row in rows.items()}, numbers

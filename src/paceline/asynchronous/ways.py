@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a push at the owner of a piece: the optimizer's step, a sum, an elastic pull, a moving mean."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.outer.arrival import Arrival, Push
+from paceline.outer.elastic import Elastic
+
+STAYS_AT_HOME = ("params", "foreach", "fused", "capturable", "differentiable")
+"""What an optimizer's group says about its own tensors and not about the method."""
+
+Settings = dict[str, Any]
+
+
+@dataclass
+class Arriving:
+    """What a worker sends of one piece.
+
+    Attributes:
+        sender: its rank.
+        clock: the clock it has come to with this push: the first push brings 1.
+        version: of the values at which the numbers were computed.
+        minibatches: that the numbers stand for.
+        settings: of the optimizer's group at the sender (learning rate, ...).
+    """
+
+    sender: int
+    clock: int
+    version: int
+    minibatches: int
+    settings: Settings = field(default_factory=dict)
+
+
+class Way(Protocol):
+    """What becomes of a push."""
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """Change `anchor` (in place) by `values`, shape (n,), which are used up."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State of the anchor's shape."""
+
+    def numbers(self) -> dict[str, float]:
+        """State that is one number."""
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Put back what `tensors` and `numbers` gave."""
+
+
+class Steps:
+    """Gradients: the user's optimizer steps here, on what the outer step makes of the gradient.
+
+    Args:
+        outer: how delays are met.
+        kind: the optimizer's class; element-wise, so that it does not matter where a tensor is cut.
+        anchor: the values.
+        settings: of its group, as the user gave them.
+    """
+
+    def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: Settings) -> None:
+        self._outer = outer
+        self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
+        single: dict[str, Any] = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
+        self._optimizer = kind([self._parameter], **single)
+        self._group = self._optimizer.param_groups[0]
+        self._take(settings)
+        self._state = {name: torch.zeros_like(anchor) for name in outer.tensors}
+
+    def _take(self, settings: Settings) -> None:
+        for name, value in settings.items():
+            if name in self._group and name not in STAYS_AT_HOME:
+                self._group[name] = tuple(value) if isinstance(value, list) else value
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """Mend the gradient, and step."""
+        self._take(arriving.settings)
+        group = self._group
+        push = replace(push, lr=float(group["lr"]), momentum=float(group.get("momentum", 0.0)))
+        self._outer.mend(values, anchor, origin, self._state, push)
+        group["lr"] = push.lr * self._outer.rate(push)
+        if "momentum" in group:
+            group["momentum"] = self._outer.momentum(push.momentum, push)
+        self._parameter.grad = values
+        try:
+            self._optimizer.step()
+        finally:
+            self._parameter.grad = None
+            group["lr"] = push.lr
+            if "momentum" in group:
+                group["momentum"] = push.momentum
+
+    def _kept(self) -> dict[str, Any]:
+        return dict(self._optimizer.state.get(self._parameter, {}))
+
+    def tensors(self) -> dict[str, Tensor]:
+        shape = self._parameter.shape
+        kept = {k: v for k, v in self._kept().items() if isinstance(v, Tensor) and v.shape == shape}
+        return {**self._state, **{f"optimizer.{k}": v for k, v in kept.items()}}
+
+    def numbers(self) -> dict[str, float]:
+        shape = self._parameter.shape
+        found = {}
+        for name, value in self._kept().items():
+            if isinstance(value, Tensor) and value.shape == shape:
+                continue
+            if isinstance(value, (Tensor, int, float)) and not (isinstance(value, Tensor) and value.numel() != 1):
+                found[f"optimizer.{name}"] = float(value)
+        return found
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        for name in self._state:
+            if name in tensors:
+                self._state[name].copy_(tensors[name])
+        state: dict[str, Any] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                state[name.removeprefix("optimizer.")] = value.clone()
+        for name, number in numbers.items():
+            if name.startswith("optimizer."):
+                key = name.removeprefix("optimizer.")
+                state[key] = torch.tensor(number, dtype=torch.float32)
+        if state:
+            self._optimizer.state[self._parameter] = state
+
+
+class Adds:
+    """Deltas: a block's displacement is added, times the rate that the outer step gives it."""
+
+    def __init__(self, outer: Arrival) -> None:
+        self._outer = outer
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """theta += rate d."""
+        anchor.add_(values, alpha=self._outer.rate(push))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Nothing is kept."""
+
+
+class Pulls(Adds):
+    """Elastic averaging: the center is drawn towards the worker's parameters.
+
+    Args:
+        outer: with beta.
+        workers: N at the beginning; alpha = beta / N stays as it is when workers leave.
+    """
+
+    def __init__(self, outer: Elastic, workers: int) -> None:
+        self._elastic, self._workers = outer, workers
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """center += alpha (x - center)."""
+        self._elastic.elastic_step(anchor, values, self._workers)
+
+
+class Blends(Adds):
+    """Buffers: a moving mean over the workers, so that what is exported stays between valid values."""
+
+    def __init__(self) -> None:
+        """Nothing to choose."""
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+        """b += (b_i - b) / N; counters take the largest."""
+        if anchor.is_floating_point():
+            anchor.lerp_(values, 1.0 / push.workers)
+        else:
+            torch.maximum(anchor, values, out=anchor)
