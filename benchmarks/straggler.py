@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Four workers, one of them five times slower: what each rule makes of the others' speed.
 
-A minibatch is a forward and backward pass of a model of 1.1 M parameters and then a pause, 50 ms for three workers and
-250 ms for the fourth, as a device would compute while the host waits. First every worker runs by itself, all four at
+A minibatch is a forward and backward pass of a model of 1.1 M parameters and then a pause, 100 ms for three workers and
+500 ms for the fourth, as a device would compute while the host waits. First every worker runs by itself, all four at
 the same time: their speeds add up to what could be had. Then they run under `asgd`, `ssp` and `sync`, for as long.
 
     python benchmarks/straggler.py [--seconds 20] [--repeats 3]
@@ -27,7 +27,7 @@ from torch import nn
 import paceline
 
 WORKERS, BATCH = 4, 16
-FAST_S, SLOW_S = 0.05, 0.25
+FAST_S, SLOW_S = 0.1, 0.5
 RULES = ("asgd", "ssp(staleness=3)", "sync")
 
 

@@ -65,9 +65,9 @@ def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: di
     """A push is computed at the values that had come when the minibatch before ended.
 
     In order of time, versions after: worker 0 makes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 makes 2, 4, 6, 9, 11, 13, 15,
-    18; worker 2 makes 7 and 16. The first values are asked for at 1, the others 0.95 s after a push: at 2.95 (version
-    4), 3.95 (7), 4.95 (9), 5.95 (11), 6.95 (13) and 7.95 (16). The fourth push of worker 0 finds version 7, and was
-    computed at what came at 2.95.
+    18; worker 2 makes 7 and 16. The first values are asked for at 1, the others 0.8 s after a push: at 2.8 (version 4),
+    3.8 (7), 4.8 (9), 5.8 (11), 6.8 (13) and 7.8 (16). The fourth push of worker 0 finds version 7, and was computed
+    at what came at 2.8.
     """
     simulate(steps("asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
     zero = [0, 2 - 0, 4 - 1, 7 - 4, 9 - 7, 11 - 9, 13 - 11, 16 - 13]

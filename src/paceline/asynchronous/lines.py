@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,18 +28,24 @@ SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = ra
 
 
 class Line:
-    """Questions to one worker, in order, and its answers."""
+    """Questions to one worker, in order, and its answers: one thread sends what there is, and takes what has come.
+
+    Args:
+        service: whose line it is.
+        rank: of the other worker.
+        channel: the connection.
+    """
 
     def __init__(self, service: ThreadedService, rank: int, channel: Channel) -> None:
         self.rank, self.channel, self._service = rank, channel, service
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._settings: dict[int, Settings] = {}
         self._since = self.said_at = time.monotonic()
         self._open, self._counting = 0, threading.Lock()
-
-    def bodies(self) -> list[Callable[[], None]]:
-        """What its threads do."""
-        return [self._send_all, self._receive_all]
+        self._over = False
+        self._bell, self._ear = socket.socketpair()  # ends the wait for an answer when there is something to send
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
 
     def ask(self, ticket: Ticket, ask: Ask) -> None:
         """Send a question when those before it are gone."""
@@ -46,18 +54,23 @@ class Line:
             if self._open == 0:
                 self._since = time.monotonic()
             self._open += 1
-        self._queue.put(lambda: self._send(ticket, ask))
+        self._put(lambda: self._send(ticket, ask))
 
     def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Send a word that has no answer."""
         self.said_at = time.monotonic()
-        self._queue.put(lambda: self._write(kind, numbers, body, note))
+        self._put(lambda: self._write(kind, numbers, body, note))
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all that was said has left."""
         left = threading.Event()
-        self._queue.put(left.set)
+        self._put(left.set)
         left.wait(timeout_s)
+
+    def _put(self, send: Callable[[], None]) -> None:
+        self._queue.put(send)
+        with contextlib.suppress(OSError):  # full of rings that were not heard yet, or closed
+            self._bell.send(b"!")
 
     @property
     def waiting_since(self) -> float | None:
@@ -79,41 +92,55 @@ class Line:
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         before = self.channel.bytes_sent
-        self.channel.send(kind, numbers, body, note, deadline_s=self._service.timeout_s)
+        self.channel.send(kind, numbers, body, note, self._service.timeout_s, meanwhile=self._receive)
         self._service.count(self.channel.bytes_sent - before)
 
-    def _send_all(self) -> None:
-        while (send := self._queue.get()) is not None:
-            try:
-                send()
-            except PeerLostError as error:
-                self._service.cut_off(self.rank, str(error))
-                return
+    def run(self) -> None:
+        """The body of its thread."""
+        try:
+            while not self._over:
+                if self._send_next():
+                    if self.channel.readable():
+                        self._receive()
+                elif self.channel.wait(self._ear):
+                    self._receive()
+                else:
+                    with contextlib.suppress(OSError):
+                        self._ear.recv(4096)
+        except PeerLostError as error:
+            self._service.cut_off(self.rank, str(error))
+        finally:
+            self._bell.close()
+            self._ear.close()
 
-    def _receive_all(self) -> None:
-        def place(header: Header) -> Tensor:
-            ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
-            ask = ticket.ask(header.numbers[0]) if ticket is not None else None
-            return ask.out if ask is not None and ask.out is not None else fresh(header)
+    def _send_next(self) -> bool:
+        try:
+            send = self._queue.get_nowait()
+        except Empty:
+            return False
+        send()
+        return True
 
-        while not self._service.closing:
-            try:
-                frame = self.channel.receive(place)
-            except PeerLostError as error:
-                self._service.cut_off(self.rank, str(error))
-                return
-            with self._counting:
-                self._since = time.monotonic()
-                self._open -= frame.kind == ANSWER
-            if frame.kind == OUT:
-                self._service.told(frame.numbers[0], str(frame.note))
-            elif frame.kind == ANSWER:
-                piece, version, delay, number = frame.numbers[:4]
-                self._service.answer(number, piece, version, delay)
+    def _place(self, header: Header) -> Tensor:
+        ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
+        ask = ticket.ask(header.numbers[0]) if ticket is not None else None
+        return ask.out if ask is not None and ask.out is not None else fresh(header)
+
+    def _receive(self) -> None:
+        frame = self.channel.receive(self._place)
+        with self._counting:
+            self._since = time.monotonic()
+            self._open -= frame.kind == ANSWER
+        if frame.kind == OUT:
+            self._service.told(frame.numbers[0], str(frame.note))
+        elif frame.kind == ANSWER:
+            piece, version, delay, number = frame.numbers[:4]
+            self._service.answer(number, piece, version, delay)
 
     def close(self) -> None:
-        """Close the connection; both threads end."""
-        self._queue.put(None)
+        """Close the connection; the thread ends."""
+        self._over = True
+        self._put(_nothing)
         self.channel.close()
 
 
@@ -126,9 +153,10 @@ class OwnLine(Line):
         self._settings = {}
         self._open, self._counting = 0, threading.Lock()
         self._since = time.monotonic()
+        self._over = False
 
-    def bodies(self) -> list[Callable[[], None]]:
-        return [self._send_all]
+    def _put(self, send: Callable[[], None]) -> None:
+        self._queue.put(send)
 
     def _send(self, ticket: Ticket, ask: Ask) -> None:
         self._service.serve_own(ticket, ask)
@@ -136,8 +164,19 @@ class OwnLine(Line):
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         """Nothing has to be said to oneself."""
 
+    def run(self) -> None:
+        """The body of its thread."""
+        while not self._over:
+            self._queue.get()()
+
     def close(self) -> None:
-        self._queue.put(None)
+        """End the thread."""
+        self._over = True
+        self._put(_nothing)
+
+
+def _nothing() -> None:
+    """Said only to be heard."""
 
 
 def fresh(header: Header) -> Tensor:

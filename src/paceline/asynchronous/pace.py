@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a worker asks for new values: so late that they are fresh, and early enough to be there at the minibatch's end.
 
-    lead = 0.95 c - 1.5 a         c: what a short minibatch takes, a: what an answer takes; at least 0
+    lead = 0.8 c - 1.5 a          c: what a short minibatch takes, a: what an answer takes; at least 0
 
 Values that are asked for at the end of a minibatch are old at the end of the next one by all that the others pushed
 meanwhile; asked for `lead` seconds later, by little more than what they pushed while the answer was on its way.
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 KEPT = 16
-SHORT, SLOW = 0.95, 1.5
+SHORT, SLOW = 0.8, 1.5
 
 
 class Pace:

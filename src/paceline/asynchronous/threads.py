@@ -123,8 +123,7 @@ class ThreadedService:
         bodies: dict[str, Callable[[], None]] = {}
         for rank, channel in self._incoming.items():
             bodies[f"serve-{rank}"] = partial(self._serve, rank, channel)
-        for line in self._lines.values():
-            bodies |= {f"line-{line.rank}-{number}": body for number, body in enumerate(line.bodies())}
+        bodies |= {f"line-{line.rank}": line.run for line in self._lines.values()}
         threads = torch.get_num_threads()
         ready = threading.Barrier(1 + len(bodies))
         for name, body in bodies.items():

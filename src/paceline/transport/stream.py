@@ -88,6 +88,7 @@ class Channel:
         body: Tensor | None = None,
         note: Any = None,
         deadline_s: float | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Hand one frame to the network; return when it has all of it, which does not mean that the peer has.
 
@@ -97,6 +98,8 @@ class Channel:
             body: a contiguous tensor of the host, any shape; sent from its own memory, which must not change meanwhile.
             note: anything that JSON can say, up to 1 MiB.
             deadline_s: seconds for all of it; None: `stall_s`, counted from this thread's turn.
+            meanwhile: called when the network takes nothing now and something has come: to `receive` it. Two ends that
+                both send more than the network holds, and receive nothing meanwhile, wait for each other for ever.
 
         Raises:
             PeerLostError: the channel is closed, or (with the channel closed by that) the deadline passed.
@@ -112,7 +115,8 @@ class Channel:
         deadline = _deadline(deadline_s)
         with self._turn_of(self._sending, deadline), self._inside():
             try:
-                self._write(parts, deadline if deadline is not None else time.monotonic() + self.stall_s)
+                until = deadline if deadline is not None else time.monotonic() + self.stall_s
+                self._write(parts, until, meanwhile)
                 self.bytes_sent += HEADER_BYTES + header.note_bytes + header.body_bytes
             except BaseException:
                 self.close()  # a part of a frame may be out
@@ -187,7 +191,24 @@ class Channel:
         self.bytes_received += HEADER_BYTES + header.note_bytes + header.body_bytes
         return Frame(header.kind, header.numbers, body, said)
 
-    def _write(self, parts: list[memoryview], deadline: float) -> None:
+    def readable(self) -> bool:
+        """Whether something has come that was not received yet, or the connection has ended."""
+        return self.wait(None, time.monotonic())
+
+    def wait(self, other: socket.socket | None, deadline: float | None = None) -> bool:
+        """Wait until something comes here, or at `other`; whether it is here. False at the deadline as well."""
+        with self._inside():
+            if self._tls:
+                with self._turn:
+                    if self._sock.pending():  # type: ignore[attr-defined]
+                        return True
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if other is not None:
+                poll.register(other, select.POLLIN)
+            return any(fd == self._sock.fileno() for fd, _ in poll.poll(milliseconds(deadline)))
+
+    def _write(self, parts: list[memoryview], deadline: float, meanwhile: Callable[[], object] | None) -> None:
         while parts:
             if not parts[0].nbytes:
                 parts.pop(0)
@@ -199,7 +220,10 @@ class Channel:
                 else:
                     sent = self._sock.sendmsg(parts)
             except AGAIN as error:
-                self._poll(error, select.POLLOUT, deadline)
+                if meanwhile is None:
+                    self._poll(error, select.POLLOUT, deadline)
+                elif self._either(deadline):
+                    meanwhile()
                 continue
             except OSError as error:
                 raise self._lost(error) from error
@@ -232,6 +256,19 @@ class Channel:
                 return got
             break
         raise self._lost()
+
+    def _either(self, deadline: float) -> bool:
+        """Wait until something can be sent or has come; whether it has come. `Late` once the deadline has passed."""
+        if self._tls:
+            with self._turn:
+                if self._sock.pending():  # type: ignore[attr-defined]
+                    return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLOUT)
+        ready = poll.poll(milliseconds(deadline))
+        if not ready:
+            raise Late(f"{self.peer} did not take what was sent in time")
+        return bool(ready[0][1] & ~select.POLLOUT)
 
     def _poll(self, error: OSError, events: int, deadline: float | None) -> None:
         """Wait for what the attempt that ended with `error` lacked; `Late` once the deadline has passed."""
