@@ -42,7 +42,7 @@ class Line:
         self._settings: dict[int, Settings] = {}
         self._since = self.said_at = time.monotonic()
         self._open, self._counting = 0, threading.Lock()
-        self._over = False
+        self._over, self._left = False, threading.Event()
         self._bell, self._ear = socket.socketpair()  # ends the wait for an answer when there is something to send
         self._bell.setblocking(False)
         self._ear.setblocking(False)
@@ -62,10 +62,9 @@ class Line:
         self._put(lambda: self._write(kind, numbers, body, note))
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all that was said has left."""
-        left = threading.Event()
-        self._put(left.set)
-        left.wait(timeout_s)
+        """Wait until all that was said has left; once, at the end."""
+        self._put(self._left.set)
+        self._left.wait(timeout_s)
 
     def _put(self, send: Callable[[], None]) -> None:
         self._queue.put(send)
@@ -110,6 +109,7 @@ class Line:
         except PeerLostError as error:
             self._service.cut_off(self.rank, str(error))
         finally:
+            self._left.set()  # nothing leaves any more
             self._bell.close()
             self._ear.close()
 
@@ -153,7 +153,7 @@ class OwnLine(Line):
         self._settings = {}
         self._open, self._counting = 0, threading.Lock()
         self._since = time.monotonic()
-        self._over = False
+        self._over, self._left = False, threading.Event()
 
     def _put(self, send: Callable[[], None]) -> None:
         self._queue.put(send)
