@@ -65,7 +65,7 @@ def test_five_choices_of_each_asynchronous_recipe() -> None:
         assert r.codec == Dense() and r.within == ""
         return r.schedule, r.payload, r.topology, r.outer
 
-    free = Bounded(None, 1, 1, 4)
+    free = Bounded()
     assert parts("asgd") == (free, Gradient(), Sharded(), Sum())
     assert parts("asgd(period=8, overlap=0, piece=640)") == (Bounded(None, 8, 0), Delta("keep"), Sharded(640), Sum())
     assert parts("ssp") == (Bounded(3, 1, 0), Gradient(), Sharded(), Share())

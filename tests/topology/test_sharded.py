@@ -78,4 +78,4 @@ def test_bytes_by_hand() -> None:
 
 
 def test_in_words() -> None:
-    assert Sharded().describe(4) == "to the owners of the slices, in pieces of at most 262,144 elements"
+    assert Sharded().describe(4) == "to the owners of the slices, in pieces of at most 131,072 elements"

@@ -26,7 +26,7 @@ def _free(overlap: int, outer: Arrival) -> Rule:
     return Rule(Bounded(overlap=overlap), Gradient(), topology=Sharded(), outer=outer)
 
 
-def asgd(*, period: int = 1, overlap: int = 1, piece: int = 262_144) -> Rule:
+def asgd(*, period: int = 1, overlap: int = 1, piece: int = 131_072) -> Rule:
     """Asynchronous SGD: each worker sends its gradient, or a block's displacement, and waits for nobody.
 
     The model moves N times as far as one worker would move it: lower the learning rate with N.

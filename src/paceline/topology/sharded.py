@@ -58,7 +58,7 @@ class Sharded:
         piece: elements of a piece, at most; a whole multiple of 64.
     """
 
-    piece: int = 262_144
+    piece: int = 131_072
 
     def __post_init__(self) -> None:
         if not isinstance(self.piece, int) or isinstance(self.piece, bool) or self.piece < 1 or self.piece % UNIT:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A push and a pull of 100 MB through the server inside the workers, over gloo's bare send and receive of those bytes.
+
+Two processes; the second owns 100 MB of fp32 parameters in pieces. In turn, the first pushes a gradient of 100 MB, which
+the owner checks and applies with the user's SGD, and pulls the new values; and gloo sends 100 MB there and 100 MB back.
+The figure is the ratio of the rates (bare time over the server's), of the medians. Then four workers make steps under
+`asgd`, as many each, and the bytes that each has sent are compared.
+
+    python benchmarks/server.py [--repeats 15] [--piece 262144]
+
+The last line is a JSON object: `ratio`, and `largest_over_mean` of the bytes that four workers send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _workers import answer, is_worker, launch
+from torch import nn
+
+import paceline
+from paceline.asynchronous.clocks import Clocks
+from paceline.asynchronous.piece import Piece, Steps
+from paceline.asynchronous.server import Server
+from paceline.asynchronous.service import Ask, Ticket
+from paceline.asynchronous.threads import ThreadedService
+from paceline.outer import Sum
+from paceline.schedule import Bounded
+from paceline.topology import Sharded
+from paceline.transport import connect
+
+ELEMENTS = 25_000_000
+SGD_SETTINGS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+
+
+def timed(action: Callable[[], Any]) -> float:
+    """Seconds that `action` takes, from a common start."""
+    dist.barrier()
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def service_of(rank: int, cuts: list[Any]) -> ThreadedService:
+    """A service in which rank 1 owns everything."""
+
+    def piece(number: int) -> Piece:
+        anchor = torch.zeros(cuts[number].numel)
+        way = lambda a: Steps(Sum(), torch.optim.SGD, a, SGD_SETTINGS)  # noqa: E731
+        return Piece(number, anchor, way, Clocks(Bounded(), (0, 1)), keeps_origins=False)
+
+    pieces = {number: piece(number) for number in range(len(cuts))} if rank == 1 else {}
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    owners = dict.fromkeys(range(len(cuts)), 1)
+    return ThreadedService(connect(60.0), Server(rank, pieces, piece), owners, 60.0, None, nothing, nothing)
+
+
+def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:
+    """100 MB to the other one, and 100 MB back."""
+    if rank == 0:
+        dist.send(there, 1)
+        dist.recv(back, 1)
+    else:
+        dist.recv(there, 0)
+        dist.send(back, 0)
+
+
+def transfer_worker(repeats: int, elements: int) -> None:
+    """One of two ranks: time both in turn."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    cuts = Sharded(elements).pieces(ELEMENTS, 1)
+    service = service_of(rank, cuts)
+    gradient, pulled = torch.randn(ELEMENTS), torch.zeros(ELEMENTS)
+    there, back = torch.randn(ELEMENTS), torch.randn(ELEMENTS)
+    numbers, versions = itertools.count(1), [0] * len(cuts)
+
+    def push_and_pull() -> None:
+        if rank:
+            return
+        parts = [
+            Ask(k, 0, gradient[cut.begin : cut.end], pulled[cut.begin : cut.end], versions[k])
+            for k, cut in enumerate(cuts)
+        ]
+        number = next(numbers)
+        ticket = Ticket(number, parts, clock=number, settings={0: SGD_SETTINGS})
+        service.exchange(ticket)
+        service.wait(ticket)
+        versions[:] = [ask.version for ask in parts]
+
+    rows: dict[str, list[float]] = {"server": [], "gloo": []}
+    for repeat in range(repeats + 2):
+        server_s = timed(push_and_pull)
+        bare_s = timed(lambda: bare(rank, there, back))
+        if repeat >= 2:  # the first touch of memory is not what is measured
+            rows["server"].append(server_s)
+            rows["gloo"].append(bare_s)
+    service.finish()
+    service.part()
+    service.close()
+    answer({name: statistics.median(values) for name, values in rows.items()})
+
+
+def balance_worker(steps: int) -> None:
+    """One of four ranks: steps of a model of 8 MB, whose gradients nobody computes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.BatchNorm1d(1000), nn.Linear(1000, 1000), nn.Linear(1000, 10))
+    run = paceline.attach(model, torch.optim.SGD(model.parameters(), lr=1e-3), "asgd(overlap=0)", timeout_s=60)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = run._optimizers[0]
+    for _ in range(steps):
+        optimizer.step()
+    run.close()
+    sent: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(sent, run.bytes_sent)  # among the processes of this benchmark, which trust each other
+    answer({"bytes": sent})
+
+
+def main() -> None:
+    """Run both settings and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--piece", type=int, default=Sharded().piece, help="elements of a piece, at most")
+    parser.add_argument("--balance", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if is_worker():
+        balance_worker(options.repeats) if options.balance else transfer_worker(options.repeats, options.piece)
+        return
+    medians = launch(__file__, ["--repeats", str(options.repeats), "--piece", str(options.piece)], 2, 300)
+    sent = launch(__file__, ["--repeats", str(options.repeats), "--balance"], 4, 300)["bytes"]
+    for name, seconds in medians.items():
+        rate = 2 * 4 * ELEMENTS / seconds / 1e6
+        print(f"{name:8} {1e3 * seconds:7.1f} ms for 100 MB there and 100 MB back, {rate:6.0f} MB/s")
+    print("bytes sent by each of 4 workers: " + ", ".join(f"{one:,}" for one in sent))
+    largest = max(sent) / (sum(sent) / len(sent))
+    print(json.dumps({"ratio": round(medians["gloo"] / medians["server"], 3), "largest_over_mean": round(largest, 4)}))
+
+
+if __name__ == "__main__":
+    main()
