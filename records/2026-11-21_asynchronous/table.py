@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
+from typing import Any
 
 import rows
 from matplotlib.axes import Axes
@@ -17,6 +18,9 @@ from tasks import TASKS
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 COLOURS = dict(zip(rows.WAYS, ("#000000", "#999999", "#e69f00", "#56b4e9", "#0072b2"), strict=True))
+
+PROBED = ("constant", "adaptive", "fisher", "hessian")
+PROBED_WAYS = ("dc_asgd constant", "dc_asgd adaptive")
 
 
 class Results:
@@ -36,6 +40,16 @@ class Results:
         """What the task is measured by, by seed; infinite where a training failed."""
         return [line.get(TASKS[task].measure, float("inf")) for line in self.of(task, way, workers, delays)]
 
+    def compared(self) -> list[Line]:
+        """The trainings of the plan that the others are compared with."""
+        beside = {(line["task"], line["workers"], line["delays"]): None for line in self.others()}
+        return [
+            line
+            for place in beside
+            for way in ("asgd", "dc_asgd adaptive")
+            for line in self.of(place[0], way, *place[1:])
+        ]
+
     def others(self) -> Iterator[Line]:
         """The trainings that are not of the plan."""
         kept = {id(line) for line in self.planned}
@@ -51,10 +65,12 @@ def shown(numbers: list[float], digits: int) -> str:
 
 
 def closed(own: list[float], asgd: list[float], sequential: list[float]) -> str:
-    """How much of the gap between asgd and sequential training is closed, in the means."""
-    if not (own and asgd and sequential):
+    """How much of the gap between asgd and sequential training is closed, in the means over the seeds that all have."""
+    seeds = min(len(own), len(asgd), len(sequential))  # they are made in order
+    if not seeds:
         return "-"
-    return f"{100 * (mean(asgd) - mean(own)) / (mean(asgd) - mean(sequential)):.0f} %"
+    here, late, best = (mean(numbers[:seeds]) for numbers in (own, asgd, sequential))
+    return f"{100 * (late - here) / (late - best):.0f} %"
 
 
 def table(results: Results, task: str, delays: str) -> str:
@@ -92,16 +108,47 @@ def delay_table(results: Results) -> str:
 
 
 def other_table(results: Results) -> str:
-    """Markdown: trainings beside the plan."""
-    lines = ["| task | rule | N | delays | rate | minibatches | seed | result |", "| " + "--- | " * 8]
-    for line in results.others():
-        task = TASKS[line["task"]]
-        rule = f"`{line['rule']}`" if line["rule"] else "sequential"
-        outcome = f"{line[task.measure]:.3f} {task.unit}" if task.measure in line else line["failed"]
-        cells = [line["task"], rule, str(line["workers"]), line["delays"] or "", f"{line['lr']:g}"]
-        cells += [f"{line['minibatches']:,}", str(line["seed"]), outcome]
-        lines.append("| " + " | ".join(cells) + " |")
+    """Markdown: trainings beside the plan, a line for each setting, and those of the plan to compare with."""
+    groups: dict[tuple[Any, ...], list[Line]] = {}
+    for line in results.compared() + list(results.others()):
+        key = (line["task"], line["rule"], line["workers"], line["delays"], line["lr"], line["minibatches"])
+        groups.setdefault(key, []).append(line)
+    lines = ["| task | rule | N | delays | rate | minibatches | mean | by seed (which) |", "| " + "--- | " * 8]
+    for (task, rule, workers, delays, lr, minibatches), own in groups.items():
+        cells = [task, f"`{rule}`" if rule else "sequential", str(workers), delays or "", f"{lr:g}", f"{minibatches:,}"]
+        lines.append("| " + " | ".join(cells + outcomes(TASKS[task].measure, own)) + " |")
     return "\n".join(lines)
+
+
+def outcomes(measure: str, lines: list[Line]) -> list[str]:
+    """The mean, and each seed by itself."""
+    lines = sorted(lines, key=lambda line: line["seed"])
+    numbers = [line.get(measure, float("inf")) for line in lines]
+    each = " ".join(f"{number:.3f}" if number < float("inf") else "failed" for number in numbers)
+    middle = f"{mean(numbers):.3f}" if mean(numbers) < float("inf") else "-"
+    return [middle, f"{each} ({', '.join(str(line['seed']) for line in lines)})"]
+
+
+def probe_table(lines: list[Line]) -> str:
+    """Markdown: medians of probe.jsonl over each half of a training."""
+    head = ["task, half", "change", "moved", *(f"{kind}: cosine, strength" for kind in PROBED)]
+    head += [f"error left by {way}" for way in PROBED_WAYS]
+    rows_ = [head, ["---"] * len(head)]
+    for task, setting in TASKS.items():
+        for half, name in enumerate(("first", "second")):
+            own = [line for line in lines if line["task"] == task and half == line["push"] * 2 // setting.minibatches]
+            if own:
+                rows_.append([f"{task}, {name}", *probe_cells(own)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows_)
+
+
+def probe_cells(lines: list[Line]) -> list[str]:
+    """Of one half of a training."""
+    cells = [f"{median(line['change'] for line in lines):.2f}", f"{median(line['moved'] for line in lines):.3f}"]
+    for kind in PROBED:
+        cosine, strength = (median(line[what][kind] for line in lines) for what in ("cosine", "strength"))
+        cells.append(f"**{cosine:.2f}**, {strength:.2g}")
+    return cells + [f"{median(line['rules'][way]['error'] for line in lines):.2f}" for way in PROBED_WAYS]
 
 
 def panel(axes: Axes, results: Results, task: str, delays: str) -> None:
@@ -144,14 +191,22 @@ def plot(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def read(name: str) -> list[Line]:
+    """The lines of a file beside this one, if it is there."""
+    path = HERE / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def main() -> None:
-    results = Results([json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()])
+    results = Results(read("results.jsonl"))
     parts = []
     for task, setting in TASKS.items():
         for delays in rows.DELAYS:
             parts.append(f"**{task}, {delays} delays** ({setting.measure}, {setting.unit})")
             parts.append(table(results, task, delays))
     parts += ["**Delays that were measured**, in updates of a piece", delay_table(results)]
+    if probed := read("probe.jsonl"):
+        parts += ["**What a correction has to do with the change of the gradient**, medians", probe_table(probed)]
     if any(results.others()):
         parts += ["**Other trainings**", other_table(results)]
     text = "\n\n".join(parts)
