@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 COLOURS = dict(zip(rows.WAYS, ("#000000", "#999999", "#e69f00", "#56b4e9", "#0072b2"), strict=True))
 
+DIVERGED = 50.0  # neither an error of so many % nor so large a loss has learnt anything
 PROBED = ("constant", "adaptive", "fisher", "hessian")
 PROBED_WAYS = ("dc_asgd constant", "dc_asgd adaptive")
 
@@ -60,6 +61,10 @@ def shown(numbers: list[float], digits: int) -> str:
     """Mean and range."""
     if not numbers:
         return "-"
+    lost = sum(number >= DIVERGED for number in numbers)
+    if lost:
+        rest = shown([number for number in numbers if number < DIVERGED], digits)
+        return f"{lost} of {len(numbers)} diverged; the others {rest}"
     low, high, middle = (f"{value:.{digits}f}" for value in (min(numbers), max(numbers), mean(numbers)))
     return middle if len(numbers) == 1 else f"**{middle}** ({low} to {high})"
 
@@ -69,6 +74,8 @@ def closed(own: list[float], asgd: list[float], sequential: list[float]) -> str:
     seeds = min(len(own), len(asgd), len(sequential))  # they are made in order
     if not seeds:
         return "-"
+    if max(own[:seeds]) >= DIVERGED:
+        return "diverged"
     here, late, best = (mean(numbers[:seeds]) for numbers in (own, asgd, sequential))
     return f"{100 * (late - here) / (late - best):.0f} %"
 
@@ -160,7 +167,7 @@ def panel(axes: Axes, results: Results, task: str, delays: str) -> None:
     for shift, way in enumerate(rows.WAYS):
         places, means = [], []
         for place, workers in enumerate(rows.WORKERS):
-            own = [number for number in results.numbers(task, way, workers, delays) if number < 1e3]
+            own = [number for number in results.numbers(task, way, workers, delays) if number < DIVERGED]
             here = place + 0.06 * (shift - 2)
             axes.plot([here] * len(own), own, ".", color=COLOURS[way], markersize=4)
             if own:
