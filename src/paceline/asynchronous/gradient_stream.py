@@ -105,6 +105,9 @@ class GradientStream(Stream):
     def _answered(self, ticket: Ticket) -> None:
         self._pace.answered(ticket.answered_at - ticket.asked_at)
 
+    def rested(self) -> None:
+        self._began = self._service.now()
+
     def _hide(self) -> None:
         self._hidden = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for parameter, _ in self._hidden:

@@ -143,6 +143,10 @@ class Stream(ABC):
         """Take what is under way."""
         self._collect(wait=True)
 
+    def rested(self) -> None:
+        """All workers have come to rest, for a checkpoint: the next minibatch begins now."""
+        return
+
     def settle(self) -> None:
         """Leave the global values in the user's tensors."""
         for span in (*self.spans, *self.buffers):

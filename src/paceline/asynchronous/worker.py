@@ -312,6 +312,8 @@ class Asynchronous:
         for stream in self._streams:
             stream.refresh(looks=True)
         self._service.settle()  # the clock is the same for all who save it
+        for stream in self._streams:
+            stream.rested()
         return {
             "service": self._service.state(),
             "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},
@@ -326,3 +328,5 @@ class Asynchronous:
             stream.load(saved)
         self._service.load(state["service"])
         self._service.settle()
+        for stream in self._streams:
+            stream.rested()
