@@ -13,10 +13,8 @@ from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Arriving
 from paceline.errors import PeerLostError
+from paceline.rule import FRAME_BYTES
 from paceline.transport.virtual import VirtualTransport
-
-FRAME_BYTES = 88
-"""What a frame between processes has before its numbers (:mod:`paceline.transport.frames`)."""
 
 
 class Hub:

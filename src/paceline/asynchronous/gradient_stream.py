@@ -98,8 +98,7 @@ class GradientStream(Stream):
 
     def _ask_late(self) -> None:
         """Ask for values so late that they are fresh."""
-        asks = [ask for span in (*self.spans, *self.buffers) for ask in span.asks(None)]
-        self._ticket = Ticket(self._number(), asks)
+        self._ticket = self._question()
         self._hurry = self._service.exchange_later(self._ticket, self._pace.lead)
 
     def _answered(self, ticket: Ticket) -> None:

@@ -193,6 +193,11 @@ class Gathered:
         self._views: dict[int, list[Tensor]] = {}
         self.minibatches = 0
 
+    @property
+    def _filled(self) -> Tensor:
+        """Where gradients are gathered: beside the parameters."""
+        return self._flats[0] if self._device is None else self._device
+
     def _in(self, flat: Tensor) -> list[Tensor]:
         """The flat tensor in the parameters' shapes and strides: in the order of their memory, as values are."""
         if flat.data_ptr() not in self._views:
@@ -206,8 +211,7 @@ class Gathered:
     @torch.no_grad()
     def add(self) -> None:
         """Add the gradients that are there now."""
-        target = self._flats[0] if self._device is None else self._device
-        views = self._in(target)
+        views = self._in(self._filled)
         pairs = [(view, tensor.grad) for view, tensor in zip(views, self._fragment.tensors, strict=True)]
         self._refuse_sparse()
         have = [(view, grad) for view, grad in pairs if grad is not None]
@@ -255,14 +259,12 @@ class Gathered:
     @torch.no_grad()
     def finite(self) -> bool:
         """Whether all that was gathered is finite."""
-        flat = self._flats[0] if self._device is None else self._device
-        return bool(torch.isfinite(flat.sum())) or bool(torch.isfinite(flat).all())
+        return bool(torch.isfinite(self._filled.sum())) or bool(torch.isfinite(self._filled).all())
 
     @torch.no_grad()
     def spoil(self) -> None:
         """Make all of it nan, so that no owner takes its part."""
-        flat = self._flats[0] if self._device is None else self._device
-        flat.fill_(torch.nan)
+        self._filled.fill_(torch.nan)
 
     def forget(self) -> None:
         """Drop what was gathered."""

@@ -75,6 +75,11 @@ class Stream(ABC):
         self._sent_buffers = [host(span.fragment) for span in buffers]
         self.clock = 0
 
+    @property
+    def _every(self) -> list[Span]:
+        """Parameters, and the buffers that go with them."""
+        return [*self.spans, *self.buffers]
+
     # -- exchanges --------------------------------------------------------------------------------
 
     def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> Ticket:
@@ -109,9 +114,7 @@ class Stream(ABC):
         self._tally.wait_s += time.perf_counter() - began
         self._silent, self._ticket, self._hurry = None, None, _nothing
         self._answered(under_way[-1])
-        asks = {ask.piece: ask for ask in under_way[-1].asks}
-        for span in (*self.spans, *self.buffers):
-            span.take(asks)
+        self._take(under_way[-1])
         self._land()
 
     def _answered(self, ticket: Ticket) -> None:
@@ -128,16 +131,24 @@ class Stream(ABC):
 
     def refresh(self, looks: bool) -> None:
         """Pull without a push; with nothing under way."""
-        asks = [ask for span in (*self.spans, *self.buffers) for ask in span.asks(None)]
-        ticket = Ticket(self._number(), asks, looks=looks)
+        ticket = self._question(looks)
         self._service.exchange(ticket)
         self._service.wait(ticket)
         if looks:
-            for span in (*self.spans, *self.buffers):
+            for span in self._every:
                 span.anchor = span.incoming.clone()
-            return
-        for span in (*self.spans, *self.buffers):
-            span.take({ask.piece: ask for ask in asks})
+        else:
+            self._take(ticket)
+
+    def _question(self, looks: bool = False) -> Ticket:
+        """A bare pull of everything."""
+        return Ticket(self._number(), [ask for span in self._every for ask in span.asks(None)], looks=looks)
+
+    def _take(self, ticket: Ticket) -> None:
+        """What has arrived is what was pulled last."""
+        asks = {ask.piece: ask for ask in ticket.asks}
+        for span in self._every:
+            span.take(asks)
 
     def wait(self) -> None:
         """Take what is under way."""
@@ -149,26 +160,23 @@ class Stream(ABC):
 
     def settle(self) -> None:
         """Leave the global values in the user's tensors."""
-        for span in (*self.spans, *self.buffers):
+        for span in self._every:
             span.write(span.pulled)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, with nothing under way."""
-        every = (*self.spans, *self.buffers)
         return {
             "clock": self.clock,
-            "pulled": [span.pulled for span in every],
-            "versions": [[one.version for one in span.ranges] for span in every],
+            "pulled": [span.pulled for span in self._every],
+            "versions": [[one.version for one in span.ranges] for span in self._every],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self.clock = int(state["clock"])
-        for span, pulled, versions in zip(
-            (*self.spans, *self.buffers), state["pulled"], state["versions"], strict=True
-        ):
+        for span, pulled, versions in zip(self._every, state["pulled"], state["versions"], strict=True):
             span.pulled.copy_(pulled)
             for one, version in zip(span.ranges, versions, strict=True):
                 one.version = int(version)
