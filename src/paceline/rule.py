@@ -36,12 +36,13 @@ from paceline.outer.base import Coefficients
 from paceline.payload import Delta, FirstMoment, Gradient, Parameters, Payload
 from paceline.schedule import Bounded, EveryBlock, EveryStep, Schedule
 from paceline.topology import Flat, Sharded, Topology
+from paceline.transport import frames
 
 HEADER_BYTES = 80
 """What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""
 FOOTER_BYTES = 40
 """What an exchange of gradients sends besides, likewise (:mod:`paceline.gradient_update`)."""
-FRAME_BYTES = 88
+FRAME_BYTES = frames.HEADER_BYTES
 """What every piece sends besides its payload, to its owner and back, where workers exchange each by itself."""
 ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
 """What is defined for gradients alone."""

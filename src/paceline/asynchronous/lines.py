@@ -90,9 +90,7 @@ class Line:
         self._write(PUSH, numbers, ask.values, None)
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
-        before = self.channel.bytes_sent
-        self.channel.send(kind, numbers, body, note, self._service.timeout_s, meanwhile=self._receive)
-        self._service.count(self.channel.bytes_sent - before)
+        self._service.send(self.channel, kind, numbers, body, note, meanwhile=self._receive)
 
     def run(self) -> None:
         """The body of its thread."""

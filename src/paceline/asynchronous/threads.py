@@ -184,16 +184,16 @@ class ThreadedService:
             assert frame.body is not None
             arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}))
             out = spaces.like(frame.body, "out") if answered_with_values else None
-            still_here = partial(self._count, channel, STILL_HERE, (piece,), None)
+            still_here = partial(self.send, channel, STILL_HERE, (piece,))
             delay = self._push(piece, frame.body, arriving, out, still_here)
             answered = self._server.read(piece, rank, out, after_push=True)
-            self._count(channel, ANSWER, (piece, answered, delay, ticket), out)
+            self.send(channel, ANSWER, (piece, answered, delay, ticket), out)
             self._replicate(piece)
         elif frame.kind == PULL:
             piece, ticket, looks = numbers[:3]
             out = spaces.like(self._anchor(piece), "out")
             answered = self._server.read(piece, NOBODY if looks else rank, out, after_push=False)
-            self._count(channel, ANSWER, (piece, answered, 0, ticket), out)
+            self.send(channel, ANSWER, (piece, answered, 0, ticket), out)
         elif frame.kind == REPLICA:
             assert frame.body is not None
             self._server.keep_replica(frame.note, frame.body)
@@ -260,9 +260,19 @@ class ThreadedService:
         about, row = self._server.pieces[piece].snapshot()
         self._lines[heir].say(REPLICA, (piece,), row, about)
 
-    def _count(self, channel: Channel, kind: int, numbers: tuple[int, ...], body: Tensor | None) -> None:
+    def send(
+        self,
+        channel: Channel,
+        kind: int,
+        numbers: tuple[int, ...],
+        body: Tensor | None = None,
+        note: Any = None,
+        deadline_s: float | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send a frame, and count it; by the user's deadline where no other is given."""
         before = channel.bytes_sent
-        channel.send(kind, numbers, body, deadline_s=self._timeout_s)
+        channel.send(kind, numbers, body, note, deadline_s or self._timeout_s, meanwhile)
         self._transport.sent(channel.bytes_sent - before)
 
     # -- asking -----------------------------------------------------------------------------------
@@ -392,9 +402,7 @@ class ThreadedService:
         """Tell a lost worker so, over whichever connection takes it, and hear no more of it."""
         for channel in (self._lines[rank].channel, self._incoming[rank]):
             with contextlib.suppress(PacelineError, OSError):
-                before = channel.bytes_sent
-                channel.send(OUT, (rank,), note=why, deadline_s=0.1)
-                self._transport.sent(channel.bytes_sent - before)
+                self.send(channel, OUT, (rank,), note=why, deadline_s=0.1)
         self._lines[rank].close()
         self._incoming[rank].close()
 
@@ -541,15 +549,6 @@ class ThreadedService:
         self.answer(ticket.number, ask.piece, version, delay)
         if ask.values is not None:
             self._replicate(ask.piece)
-
-    def count(self, nbytes: int) -> None:
-        """Bytes that a line has sent."""
-        self._transport.sent(nbytes)
-
-    @property
-    def timeout_s(self) -> float:
-        """Deadline of a wait."""
-        return self._timeout_s
 
 
 def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], None]:
