@@ -111,6 +111,7 @@ class Program:
     dtype: torch.dtype = torch.float32
     resume: Any = None
     save_at: int | None = None
+    even: bool = True
     save_to: Any = None
     stop_at: int | None = None
     after_step: Hook | None = None
@@ -128,7 +129,7 @@ class Program:
         included = {"scheduler": scheduler} if scheduler else {}
         if self.resume is not None:
             run.resume(self.resume, **included)
-        out, shared = Outcome({}), run.share(loader)
+        out, shared = Outcome({}), run.share(loader, even=self.even)
         step = run.minibatches
         for _ in range(run.epoch, self.epochs):
             for x, y in shared:

@@ -78,6 +78,9 @@ class Blocks:
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.turns = Turns([0] * len(self.updates))
+        self._sent: dict[int, int] = {}  # fragment -> minibatches up to the end of its block that is under way
+        self.entered = [0] * len(self.updates)
+        """Of each fragment, minibatches of this worker up to the end of the last block that was applied."""
 
     # -- over time --------------------------------------------------------------------------------
 
@@ -105,6 +108,7 @@ class Blocks:
         fragment, turns = self.next, self.turns
         work = Work(0 if idle else turns.since[fragment], total, leaving=leaving)
         turns.since[fragment], turns.begun = 0, turns.begun + 1
+        self._sent[fragment] = total
         behind = self._schedule.overlap > 0 and not leaving
         self.updates[fragment].begin(work, behind)
         if behind:
@@ -124,7 +128,13 @@ class Blocks:
 
     def land(self, fragment: int) -> Meeting:
         """Apply the exchange of a fragment that `begin` sent."""
+        self.entered[fragment] = self._sent[fragment]
         return self.updates[fragment].land(self.turns.made.pop(fragment, None))
+
+    @property
+    def merged(self) -> int:
+        """Minibatches of this worker whose work is in all fragments of the global model."""
+        return min(self.entered)
 
     # -- what others need -------------------------------------------------------------------------
 
@@ -196,6 +206,7 @@ class Blocks:
             for update, since in zip(self.updates, turns.since, strict=True)
         ]
         rows[0]["turns"] = [turns.begun, turns.steps, sorted(turns.made.items())]
+        rows[0]["entered"] = [self.entered, sorted(self._sent.items())]
         return rows
 
     def load(self, rows: list[dict[str, Any]]) -> None:
@@ -203,6 +214,8 @@ class Blocks:
         for update, row in zip(self.updates, rows, strict=True):
             update.load(row["outer"], row["numbers"], row["passing"])
         begun, steps, made = rows[0]["turns"]
+        self.entered, sent = list(rows[0]["entered"][0]), rows[0]["entered"][1]
+        self._sent = {int(fragment): int(total) for fragment, total in sent}
         self.turns = Turns([row["since"] for row in rows], {int(f): int(n) for f, n in made}, begun, steps)
 
 

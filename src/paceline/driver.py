@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.data.supply import Leases
 from paceline.fragments import Fragment
 
 
@@ -59,6 +60,14 @@ class Driver(Protocol):
     @property
     def exchanged(self) -> int:
         """Exchanges so far, as the user counts them."""
+
+    @property
+    def merged(self) -> int:
+        """Minibatches of this worker whose work is in the global model: the first so many."""
+
+    @property
+    def leases(self) -> Leases | None:
+        """The way to the ledger of the data, under rules by which workers go on unevenly."""
 
     @property
     def ahead(self) -> GlobalModel | None:

@@ -17,6 +17,7 @@ from paceline.amp import ScalerHook
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
 from paceline.codec import Dense
+from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
@@ -140,6 +141,16 @@ class Engine:
         return self.blocks.block if self.blocks is not None else 0
 
     @property
+    def merged(self) -> int:
+        """Minibatches of this worker whose work is in the global model: the first so many."""
+        return self._flow.steps if self._flow.lockstep or self.blocks is None else self.blocks.merged
+
+    @property
+    def leases(self) -> Leases | None:
+        """None: everybody knows everybody's part of the data."""
+        return None
+
+    @property
     def gradients_due(self) -> bool:
         """Whether gradients are exchanged before the next step."""
         return (self._flow.lockstep or self._inner is not None) and not self.closed
@@ -234,6 +245,7 @@ class Engine:
             self.blocks.prepare()
             self._even_out(self._transport, meeting, [lane.fragment for lane in self.blocks.lanes])
             self.blocks.capture()
+            self.blocks.entered = [self._flow.steps] * len(self.blocks.updates)
         self._stop_gradients()
         if self._inner is not None:
             self._exchange_gradients(self._inner)

@@ -60,6 +60,7 @@ class Run:
             self._feed = Feed(self.world, settings.seed, self._watch.epoch)
             if self.world.size > 1:
                 self._engine = self._driver()
+                self._feed.leases = self._engine.leases
         except BaseException:
             self._transport.close()
             raise
@@ -72,7 +73,7 @@ class Run:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
         if is_asynchronous(self.rule):
-            return Asynchronous(*about)
+            return Asynchronous(*about, self._feed)
         return Engine(*about, lambda: self._feed.factor)
 
     def _hook(self) -> None:
@@ -109,10 +110,11 @@ class Run:
         if optimizer is not self._optimizers[-1] or skipped(optimizer):
             return
         warm = self._flow.stepped()
-        new = self._feed.stepped()
+        new = self._feed.stepped(self._flow.steps)
         self._watch.stepped(self._flow.steps, self._feed.samples, new)
         if self._engine is not None:
             self._engine.counted(warm)
+        self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -162,14 +164,20 @@ class Run:
         """The epoch of the first shared loader that is under way or comes next; after a resume, where to go on."""
         return self._feed.epoch
 
-    def share(self, loader: Iterable[Any]) -> Share:
+    def share(self, loader: Iterable[Any], even: bool = False) -> Share:
         """This worker's part of a loader: every sample of an epoch on exactly one worker.
 
         Works with a `DataLoader` and with any iterable of batches that every worker sees in the same order. May be
         called once, or anew for each epoch.
+
+        Args:
+            loader: the program's own.
+            even: under asynchronous rules a fast worker gets more batches than a slow one, and makes more steps. With
+                `even=True` all get the same number, for programs that rely on it, such as a scheduler that is told
+                how many steps there will be; fast workers then wait for slow ones at the end.
         """
         self._open()
-        return self._feed.share(loader)
+        return self._feed.share(loader, even)
 
     def log(self, **values: float) -> None:
         """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
@@ -277,6 +285,7 @@ class Run:
         if self._engine is not None:
             self._engine.load(state["exchange"])
         self._feed.load(state["data"])
+        self._transport.barrier()  # nobody asks for data before the ledger is loaded
         randomness.restore(state["random"])
 
     # -- the end ----------------------------------------------------------------------------------

@@ -51,6 +51,19 @@ def test_stop_and_resume(rule: str, optimizer: Callable[[Any], torch.optim.Optim
     assert load_file(tmp_path / "c" / "global.safetensors").keys() == went_on[0].model.keys()
 
 
+@pytest.mark.parametrize("rule", RECIPES)
+def test_stop_and_resume_where_fast_workers_get_more(rule: str, tmp_path: Path) -> None:
+    choices: dict[str, Any] = {"optimizer": momentum_sgd, **FULL, "even": False}
+    speeds: dict[str, Any] = {"clock": Clock([1.0, 0.4, 0.7])}
+    went_on = simulate(Program(rule, **choices, save_at=7, save_to=tmp_path / "c"), 3, **speeds)
+    resumed = simulate(Program(rule, **choices, resume=tmp_path / "c"), 3, **speeds)
+    for one, other in zip(resumed, went_on, strict=True):
+        assert one.losses == other.losses[7:]
+        assert one.minibatches == other.minibatches
+        assert same_bits(one.model, other.model)
+    assert len({one.minibatches for one in went_on}) > 1
+
+
 def test_stopping_right_after_the_save_is_the_same(tmp_path: Path) -> None:
     choices: dict[str, Any] = {"optimizer": momentum_sgd, **FULL, "save_at": 7}
     simulate(Program("asgd()", **choices, save_to=tmp_path / "a"), 3)

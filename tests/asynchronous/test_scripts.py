@@ -50,7 +50,7 @@ def main():
     others = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": decay}, {"params": others, "weight_decay": 0.0}], lr=0.01)
     run = paceline.attach(model, optimizer, args.rule)
-    loader = run.share(DataLoader(training, batch_size=8, shuffle=True))
+    loader = run.share(DataLoader(training, batch_size=8, shuffle=True), even=True)
     valid = DataLoader(held_out, batch_size=20)
     steps = args.epochs * (-(-len(loader) // args.accumulate))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=steps)

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from paceline.asynchronous.clocked_leases import ClockedDesk
 from paceline.asynchronous.later import Once
-from paceline.asynchronous.piece import NOBODY
+from paceline.asynchronous.piece import KEEPING, NOBODY
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Arriving
+from paceline.data.ledger import Ledger
+from paceline.data.supply import Leases
 from paceline.errors import PeerLostError
 from paceline.rule import FRAME_BYTES
 from paceline.transport.virtual import VirtualTransport
@@ -24,12 +29,14 @@ class Hub:
         servers: by rank.
         transports: by rank; they count the bytes.
         held: by owner: answers that wait for the slowest.
+        ledger: of the data.
     """
 
     def __init__(self) -> None:
         self.servers: dict[int, Server] = {}
         self.transports: dict[int, VirtualTransport] = {}
         self.held: dict[int, list[tuple[int, Ticket, list[Ask], list[int]]]] = {}
+        self.ledger = Ledger()
         self.finished: set[int] = set()
         self.failed: list[int] = []
 
@@ -41,9 +48,10 @@ class ClockedService:
         transport: the virtual connection.
         server: what this worker owns.
         owners: piece -> rank.
+        ledger: of the data; that of the first worker is everybody's.
     """
 
-    def __init__(self, transport: VirtualTransport, server: Server, owners: dict[int, int]) -> None:
+    def __init__(self, transport: VirtualTransport, server: Server, owners: dict[int, int], ledger: Ledger) -> None:
         self._transport, self._owners = transport, owners
         self._cluster, self._rank = transport.cluster, transport.world.rank
         self._clock = transport.cluster.clock
@@ -53,8 +61,14 @@ class ClockedService:
         self._hub.servers[self._rank] = server
         self._hub.transports[self._rank] = transport
         self._hub.held[self._rank] = []
+        keeps = KEEPING in server.pieces
+        if keeps:
+            self._hub.ledger = ledger
         self._parted = False
         transport.barrier()
+        soon = partial(self._clock.wake, self._rank, 0.0)
+        wait = partial(self._await, "work that is left")
+        self.leases: Leases = ClockedDesk(self._rank, self._hub.ledger, keeps, self.now, soon, self._rest, wait)
 
     def computed(self, step: int) -> None:
         """Let so much simulated time pass as the minibatch takes."""
@@ -100,7 +114,8 @@ class ClockedService:
                 delays.append(0)
                 continue
             settings = ticket.settings.get(ask.span, {})
-            arriving = Arriving(self._rank, ticket.clock, ask.version, ticket.minibatches, settings)
+            marks = ticket.marks if ask.piece == KEEPING else ()
+            arriving = Arriving(self._rank, ticket.clock, ask.version, ticket.minibatches, settings, marks)
             delays.append(server.push(ask.piece, ask.values, arriving, ask.out).delay)
         self._hub.held[owner].append((self._rank, ticket, asks, delays))
         self._release(owner)
@@ -132,8 +147,17 @@ class ClockedService:
 
     def wait(self, ticket: Ticket) -> None:
         """Let the others work until it is answered."""
-        self._cluster.wait(self._rank, "answers of the owners", lambda: ticket.done or bool(self._hub.failed))
+        self._await("answers of the owners", lambda: ticket.done)
+
+    def _await(self, what: str, ready: Callable[[], bool]) -> None:
+        self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
         self._check()
+
+    def _rest(self) -> None:
+        """Nobody is to wait for this worker's clock while it has nothing to do."""
+        for owner, server in self._hub.servers.items():
+            server.rest(self._rank)
+            self._release(owner)
 
     def _check(self) -> None:
         self._cluster.check()
@@ -150,15 +174,12 @@ class ClockedService:
             self._carry(self._rank, owner, FRAME_BYTES, lambda o=owner, r=self._rank: self._leave(o, r))
         self._hub.finished.add(self._rank)
         size = self._transport.world.size
-        self._cluster.wait(
-            self._rank,
-            "the end of the others' work",
-            lambda: len(self._hub.finished) == size or bool(self._hub.failed),
-        )
-        self._check()
+        self._await("the end of the others' work", lambda: len(self._hub.finished) == size)
 
     def _leave(self, owner: int, rank: int) -> None:
         self._hub.servers[owner].leave(rank)
+        if KEEPING in self._hub.servers[owner].pieces:
+            self._hub.ledger.lost(rank)
         self._release(owner)
 
     def part(self) -> bool:

@@ -29,11 +29,12 @@ class Clocks:
     def __init__(self, schedule: Bounded, workers: Iterable[int]) -> None:
         self._schedule = schedule
         self._clocks = dict.fromkeys(workers, 0)
+        self._resting: dict[int, int] = {}
 
     @property
     def active(self) -> int:
         """Workers that take part, at least 1."""
-        return max(1, len(self._clocks))
+        return max(1, len(self._clocks) + len(self._resting))
 
     @property
     def slowest(self) -> int | None:
@@ -42,12 +43,20 @@ class Clocks:
 
     def tick(self, rank: int, clock: int) -> None:
         """Worker `rank` has come to `clock`; clocks never go back."""
+        if rank in self._resting:
+            self._clocks[rank] = self._resting.pop(rank)
         if rank in self._clocks:
             self._clocks[rank] = max(self._clocks[rank], clock)
 
     def leave(self, rank: int) -> None:
         """Worker `rank` is done, or lost."""
         self._clocks.pop(rank, None)
+        self._resting.pop(rank, None)
+
+    def rest(self, rank: int) -> None:
+        """Worker `rank` has nothing to do for now: until its next step nobody waits for it."""
+        if rank in self._clocks:
+            self._resting[rank] = self._clocks.pop(rank)
 
     def may_start(self, rank: int) -> bool:
         """Whether worker `rank` may begin its next step."""
@@ -63,7 +72,7 @@ class Clocks:
 
     def state(self) -> list[list[int]]:
         """(rank, clock) pairs, for a replica or a checkpoint."""
-        return [[rank, clock] for rank, clock in self._clocks.items()]
+        return [[rank, clock] for rank, clock in (self._clocks | self._resting).items()]
 
     def load(self, state: Iterable[Iterable[int]]) -> None:
         """Take over clocks of workers that still take part."""

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from paceline.asynchronous.meeting import HELLO
+from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Settings
 from paceline.errors import PeerLostError
-from paceline.transport.channel import Channel, Header
+from paceline.transport.channel import Channel, Frame, Header
 
 if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService
 
 SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
+LEASE, LEASED, LEFT, ENDS, WAITS, HOLDS, REST = range(BYE + 1, BYE + 8)
 """Kinds of frames."""
 
 
@@ -49,12 +51,21 @@ class Line:
 
     def ask(self, ticket: Ticket, ask: Ask) -> None:
         """Send a question when those before it are gone."""
+        self._opened()
+        self._put(lambda: self._send(ticket, ask))
+
+    def inquire(self, kind: int, numbers: tuple[int, ...]) -> None:
+        """Send a question that is only numbers, and so is its answer."""
+        self._opened()
+        self._put(lambda: self._write(kind, numbers, None, None))
+
+    def _opened(self) -> None:
+        """A question is on its way."""
         self.said_at = time.monotonic()
         with self._counting:
             if self._open == 0:
                 self._since = time.monotonic()
             self._open += 1
-        self._put(lambda: self._send(ticket, ask))
 
     def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Send a word that has no answer."""
@@ -87,7 +98,7 @@ class Line:
             self._write(SETTINGS, (ask.span,), None, settings)
         wants = int(ask.out is not None)
         numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span, wants)
-        self._write(PUSH, numbers, ask.values, None)
+        self._write(PUSH, numbers, ask.values, ticket.marks or None if ask.piece == KEEPING else None)
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         self._service.send(self.channel, kind, numbers, body, note, meanwhile=self._receive)
@@ -128,12 +139,14 @@ class Line:
         frame = self.channel.receive(self._place)
         with self._counting:
             self._since = time.monotonic()
-            self._open -= frame.kind == ANSWER
+            self._open -= frame.kind in (ANSWER, LEASED)
         if frame.kind == OUT:
             self._service.told(frame.numbers[0], str(frame.note))
         elif frame.kind == ANSWER:
             piece, version, delay, number = frame.numbers[:4]
             self._service.answer(number, piece, version, delay)
+        elif frame.kind == LEASED:
+            self._service.desk.answered(frame.numbers)
 
     def close(self) -> None:
         """Close the connection; the thread ends."""
@@ -160,7 +173,11 @@ class OwnLine(Line):
         self._service.serve_own(ticket, ask)
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
-        """Nothing has to be said to oneself."""
+        """To oneself nothing has to be said, but to the keeper of the ledger."""
+        if kind == REST:
+            self._service.rests(self.rank)
+        elif kind in (LEASE, LEFT, ENDS, WAITS, HOLDS):
+            self._service.desk.handle(self.rank, None, Frame(kind, numbers, None, note))
 
     def run(self) -> None:
         """The body of its thread."""

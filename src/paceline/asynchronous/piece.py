@@ -16,10 +16,13 @@ from torch import Tensor
 
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.ways import Arriving, Way
+from paceline.data.ledger import Ledger
 from paceline.outer.arrival import Push
 
 REFUSED = -1
 """In the place of a delay: the numbers were not finite, and nothing was applied."""
+KEEPING = 0
+"""The number of the piece whose owner keeps the ledger of the data."""
 NOBODY = -1
 """In the place of a reader: who only looks, and will not compute a gradient at what he sees."""
 
@@ -41,6 +44,7 @@ class Piece:
         self.number, self.anchor, self.clocks = number, anchor, clocks
         self.version = 0
         self.lock = threading.Lock()
+        self.ledger: Ledger | None = None
         self._way = way(anchor)
         self._keeps_origins = keeps_origins
         self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
@@ -57,6 +61,9 @@ class Piece:
         with self.lock:
             self.version = max(self.version, arriving.version)  # a successor may know less than a worker has seen
             self.clocks.tick(arriving.sender, arriving.clock)
+            if self.ledger is not None:  # refused numbers too: their samples would be refused again
+                with self.ledger.lock:
+                    self.ledger.done(arriving.sender, arriving.marks)
             if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                 return REFUSED
             delay = self.version - arriving.version
@@ -105,7 +112,7 @@ class Piece:
         """What a checkpoint holds; copies."""
         with self.lock:
             return {
-                "about": self._about(),
+                "about": {**self._about(), "ledger": None},  # which goes with the data
                 "anchor": self.anchor.clone(),
                 "tensors": {name: tensor.clone() for name, tensor in self._way.tensors().items()},
                 "origins": {
@@ -149,13 +156,23 @@ class Piece:
             "clocks": self.clocks.state(),
             "tensors": list(self._way.tensors()),
             "numbers": self._way.numbers(),
+            "ledger": self._ledger_state(),
         }
+
+    def _ledger_state(self) -> dict[str, Any] | None:
+        if self.ledger is None:
+            return None
+        with self.ledger.lock:
+            return self.ledger.state()
 
     def _take(self, about: dict[str, Any], anchor: Tensor, tensors: dict[str, Tensor]) -> None:
         self.version = int(about["version"])
         self.anchor.copy_(anchor)
         self._way.load(tensors, about["numbers"])
         self.clocks.load(about["clocks"])
+        if self.ledger is not None and about["ledger"] is not None:
+            with self.ledger.lock:
+                self.ledger.load(about["ledger"])
         self.origins.clear()
         if self._first is not None:
             self._first.copy_(anchor)

@@ -73,6 +73,12 @@ class Server:
             if number in self.pieces:
                 self.pieces[number].clocks.tick(rank, clock)
 
+    def rest(self, rank: int) -> None:
+        """Worker `rank` has nothing to do for now: nobody waits for it until its next push."""
+        for piece in list(self.pieces.values()):
+            with piece.lock:
+                piece.clocks.rest(rank)
+
     def leave(self, rank: int) -> None:
         """Worker `rank` is done, or lost: nobody waits for it any more."""
         self.gone.add(rank)

@@ -12,6 +12,8 @@ from torch import Tensor
 from paceline.asynchronous.later import Once
 from paceline.asynchronous.piece import REFUSED
 from paceline.asynchronous.ways import Settings
+from paceline.data.ledger import Mark
+from paceline.data.supply import Leases
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Ticket:
         minibatches: that the pushed numbers stand for.
         settings: of the optimizers' groups, by span.
         looks: whether a bare pull only looks, and no gradient will be computed at what it brings.
+        marks: places of the data that the pushed numbers are made of.
         asked_at, answered_at: seconds on the service's clock.
     """
 
@@ -55,6 +58,7 @@ class Ticket:
     minibatches: int = 1
     looks: bool = False
     settings: dict[int, Settings] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
     asked_at: float = 0.0
     answered_at: float = 0.0
 
@@ -94,6 +98,10 @@ class Ticket:
 
 class Service(Protocol):
     """What a worker needs of the cluster."""
+
+    @property
+    def leases(self) -> Leases:
+        """The way to the ledger of the data."""
 
     def computed(self, step: int) -> None:
         """The computing of this worker's minibatch number `step` (the first is 0) is over."""

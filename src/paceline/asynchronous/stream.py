@@ -22,8 +22,10 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Span, host
+from paceline.data.ledger import Mark
 from paceline.schedule.bounded import Bounded
 
 
@@ -55,6 +57,7 @@ class Stream(ABC):
         spans: the parameters.
         buffers: the model's buffers, where they go with these parameters.
         number: gives each exchange its number.
+        marks: gives the places of the data that go with the next push.
         tally: counts.
     """
 
@@ -65,10 +68,12 @@ class Stream(ABC):
         spans: list[Span],
         buffers: list[Span],
         number: Callable[[], int],
+        marks: Callable[[], list[Mark]],
         tally: Tally,
     ) -> None:
         self.spans, self.buffers = spans, buffers
         self._service, self._schedule, self._number, self._tally = service, schedule, number, tally
+        self._marks = marks
         self._ticket: Ticket | None = None
         self._silent: Ticket | None = None  # a push whose answer holds no values
         self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
@@ -94,7 +99,9 @@ class Stream(ABC):
             asks += span.asks(span.read(room), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
-        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings)
+        keeping = any(ask.piece == KEEPING for ask in asks)
+        marks = self._marks() if keeping else []
+        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings, marks=marks)
         self._service.exchange(ticket)
         return ticket
 

@@ -22,27 +22,36 @@ import torch
 from torch import Tensor
 
 from paceline.asynchronous.later import Later, Once
+from paceline.asynchronous.leases import Desk
 from paceline.asynchronous.lines import (
     ANSWER,
     BYE,
     CLOCKS,
+    ENDS,
     FINISH,
+    HOLDS,
+    LEASE,
+    LEFT,
     OUT,
     PULL,
     PUSH,
     REPLICA,
+    REST,
     SETTINGS,
     STILL_HERE,
+    WAITS,
     Line,
     OwnLine,
     fresh,
 )
 from paceline.asynchronous.meeting import meet
 from paceline.asynchronous.members import LOOK_EVERY_S, Members, Pulse
-from paceline.asynchronous.piece import NOBODY
+from paceline.asynchronous.piece import KEEPING, NOBODY
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Arriving, Settings
+from paceline.data.ledger import Ledger, Mark
+from paceline.data.supply import Leases
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
 from paceline.transport.channel import TLS, Channel, Frame, Header
@@ -75,6 +84,7 @@ class ThreadedService:
         transport: the connection over which workers found each other; used to begin and to end, not between.
         server: what this worker owns.
         owners: piece -> rank.
+        data: the ledger, what gives the places that this worker holds, and whether others wait for its clock.
         timeout_s: deadline of every wait for another worker, seconds.
         tls: certificates, where the network is not trusted.
         on_lost: called with (rank, why, successors) when a worker is lost.
@@ -86,6 +96,7 @@ class ThreadedService:
         transport: Transport,
         server: Server,
         owners: dict[int, int],
+        data: tuple[Ledger, Callable[[], list[Mark]], bool],
         timeout_s: float,
         tls: TLS | None,
         on_lost: Callable[[int, str, list[int]], None],
@@ -107,6 +118,7 @@ class ThreadedService:
         self._later = Later()
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, Line] = {}
+        self.desk = Desk(self, *data)
         outgoing, self._incoming = meet(transport, timeout_s, tls)
         try:
             self._begin(outgoing)
@@ -182,7 +194,7 @@ class ThreadedService:
         elif frame.kind == PUSH:
             piece, clock, version, minibatches, ticket, span, answered_with_values = numbers[:7]
             assert frame.body is not None
-            arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}))
+            arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}), frame.note or ())
             out = spaces.like(frame.body, "out") if answered_with_values else None
             still_here = partial(self.send, channel, STILL_HERE, (piece,))
             delay = self._push(piece, frame.body, arriving, out, still_here)
@@ -203,9 +215,19 @@ class ThreadedService:
                 self._changed.notify_all()
         elif frame.kind == OUT:
             self.told(numbers[0], str(frame.note))
+        elif frame.kind in (LEASE, LEFT, ENDS, WAITS, HOLDS):
+            self.desk.handle(rank, channel, frame)
+        elif frame.kind == REST:
+            self.rests(rank)
         elif frame.kind in (FINISH, BYE):
             with self._changed:
                 self._leaves(rank, frame.kind, numbers[0])
+
+    def rests(self, rank: int) -> None:
+        """Worker `rank` has nothing to do for now."""
+        with self._changed:
+            self._server.rest(rank)
+            self._changed.notify_all()
 
     def _push(
         self, piece: int, values: Tensor, arriving: Arriving, out: Tensor | None, still_here: Callable[[], None]
@@ -227,12 +249,12 @@ class ThreadedService:
                     return
                 self._changed.wait(LOOK_EVERY_S)
                 slow = self._server.pieces[piece].clocks.holding_up(rank)
-            self._give_up_silent(slow, "made no step", 0.0)
+            self.give_up_silent(slow, "made no step", 0.0)
             if time.monotonic() - said > self._timeout_s / 4:
                 still_here()
                 said = time.monotonic()
 
-    def _give_up_silent(self, ranks: list[int], what: str, since: float) -> None:
+    def give_up_silent(self, ranks: list[int], what: str, since: float) -> None:
         """Give up who has said nothing since the deadline; the wait for it began at `since`."""
         for rank in ranks:
             if rank != self.members.rank and self._pulse.overdue(max(since, self.members.heard[rank])):
@@ -296,6 +318,7 @@ class ThreadedService:
     def exchange(self, ticket: Ticket) -> None:
         """Hand every part to the line of its owner."""
         self._raise_failure()
+        self.desk.report()
         with self._changed:
             ticket.asked_at = self.now()
             self._tickets[ticket.number] = ticket
@@ -334,11 +357,23 @@ class ThreadedService:
 
     def wait(self, ticket: Ticket) -> None:
         """Wait for the answers; owners that are silent too long are given up meanwhile."""
-        while not self.done(ticket):
+        self.wait_until(lambda: ticket.done)
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for what another thread does; raises what has broken the cluster."""
+        while not ready():
+            self._raise_failure()
             with self._changed:
-                if not ticket.done:
+                if not ready():
                     self._changed.wait(LOOK_EVERY_S)
                 self._remind()
+
+    def pause(self, seconds: float) -> None:
+        """Wait a little for news of others."""
+        self._raise_failure()
+        with self._changed:
+            self._changed.wait(seconds)
+            self._remind()
 
     # -- who is lost ------------------------------------------------------------------------------
 
@@ -369,6 +404,7 @@ class ThreadedService:
             members.lost[rank] = why
             self._server.leave(rank)
             moved = [piece for piece, owner in members.owners.items() if owner == rank]
+            kept = KEEPING in moved
             heir = members.successor(rank)
             for piece in moved:
                 members.owners[piece] = heir
@@ -380,6 +416,7 @@ class ThreadedService:
                     self._lines[other].say(OUT, (rank,), note=why)
             self._dismiss(rank, why)
             self._ask_again(heir, set(moved))
+            self.desk.lost(rank, kept)
             self._changed.notify_all()
 
     def _ask_again(self, heir: int, moved: set[int]) -> None:
@@ -458,11 +495,12 @@ class ThreadedService:
         else:
             self.members.parted[rank] = seen
         self._server.leave(rank)
+        self.desk.finished(rank)
         self._changed.notify_all()
 
     def finish(self) -> None:
         """Say that this worker is done, and wait for the others."""
-        self._say_all(FINISH)
+        self._take_leave(FINISH)
         self._wait_for(lambda rank: rank in self.members.finished, "made no step")
         self._seen = len(self.members.lost)
 
@@ -473,7 +511,7 @@ class ThreadedService:
         new owner; it has to pull again.
         """
         if len(self.members.lost) == self._seen:
-            self._say_all(BYE)
+            self._take_leave(BYE)
             self._wait_for(self._has_parted, "took no leave")
         if len(self.members.lost) != self._seen:
             self._seen = len(self.members.lost)
@@ -486,12 +524,17 @@ class ThreadedService:
         """Whether nobody has to wait for `rank`; nor for anybody once there is somebody new to be mourned."""
         return len(self.members.lost) != self._seen or self.members.parted.get(rank) == self._seen
 
-    def _say_all(self, kind: int) -> None:
+    def _take_leave(self, kind: int) -> None:
         with self._changed:
             self._leaves(self.members.rank, kind, self._seen)
+            self.say_all(kind, (self._seen,))
+
+    def say_all(self, kind: int, numbers: tuple[int, ...]) -> None:
+        """A word to all others that live."""
+        with self._changed:
             for rank in self.members.live:
                 if rank != self.members.rank:
-                    self._lines[rank].say(kind, (self._seen,))
+                    self._lines[rank].say(kind, numbers)
 
     def _wait_for(self, ready: Callable[[int], bool], what: str) -> None:
         """Wait until all who take part are ready; who is silent too long is given up."""
@@ -503,7 +546,7 @@ class ThreadedService:
                 if not missing:
                     return
                 self._changed.wait(LOOK_EVERY_S)
-            self._give_up_silent(missing, what, began)
+            self.give_up_silent(missing, what, began)
 
     def close(self) -> None:
         """Close every connection; the threads end with them."""
@@ -532,6 +575,21 @@ class ThreadedService:
     # -- what lines need --------------------------------------------------------------------------
 
     @property
+    def leases(self) -> Leases:
+        """The way to the ledger of the data."""
+        return self.desk
+
+    @property
+    def lines(self) -> dict[int, Line]:
+        """To each worker."""
+        return self._lines
+
+    @property
+    def changed(self) -> threading.Condition:
+        """What guards who lives and what is asked; told when something of it changes."""
+        return self._changed
+
+    @property
     def closing(self) -> bool:
         """Whether the connection is being let go."""
         return self._closing
@@ -540,7 +598,8 @@ class ThreadedService:
         """Answer this worker's own question."""
         rank = self.members.rank
         if ask.values is not None:
-            arriving = Arriving(rank, ticket.clock, ask.version, ticket.minibatches, ticket.settings.get(ask.span, {}))
+            settings = ticket.settings.get(ask.span, {})
+            arriving = Arriving(rank, ticket.clock, ask.version, ticket.minibatches, settings, ticket.marks)
             delay = self._push(ask.piece, ask.values, arriving, ask.out, lambda: None)
         else:
             delay = 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ class Arriving:
         version: of the values at which the numbers were computed.
         minibatches: that the numbers stand for.
         settings: of the optimizer's group at the sender (learning rate, ...).
+        marks: (loader, epoch, begin, end): places of the data that the numbers are made of.
     """
 
     sender: int
@@ -37,6 +39,7 @@ class Arriving:
     version: int
     minibatches: int
     settings: Settings = field(default_factory=dict)
+    marks: Sequence[Sequence[int]] = ()
 
 
 class Way(Protocol):

@@ -16,7 +16,7 @@ from paceline.asynchronous.block_stream import BlockStream
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.gradient_stream import GradientStream
-from paceline.asynchronous.piece import Piece
+from paceline.asynchronous.piece import KEEPING, Piece
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Service
 from paceline.asynchronous.spans import Layout, Span
@@ -25,6 +25,9 @@ from paceline.asynchronous.stream import Stream, Tally
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
+from paceline.data import Feed
+from paceline.data.ledger import Ledger
+from paceline.data.supply import Leases
 from paceline.exchange import Timing
 from paceline.flow import Flow
 from paceline.fragments import Modules, averaged_buffers, find_buffers, fragments
@@ -50,6 +53,7 @@ class Asynchronous:
         settings: of the run.
         flow: counts this worker's steps.
         watch: where the time goes.
+        feed: the data, of which places are leased.
     """
 
     def __init__(
@@ -61,10 +65,12 @@ class Asynchronous:
         settings: Settings,
         flow: Flow,
         watch: Watch,
+        feed: Feed,
     ) -> None:
         assert isinstance(rule.schedule, Bounded) and isinstance(rule.topology, Sharded)
         self.rule, self._transport, self._model, self._owned = rule, transport, model, owned
-        self._settings, self._flow, self._watch = settings, flow, watch
+        self._settings, self._flow, self._watch, self._feed = settings, flow, watch, feed
+        self._ledger = Ledger()
         self._schedule = rule.schedule
         self.closed = self.local = False
         self._gradient = isinstance(rule.payload, Gradient)
@@ -102,7 +108,9 @@ class Asynchronous:
         self._streams: list[Stream] = []
         for k, (optimizer, _) in enumerate(self._owned):
             with_buffers = buffers if k == len(self._owned) - 1 else []
-            shared = (self._service, self._schedule, spans[k], with_buffers, lambda: next(numbers), self._tally)
+            number = lambda: next(numbers)  # noqa: E731
+            marks = self._feed.take_marks
+            shared = (self._service, self._schedule, spans[k], with_buffers, number, marks, self._tally)
             self._streams.append(self._stream(optimizer, shared))
 
     def _stream(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Stream:
@@ -119,6 +127,7 @@ class Asynchronous:
         keeps = self._gradient and bool(getattr(self.rule.outer, "needs_origin", False))
         piece = Piece(number, anchor, lambda a: self._way(span, a), clocks, keeps and span.number in self._optimizer_of)
         piece.version = one.version
+        piece.ledger = self._ledger if number == KEEPING else None
         optimizer = self._optimizer_of.get(span.number)
         if self._gradient and optimizer is not None and optimizer.state:
             tensors, numbers = begun(optimizer, span.fragment, one.cut.begin, one.cut.end)
@@ -139,11 +148,12 @@ class Asynchronous:
     def _connect(self) -> Service:
         transport, owners = self._transport, self._layout.owners
         if isinstance(transport, VirtualTransport):
-            return ClockedService(transport, self._server, owners)
+            return ClockedService(transport, self._server, owners, self._ledger)
         return ThreadedService(
             transport,
             self._server,
             owners,
+            (self._ledger, self._feed.holding, self._schedule.staleness is not None),
             self._settings.timeout_s,
             self._settings.tls,
             self._watch.lost,
@@ -255,6 +265,16 @@ class Asynchronous:
     # -- what others need -------------------------------------------------------------------------
 
     @property
+    def merged(self) -> int:
+        """Minibatches of this worker; which of them are in the global model is in the ledger."""
+        return self._flow.steps
+
+    @property
+    def leases(self) -> Leases:
+        """The way to the ledger of the data."""
+        return self._service.leases
+
+    @property
     def exchanged(self) -> int:
         """Pushes that this worker has made."""
         return max(stream.clock for stream in self._streams)
@@ -303,6 +323,7 @@ class Asynchronous:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: what is under way is waited for, and all workers come to one point."""
+        self.leases.waits(True)  # others may have to go on into the next epoch before they come here
         for stream in self._streams:
             if isinstance(stream, GradientStream):
                 stream.flush()
@@ -314,6 +335,7 @@ class Asynchronous:
         self._service.settle()  # the clock is the same for all who save it
         for stream in self._streams:
             stream.rested()
+        self.leases.waits(False)
         return {
             "service": self._service.state(),
             "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},

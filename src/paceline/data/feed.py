@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paceline.data.share import Position, Share
+from paceline.data.ledger import Mark
+from paceline.data.position import Position
+from paceline.data.share import Share
+from paceline.data.supply import Leases
 from paceline.world import World
+
+Load = Callable[[Position], None]
 
 
 class Feed:
@@ -17,42 +23,76 @@ class Feed:
         world: this worker.
         seed: of the order of samples.
         began: called with (epoch, number of batches or None) at the start of every pass.
+        waited: called with the seconds that the program waited for a batch.
+
+    Attributes:
+        leases: the way to the ledger, under rules by which workers go on unevenly.
     """
 
-    def __init__(self, world: World, seed: int, began: Callable[[int, int | None], None]) -> None:
-        self._world, self._seed, self._began = world, seed, began
+    def __init__(
+        self,
+        world: World,
+        seed: int,
+        began: Callable[[int, int | None], None],
+        waited: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.world, self.seed, self.began, self.waited = world, seed, began, waited
+        self.leases: Leases | None = None
         self._positions: dict[int, Position] = {}
         self._shares: dict[int, Share] = {}
         self._kept: list[Any] = []  # whose ids are keys above
-        self._loaded: list[dict[str, Any]] = []
+        self._loaded: list[Load] = []
+        self._epoch = 0  # where a checkpoint says that the first loader is
         self.samples = 0
         self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
+        self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
+        self._in_hand: list[Mark] = []  # handed out, and not yet on its way to the global model
 
-    def share(self, loader: Iterable[Any]) -> Share:
-        """The worker's part of `loader`; the same object for the same loader, the same position for the same data."""
+    def share(self, loader: Iterable[Any], even: bool = False) -> Share:
+        """The worker's part of `loader`; the same object for the same loader, the same position for the same data.
+
+        Args:
+            loader: the user's.
+            even: whether workers get the same number of batches under every rule.
+        """
         if id(loader) in self._shares:
             return self._shares[id(loader)]
         data = getattr(loader, "dataset", loader)  # a loader may be built anew for each epoch; its data are the same
         if id(data) not in self._positions:
             position = self._positions[id(data)] = Position()
             if len(self._loaded) >= len(self._positions):
-                position.load(self._loaded[len(self._positions) - 1])
-        share = Share(loader, self._world, self._seed, self._positions[id(data)], self._handed_out, self._began)
+                self._loaded[len(self._positions) - 1](position)
+        number = list(self._positions).index(id(data))
+        share = Share(loader, number, self._positions[id(data)], self, None if even else self.leases)
         self._shares[id(loader)] = share
         self._kept += [data, loader]
         return share
 
-    def _handed_out(self, samples: int, nominal: int) -> None:
+    # -- over time --------------------------------------------------------------------------------
+
+    def handed_out(self, samples: int, nominal: int, marks: list[Mark]) -> None:
+        """A batch goes to the program; samples is 0 where unknown."""
         self._since[0] += samples
         self._since[1] += 1
         self._since[2] += nominal
+        self._in_hand += marks
+
+    def take_marks(self) -> list[Mark]:
+        """The leased places whose work goes to the global model now."""
+        marks, self._in_hand = self._in_hand, []
+        return marks
+
+    def holding(self) -> list[Mark]:
+        """The leased places whose work is not on its way to the global model yet."""
+        held = [mark for position in self._positions.values() for mark in (*position.begun(), *position.held)]
+        return [*self._in_hand, *held]
 
     @property
     def epoch(self) -> int:
         """The epoch of the first loader that is under way or comes next."""
         for position in self._positions.values():
             return position.epoch
-        return int(self._loaded[0]["epoch"]) if self._loaded else 0
+        return self._epoch
 
     @property
     def factor(self) -> float:
@@ -60,20 +100,70 @@ class Feed:
         samples, batches, nominal = self._since
         return samples / nominal if batches and samples and nominal else 1.0
 
-    def stepped(self) -> int:
-        """A step was made of what was handed out: the number of samples in it."""
+    def stepped(self, steps: int) -> int:
+        """Step number `steps` was made of what was handed out: the number of samples in it."""
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
+        self._steps.append((steps, [[one.epoch, one.now.batches] for one in self._positions.values()]))
         return new
+
+    def entered(self, steps: int) -> None:
+        """The work of so many steps of this worker is in the global model."""
+        while self._steps and self._steps[0][0] <= steps:
+            places = self._steps.popleft()[1]
+            for position, (epoch, batches) in zip(self._positions.values(), places, strict=False):
+                position.entered(epoch, batches)
+
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
-        positions = [position.state() for position in self._positions.values()]
-        return {"samples": self.samples, "since": self._since, "positions": positions}
+        return {
+            "samples": self.samples,
+            "since": self._since,
+            "positions": [position.state() for position in self._positions.values()],
+            "steps": [[steps, places] for steps, places in self._steps],
+            "in_hand": [list(mark) for mark in self._in_hand],
+            "ledger": self.leases.state() if self.leases is not None else None,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """From the checkpoint; loaders that are shared later find their place, too."""
-        self.samples, self._since, self._loaded = state["samples"], state["since"], state["positions"]
-        for position, saved in zip(self._positions.values(), self._loaded, strict=False):
-            position.load(saved)
+        """From a checkpoint of as many workers; loaders that are shared later find their place, too."""
+        self.samples, self._since = state["samples"], state["since"]
+        self._steps = deque((steps, places) for steps, places in state["steps"])
+        self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]
+        self._place([_loading(row) for row in state["positions"]])
+        if self.leases is not None and state["ledger"] is not None:
+            self.leases.load(state["ledger"])
+
+    def regroup(self, states: list[dict[str, Any]]) -> None:
+        """From a checkpoint of other workers, one state of each, in rank order: what they did stays done.
+
+        The order of an epoch is the same for any number of workers; what is left of it is split among these.
+        """
+        self.samples = sum(state["samples"] for state in states) // self.world.size
+        self._since, self._in_hand, self._steps = [0, 0, 0], [], deque()
+        ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
+        rows = zip(*(state["positions"] for state in states), strict=False)
+        self._place([_regrouping(list(row), ledger, number) for number, row in enumerate(rows)])
+
+    def _place(self, loads: list[Load]) -> None:
+        """Give every shared loader its place, and those that are shared later."""
+        self._loaded = loads
+        for number, load in enumerate(loads):
+            position = list(self._positions.values())[number] if number < len(self._positions) else Position()
+            load(position)
+            if number == 0:
+                self._epoch = position.epoch
+            if self.leases is not None:
+                for epoch, rest in position.rest.items():
+                    self.leases.expect(number, epoch, rest)
+
+
+def _loading(row: dict[str, Any]) -> Load:
+    return lambda position: position.load(row)
+
+
+def _regrouping(rows: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> Load:
+    return lambda position: position.regroup(rows, ledger, loader)

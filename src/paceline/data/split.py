@@ -1,24 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split of an epoch over workers: a pure function of (order, batch size, N), so that no traffic is needed.
+"""The split of an epoch over workers: a pure function of (places, batch size, N), so that no traffic is needed.
 
-An epoch is cut into rounds. In a full round each of N workers takes one batch of b samples, worker r the samples
-r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of N b.
-What remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be; where it
-has fewer than two samples for each worker, the last two rounds are cut anew, so that everybody always has
-something to do and all workers make the same number of steps. Only where that is impossible (fewer samples than
+*Rounds.* An epoch is cut into rounds. In a full round each of N workers takes one batch of b places, worker r the
+places r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of
+N b. What remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be;
+where it has fewer than two places for each worker, the last two rounds are cut anew, so that everybody always has
+something to do and all workers make the same number of steps. Only where that is impossible (fewer places than
 workers, or batches of one) do some workers get one batch less.
+
+*Stripes.* Where neighbours in the order lie in one file, worker r takes the r-th of N contiguous parts of the epoch
+instead, and reads its own files.
+
+Both count places from the first that was not done when the split was made: after a resume on another number of
+workers what is left is split anew. Nothing is listed; a worker's k-th batch is computed, however long the epoch is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Protocol
 
-Item = TypeVar("Item")
+from paceline.data.ranges import Range, Ranges
 
 
-def even_parts(count: int, parts: int) -> list[tuple[int, int]]:
+class Split(Protocol):
+    """Who takes what."""
+
+    def __len__(self) -> int:
+        """Rounds: batches of the worker that has most."""
+
+    def batches(self, rank: int) -> int:
+        """Batches of worker `rank`."""
+
+    def part(self, number: int, rank: int) -> Range:
+        """Worker `rank`'s places in round `number`; perhaps none."""
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        """What is done when worker r has done its part of `rounds[r]` rounds."""
+
+
+class Rounds:
+    """N batches a round.
+
+    Args:
+        total: places.
+        batch: places of a full batch.
+        workers: N.
+    """
+
+    def __init__(self, total: int, batch: int, workers: int) -> None:
+        self._total, self._batch, self._workers = total, batch, workers
+        self._width = batch * workers
+        self._full, rest = divmod(total, self._width)
+        self._tail: list[Range] = []  # the rounds that are not full
+        if rest:
+            self._tail = self._cut_tail(rest)
+
+    def _cut_tail(self, rest: int) -> list[Range]:
+        # batches of one sample are what BatchNorm cannot take
+        least = self._workers if self._batch < 4 else 2 * self._workers
+        begin = self._full * self._width
+        if rest < least and self._full and self._batch >= 2:
+            self._full -= 1
+            begin -= self._width
+            middle = begin + (self._width + rest + 1) // 2
+            return [(begin, middle), (middle, self._total)]
+        return [(begin, self._total)]
+
+    def __len__(self) -> int:
+        return self._full + len(self._tail)
+
+    def bounds(self, number: int) -> Range:
+        """The places of round `number`."""
+        if number < self._full:
+            return number * self._width, (number + 1) * self._width
+        return self._tail[number - self._full]
+
+    def batches(self, rank: int) -> int:
+        """Batches of worker `rank`."""
+        return self._full + sum(1 for k in range(self._full, len(self)) if len(range(*self.part(k, rank))))
+
+    def part(self, number: int, rank: int) -> Range:
+        """Worker `rank`'s places in round `number`; perhaps none."""
+        begin, end = self.bounds(number)
+        if number < self._full:
+            return begin + rank * self._batch, begin + (rank + 1) * self._batch
+        low, high = even_parts(end - begin, self._workers)[rank]
+        return begin + low, begin + high
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        """What is done when worker r has done its part of `rounds[r]` rounds."""
+        common = min(rounds)
+        found = Ranges([(0, self.bounds(common - 1)[1])] if common else [])
+        for rank, own in enumerate(rounds):
+            for number in range(common, own):
+                found.add(*self.part(number, rank))
+        return found
+
+
+class Alone:
+    """One worker, whose own loader made the batches: all full but the last.
+
+    Args:
+        total: places.
+        batch: places of a full batch.
+    """
+
+    def __init__(self, total: int, batch: int) -> None:
+        self._total, self._batch = total, batch
+
+    def __len__(self) -> int:
+        return -(-self._total // self._batch)
+
+    def batches(self, rank: int) -> int:
+        """Batches of the worker."""
+        return len(self)
+
+    def part(self, number: int, rank: int) -> Range:
+        """The places of batch `number`."""
+        return number * self._batch, min(self._total, (number + 1) * self._batch)
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        """What is done with so many batches."""
+        return Ranges([(0, min(self._total, rounds[0] * self._batch))])
+
+
+class Stripes:
+    """A contiguous part for each worker, in batches of which all have the same number.
+
+    Args:
+        total: places.
+        batch: places of a full batch.
+        workers: N.
+    """
+
+    def __init__(self, total: int, batch: int, workers: int) -> None:
+        self._batch, self._workers = batch, workers
+        self._bounds = even_parts(total, workers)
+        self._longest = -(-(self._bounds[0][1] - self._bounds[0][0]) // batch) if total else 0
+
+    def __len__(self) -> int:
+        return self._longest
+
+    def batches(self, rank: int) -> int:
+        """Batches of worker `rank`."""
+        begin, end = self._bounds[rank]
+        return min(self._longest, end - begin)
+
+    def part(self, number: int, rank: int) -> Range:
+        """Worker `rank`'s places in its batch `number`; the last two are as even as can be."""
+        begin, end = self._bounds[rank]
+        full = max(0, self._longest - 2)
+        if number < full:
+            return begin + number * self._batch, begin + (number + 1) * self._batch
+        last = self._longest - full
+        low, high = even_parts(end - begin - full * self._batch, last)[number - full]
+        return begin + full * self._batch + low, begin + full * self._batch + high
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        """What is done when worker r has done `rounds[r]` batches."""
+        found = Ranges()
+        for rank, own in enumerate(rounds):
+            if own:
+                found.add(self._bounds[rank][0], self.part(own - 1, rank)[1])
+        return found
+
+
+def even_parts(count: int, parts: int) -> list[Range]:
     """Cut 0 .. count into `parts` ranges whose sizes differ by at most one, the longer first."""
     small, longer = divmod(count, parts)
     bounds = [0]
@@ -27,45 +176,9 @@ def even_parts(count: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def round_bounds(samples: int, batch: int, workers: int) -> list[tuple[int, int]]:
-    """(begin, end excl.) of every round of an epoch of `samples` samples."""
-    width = batch * workers
-    bounds = [(k * width, (k + 1) * width) for k in range(samples // width)]
-    begin = len(bounds) * width
-    rest = samples - begin
-    if rest == 0:
-        return bounds
-    least = workers if batch < 4 else 2 * workers  # batches of one sample are what BatchNorm cannot take
-    if rest < least and bounds and batch >= 2:
-        begin, _ = bounds.pop()
-        middle = begin + (width + rest + 1) // 2
-        return [*bounds, (begin, middle), (middle, samples)]
-    return [*bounds, (begin, samples)]
-
-
-def worker_batches(samples: int, batch: int, workers: int, rank: int) -> list[tuple[int, int]]:
-    """(begin, end excl.) into the epoch's order, for each batch of worker `rank`.
-
-    The union over the workers is 0 .. samples, without overlap.
-    """
-    found = []
-    for begin, end in round_bounds(samples, batch, workers):
-        if end - begin == batch * workers:
-            found.append((begin + rank * batch, begin + (rank + 1) * batch))
-            continue
-        low, high = even_parts(end - begin, workers)[rank]
-        if low < high:
-            found.append((begin + low, begin + high))
-    return found
-
-
-def deal_batches(batches: Sequence[Sequence[Item]], workers: int, rank: int) -> list[Sequence[Item]]:
-    """Batches that a sampler made are dealt one to each worker in turn; the samples of the last few evenly."""
-    full = len(batches) // workers * workers
-    found: list[Sequence[Item]] = list(batches[rank:full:workers])
-    rest = [item for batch in batches[full:] for item in batch]
-    if rest:
-        low, high = even_parts(len(rest), workers)[rank]
-        if low < high:
-            found.append(rest[low:high])
-    return found
+def split_of(cut: tuple[str, int, int, int]) -> Split:
+    """The split that is named so: "rounds", "stripes" or "alone", places, batch, workers."""
+    kind, total, batch, workers = cut
+    if kind == "alone":
+        return Alone(total, batch)
+    return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers)

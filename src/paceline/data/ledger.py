@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: which places of an epoch are free, which are leased to whom, and whose work is in the global model.
+
+An epoch of n samples is the places 0 .. n of its order. A place is free; or leased to a worker, who will train on it;
+or done, when what was made of it has been applied to the global model - not when a batch was handed out. Every place
+is in exactly one of the three::
+
+    free --ask--> leased --done--> done
+      ^             |
+      +----lost-----+          what a lost worker held is free again
+
+so that every sample of an epoch is consumed exactly once, however unevenly workers go on, leave and come. All of it is
+a few ranges: as leases are taken from the front, what is done is nearly a prefix.
+
+A lease is sized by the speed that was seen: a worker gets half of what its share of all workers' speed would be of the
+rest, between one unit and `most` of them, so that leases become small towards the end of an epoch and all come to it at
+nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers, 1987: guided self-scheduling).
+
+Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.asynchronous`); marks reach it inside the
+pushes that they are about, so that a push and its mark are applied together or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.data.ranges import Ranges
+from paceline.errors import MismatchError
+
+Mark = tuple[int, int, int, int]
+"""(loader, epoch, begin, end): places begin .. end (excl.) of a loader's epoch."""
+
+ENDLESS = 1 << 62
+"""The number of places where nobody knows it yet."""
+MOST = 16
+"""Units of a lease, at most."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A worker asks for work.
+
+    Attributes:
+        loader: which of the shared loaders, as all workers number them.
+        epoch: that it is in.
+        total: places in an epoch; `ENDLESS` where that is not known.
+        unit: leases are cut at multiples of it (samples of a batch, or of a shard).
+        most: units of a lease, at most.
+        dry: whether it has nothing left to do, and will wait for the answer.
+    """
+
+    loader: int
+    epoch: int
+    total: int
+    unit: int = 1
+    most: int = MOST
+    dry: bool = False
+
+
+@dataclass
+class Book:
+    """One epoch of one loader.
+
+    Attributes:
+        total: places.
+        free: of nobody.
+        leased: worker -> its places.
+        dry: workers that wait for more.
+        left: whether somebody left this epoch early, as the user's program wanted it.
+    """
+
+    total: int
+    free: Ranges
+    leased: dict[int, Ranges] = field(default_factory=dict)
+    dry: set[int] = field(default_factory=set)
+    left: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything is done."""
+        return not self.free and not any(self.leased.values())
+
+    @property
+    def done(self) -> Ranges:
+        """What is in the global model."""
+        found = Ranges([(0, self.total)]).without(self.free)
+        for held in self.leased.values():
+            found = found.without(held)
+        return found
+
+
+class _Speed:
+    """How fast a worker is, from what it marked."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.places = began, 0
+
+    def rate(self, now: float) -> float | None:
+        """Places a second; None until something was seen."""
+        return self.places / (now - self.began) if self.places and now > self.began else None
+
+
+class Ledger:
+    """The books of all shared loaders.
+
+    Attributes:
+        lock: for those who share it between threads; nothing here takes it.
+        repeated: places that were marked though they were done already, or somebody else's.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._books: dict[tuple[int, int], Book] = {}
+        self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) that have no book are over
+        self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> the epoch in which it asked last
+        self._expected: dict[tuple[int, int], Ranges] = {}
+        self._waiting: set[int] = set()
+        self._speeds: dict[int, _Speed] = {}
+        self.repeated = 0
+
+    # -- what workers say -------------------------------------------------------------------------
+
+    def ask(self, worker: int, question: Question, now: float = 0.0) -> Mark | None:
+        """Lease places to `worker`.
+
+        Returns:
+            The lease, as a mark; of an earlier epoch where a lost worker left some. None where nothing is free now:
+            then :meth:`over` says whether more may come.
+        """
+        self._at[question.loader, worker] = question.epoch
+        self._drop_left(question.loader)
+        book = self._open(question)
+        for (loader, epoch), earlier in sorted(self._books.items()):
+            if loader == question.loader and epoch < question.epoch and not earlier.left and earlier.free:
+                return self._lease(worker, loader, epoch, earlier, question, now)
+        if book is not None and book.free:
+            return self._lease(worker, question.loader, question.epoch, book, question, now)
+        if book is not None and question.dry:
+            book.dry.add(worker)
+        return None
+
+    def over(self, loader: int, epoch: int) -> bool:
+        """Whether the epoch holds nothing for anybody any more."""
+        book = self._books.get((loader, epoch))
+        if book is None:
+            return epoch <= self._closed.get(loader, -1)
+        return not book.free and not self.holders(loader, epoch)
+
+    def waits(self, worker: int, now: bool) -> None:
+        """Whether `worker` waits for the others, as at a checkpoint: what it holds is not to be waited for."""
+        if now:
+            self._waiting.add(worker)
+        else:
+            self._waiting.discard(worker)
+
+    def holders(self, loader: int, epoch: int) -> list[int]:
+        """Workers that are at work on places of the epoch, and may yet be lost with them."""
+        book = self._books.get((loader, epoch))
+        if book is None:
+            return []
+        return [rank for rank, held in book.leased.items() if held and rank not in book.dry | self._waiting]
+
+    def done(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
+        """What `worker` made of these places has been applied to the global model."""
+        for loader, epoch, begin, end in marks:
+            book = self._books.get((loader, epoch))
+            if book is None:
+                self.repeated += end - begin
+                continue
+            found = book.leased[worker].remove(begin, end) if worker in book.leased else 0
+            if found < end - begin:  # its lease went back to the pile meanwhile
+                found += book.free.remove(begin, end)
+            self.repeated += end - begin - found
+            if worker in self._speeds:
+                self._speeds[worker].places += found
+            self._close_settled(loader)
+
+    def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
+        """`worker` will not train on these places of its leases."""
+        for loader, epoch, begin, end in marks:
+            book = self._books.get((loader, epoch))
+            if book is not None and worker in book.leased:
+                for low, high in book.leased[worker].within(begin, end):
+                    book.leased[worker].remove(low, high)
+                    book.free.add(low, high)
+
+    def leave_early(self, worker: int, loader: int, epoch: int, marks: Iterable[Sequence[int]]) -> None:
+        """`worker` ends its pass before the epoch does, because its program wants so."""
+        self.give_back(worker, marks)
+        book = self._books.get((loader, epoch))
+        if book is not None:
+            book.left = True
+
+    def ends(self, loader: int, epoch: int, total: int) -> None:
+        """The loader turned out to have only `total` places in this epoch."""
+        book = self._books.get((loader, epoch))
+        if book is not None and total < book.total:
+            for held in [book.free, *book.leased.values()]:
+                held.remove(total, book.total)
+            book.total = total
+            self._close_settled(loader)
+
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        """When this epoch begins, only these places are to be done: the others were, by workers of an earlier run."""
+        self._expected[loader, epoch] = rest.copy()
+
+    def lost(self, worker: int) -> None:
+        """A worker is gone: what it held and did not mark is free again."""
+        for book in self._books.values():
+            for begin, end in book.leased.pop(worker, Ranges()):
+                book.free.add(begin, end)
+            book.dry.discard(worker)
+        self._waiting.discard(worker)
+        self._speeds.pop(worker, None)
+        self._at = {key: epoch for key, epoch in self._at.items() if key[1] != worker}
+
+    def holds(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
+        """What `worker` holds is exactly this: a new keeper hears it from those who live."""
+        self.lost(worker)
+        for loader, epoch, begin, end in marks:
+            book = self._books.get((loader, epoch))
+            if book is None:
+                continue
+            for low, high in book.free.within(begin, end):
+                book.free.remove(low, high)
+                book.leased.setdefault(worker, Ranges()).add(low, high)
+
+    # -- within -----------------------------------------------------------------------------------
+
+    def _open(self, question: Question) -> Book | None:
+        """The book of an epoch; None where the epoch is over."""
+        key = (question.loader, question.epoch)
+        book = self._books.get(key)
+        if book is None and question.epoch > self._closed.get(question.loader, -1):
+            rest = self._expected.pop(key, Ranges([(0, question.total)]))
+            book = self._books[key] = Book(question.total, Ranges(rest.within(0, question.total)))
+        if book is not None and question.total != book.total and ENDLESS not in (question.total, book.total):
+            raise MismatchError(
+                f"workers do not share the same data: an epoch of loader {question.loader} has {book.total} samples "
+                f"on one and {question.total} on another; give all workers the same data set and sampler"
+            )
+        return book
+
+    def _lease(self, worker: int, loader: int, epoch: int, book: Book, question: Question, now: float) -> Mark:
+        self._speeds.setdefault(worker, _Speed(now))
+        units = self._fair(worker, -(-min(book.free.total, book.total) // question.unit), question.most, now)
+        first = next(iter(book.free))[0]
+        size = (first // question.unit + units) * question.unit - first
+        taken = book.free.take(size)
+        assert taken is not None
+        book.leased.setdefault(worker, Ranges()).add(*taken)
+        book.dry.discard(worker)
+        return loader, epoch, *taken
+
+    def _fair(self, worker: int, units: int, most: int, now: float) -> int:
+        """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
+        rates = {rank: speed.rate(now) for rank, speed in self._speeds.items()}
+        known = [rate for rate in rates.values() if rate is not None]
+        mean = sum(known) / len(known) if known else 1.0
+        whole = sum(mean if rate is None else rate for rate in rates.values())
+        own = rates[worker]
+        share = (mean if own is None else own) / whole if whole > 0 else 1.0
+        return max(1, min(most, int(units * share / 2)))
+
+    def _drop_left(self, loader: int) -> None:
+        """Forget epochs that were left early, once nobody is in them any more."""
+        slowest = min(epoch for (one, _), epoch in self._at.items() if one == loader)
+        for key, book in sorted(self._books.items()):
+            if key[0] == loader and key[1] < slowest and book.left and not any(book.leased.values()):
+                self._close(key)
+
+    def _close_settled(self, loader: int) -> None:
+        for key, book in sorted(self._books.items()):
+            if key[0] == loader and book.settled:
+                self._close(key)
+
+    def _close(self, key: tuple[int, int]) -> None:
+        del self._books[key]
+        self._closed[key[0]] = max(self._closed.get(key[0], -1), key[1])
+
+    # -- checkpoints and replicas -----------------------------------------------------------------
+
+    def unfinished(self, loader: int) -> dict[int, Ranges]:
+        """epoch -> the places that are not done, of epochs that have begun; those left early are not among them."""
+        return {
+            epoch: Ranges([(0, book.total)]).without(book.done)
+            for (one, epoch), book in sorted(self._books.items())
+            if one == loader and not book.left
+        } | {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
+
+    def state(self, now: float = 0.0) -> dict[str, Any]:
+        """What a checkpoint or a replica holds; JSON's terms."""
+        rows = [
+            {
+                "key": list(key),
+                "total": book.total,
+                "free": book.free.state(),
+                "leased": [[rank, held.state()] for rank, held in book.leased.items()],
+                "dry": sorted(book.dry),
+                "left": book.left,
+            }
+            for key, book in self._books.items()
+        ]
+        speeds = [[rank, speed.began, speed.places] for rank, speed in self._speeds.items()]
+        places = [[loader, rank, epoch] for (loader, rank), epoch in self._at.items()]
+        closed = [list(pair) for pair in self._closed.items()]
+        expected = [[list(key), rest.state()] for key, rest in self._expected.items()]
+        return {"books": rows, "closed": closed, "at": places, "expected": expected, "speeds": speeds, "now": now}
+
+    def load(self, state: dict[str, Any], now: float = 0.0) -> None:
+        """Put back what `state` gave; `now` is the time of another clock, perhaps."""
+        self._books = {
+            (row["key"][0], row["key"][1]): Book(
+                row["total"],
+                Ranges(row["free"]),
+                {rank: Ranges(held) for rank, held in row["leased"]},
+                set(row["dry"]),
+                left=row["left"],
+            )
+            for row in state["books"]
+        }
+        self._closed = {loader: epoch for loader, epoch in state["closed"]}
+        self._at = {(loader, rank): epoch for loader, rank, epoch in state["at"]}
+        self._expected = {(key[0], key[1]): Ranges(rest) for key, rest in state["expected"]}
+        self._speeds = {}
+        for rank, began, places in state["speeds"]:
+            # where the clock is the same, so is every bit
+            self._speeds[rank] = _Speed(began if now == state["now"] else now - (state["now"] - began))
+            self._speeds[rank].places = places
+
+    def forget_leases(self) -> None:
+        """Everything that is not done is free: so a new keeper begins, before the living say what they hold."""
+        for worker in sorted({rank for book in self._books.values() for rank in book.leased}):
+            self.lost(worker)

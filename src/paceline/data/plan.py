@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map-style `DataLoader` as a plan: how many places an epoch has, and which samples stand at them.
+
+With `shuffle=True` the order is a permutation that takes no memory; any other sampler of the user's is run from a seed
+made of (seed, epoch), on every worker alike. With a batch sampler the places are the batches that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from paceline import randomness
+from paceline.data.ledger import MOST
+from paceline.data.order import Drawn, InShards, InTurn, Order, Shuffled
+from paceline.data.position import Cut, Position, set_states
+from paceline.data.supply import Portion, cut_up
+from paceline.errors import UnsupportedError
+
+
+class Plan:
+    """What stands where in an epoch of a loader.
+
+    Args:
+        loader: the user's.
+        seed: of the order; the same on every worker.
+        position: how far this worker is.
+
+    Attributes:
+        loader: the user's.
+        whole: whether a place is a batch that the user's sampler made.
+        unit: places of a batch.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int, position: Position) -> None:
+        self.loader, self._seed, self._position = loader, seed, position
+        if loader.batch_size is None and loader.batch_sampler is None:
+            raise UnsupportedError(
+                "the loader has batch_size=None, so its samples are batches already; give it a batch_size, or share "
+                "the list of batches instead"
+            )
+        self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
+        self.unit = 1 if self.whole else int(loader.batch_size or 1)
+        self._orders: dict[int, Order] = {}
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether neighbours in the order lie in one file."""
+        return not self.whole and hasattr(self.loader.dataset, "shard_sizes")
+
+    @property
+    def sampler(self) -> Any:
+        """The user's, that makes what stands at the places."""
+        return self.loader.batch_sampler if self.whole else self.loader.sampler
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether the samples of an incomplete batch are left out."""
+        return self.loader.drop_last and not self.whole
+
+    @property
+    def most(self) -> int:
+        """Batches of a lease, at most: so many that most shards are read by one worker."""
+        if not self.in_shards:
+            return MOST
+        sizes = self.loader.dataset.shard_sizes  # type: ignore[attr-defined]
+        return max(MOST, int(sum(sizes)) // max(1, len(sizes)) // self.unit)
+
+    def nominal(self, epoch: int) -> int:
+        """Samples of a full batch."""
+        return self.loader.batch_size or (len(self.order(epoch).at([(0, 1)])[0]) if self.places(epoch) else 0)
+
+    def places(self, epoch: int) -> int:
+        """Places of an epoch."""
+        count = len(self.order(epoch))
+        return count // self.unit * self.unit if self.drops_last else count
+
+    def ids(self, portion: Portion) -> Sequence[Any]:
+        """The samples of a batch, as the data set is indexed."""
+        found = self.order(portion.epoch).at(portion.places)
+        if self.whole:
+            found = [item for batch in found for item in batch]
+        return cut_up(found, portion.part) if portion.part is not None else found
+
+    def cut(self, places: int, workers: int) -> Cut:
+        """How so many places are split."""
+        return ("stripes" if self.in_shards and workers > 1 else "rounds", places, self.unit, workers)
+
+    # -- orders -----------------------------------------------------------------------------------
+
+    def order(self, epoch: int) -> Order:
+        """Of an epoch; the present one and those beside it are kept."""
+        if epoch not in self._orders:
+            self._orders = {one: order for one, order in self._orders.items() if abs(one - epoch) <= 1}
+            self._orders[epoch] = self._make(epoch)
+        return self._orders[epoch]
+
+    def _make(self, epoch: int) -> Order:
+        sampler = self.sampler
+        if epoch in self._position.played:
+            return Drawn(self._played(sampler, self._position.played[epoch]))
+        if isinstance(sampler, SequentialSampler):
+            return InTurn(len(sampler))
+        if _shuffles(sampler):
+            return self._shuffled(len(sampler), epoch)
+        if isinstance(sampler, DistributedSampler):  # it would split (and pad) a second time
+            count = len(sampler.dataset)  # type: ignore[arg-type]
+            return self._shuffled(count, epoch) if sampler.shuffle else InTurn(count)
+        return Drawn(self._drawn(sampler, randomness.mix(self._seed, epoch)))
+
+    def _shuffled(self, count: int, epoch: int) -> Order:
+        if not self.in_shards:
+            return Shuffled(count, self._seed, epoch)
+        data = self.loader.dataset
+        return InShards(data.shard_sizes, self._seed, epoch, getattr(data, "shuffle_buffer", 8))  # type: ignore[attr-defined]
+
+    def _drawn(self, sampler: Any, seed: int) -> list[Any]:
+        """What the sampler gives when it starts from `seed`, without touching any generator."""
+        own = _generator(sampler)
+        before = own.get_state() if own is not None else None
+        with randomness.seeded(seed):
+            if own is not None:
+                own.manual_seed(seed)
+            found = list(sampler)
+        if own is not None and before is not None:
+            own.set_state(before)
+        return found
+
+    def _played(self, sampler: Any, start: dict[str, Any]) -> list[Any]:
+        """What the user's own loader gave in an epoch that began with these random states."""
+        generators = generators_of(self.loader)
+        now, before = randomness.capture(), [generator.get_state() for generator in generators]
+        try:
+            randomness.restore(start)
+            set_states(generators, start["loader"])
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)  # as a loader's iterator does
+            return list(sampler)
+        finally:
+            randomness.restore(now)
+            set_states(generators, before)
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether it gives every sample once, in random order, as `shuffle=True` does."""
+    if type(sampler) is not RandomSampler or sampler.replacement:
+        return False
+    return sampler.num_samples == len(sampler.data_source)
+
+
+def _generator(sampler: Any) -> torch.Generator | None:
+    owner = getattr(sampler, "sampler", sampler)  # a BatchSampler draws from the sampler within
+    found = getattr(owner, "generator", None)
+    return found if isinstance(found, torch.Generator) else None
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators of a loader and its samplers, each once."""
+    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners = [loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

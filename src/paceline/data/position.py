@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a worker is in its data, and what is left of an epoch for other workers: a few numbers of the checkpoint."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.data.ledger import Ledger, Mark
+from paceline.data.ranges import Ranges
+from paceline.data.split import split_of
+
+Cut = tuple[str, int, int, int]
+"""How an epoch was split: "rounds", "stripes" or "alone", places, batch, workers."""
+
+
+@dataclass
+class Pass:
+    """This worker's way through one epoch.
+
+    Attributes:
+        cut: how the epoch was split; None before the first batch, and where leases are taken.
+        batches: handed out since then.
+        entered: those of them whose work is in the global model.
+    """
+
+    cut: Cut | None = None
+    batches: int = 0
+    entered: int = 0
+
+
+class Position:
+    """How far a worker is in its data.
+
+    Attributes:
+        epoch: passes over the data that have been begun, less one.
+        fresh: whether no batch of this epoch was asked for yet.
+        rest: epoch -> what was left of it when it was split; an epoch that is not there was whole.
+        played: epoch -> the random state at its start, where one worker's own loader gives the order.
+        held: leases of which nothing was begun yet.
+        begun: gives the places of batches that are being made.
+        epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
+        generators: the loader's own generators, where it has some.
+    """
+
+    def __init__(self) -> None:
+        self.epoch, self.fresh = 0, True
+        self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work is under way
+        self.rest: dict[int, Ranges] = {}
+        self.played: dict[int, dict[str, Any]] = {}
+        self.held: deque[Mark] = deque()
+        self.begun: Callable[[], list[Mark]] = list
+        self.epoch_start: dict[str, Any] | None = None
+        self.generators: list[torch.Generator] = []
+        self._loaded: list[Tensor] = []
+
+    # -- over time --------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> Pass:
+        """The present pass."""
+        return self._passes[self.epoch]
+
+    def begin(self) -> int:
+        """Start to iterate: the number of batches to pass over (not 0 only after a resume)."""
+        if not self.fresh:  # the last pass was left early: what it did not come to is not wanted
+            self._passes.pop(self.epoch)
+            self._go_on(self.epoch + 1)
+        self.fresh = False
+        return self.now.batches
+
+    def end(self) -> None:
+        """The epoch is complete."""
+        if self.now.entered == self.now.batches:
+            self._passes.pop(self.epoch)
+        self._go_on(self.epoch + 1)
+
+    def go_to(self, epoch: int) -> None:
+        """Take this epoch from its start."""
+        if epoch != self.epoch:
+            self._passes.pop(self.epoch)
+            self._go_on(epoch)
+
+    def _go_on(self, epoch: int) -> None:
+        if epoch > self.epoch:
+            self.rest.pop(self.epoch, None)
+            self.played.pop(self.epoch, None)
+        self.epoch, self.fresh = epoch, True
+        self.held.clear()
+        self._passes[epoch] = Pass()
+
+    def entered(self, epoch: int, batches: int) -> None:
+        """The work of so many batches of an epoch is in the global model."""
+        one = self._passes.get(epoch)
+        if one is not None:
+            one.entered = batches
+            if epoch != self.epoch and one.entered == one.batches:
+                del self._passes[epoch]
+
+    @property
+    def others(self) -> bool:
+        """Whether other workers than these began the epoch."""
+        return self.epoch in self.rest
+
+    def track(self, generators: list[torch.Generator]) -> None:
+        """The generators that the user's loader draws from are part of the position."""
+        self.generators = generators
+        if generators and self._loaded:
+            set_states(generators, self._loaded)
+            self._loaded = []
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {
+            "epoch": self.epoch,
+            "passes": [[epoch, one.cut and list(one.cut), one.batches, one.entered] for epoch, one in self._rows()],
+            "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
+            "played": [[epoch, start] for epoch, start in self.played.items()],
+            "held": [list(mark) for mark in (*self.begun(), *self.held)],
+            "epoch_start": self.epoch_start,
+            "generators": [generator.get_state() for generator in self.generators],
+        }
+
+    def _rows(self) -> list[tuple[int, Pass]]:
+        return sorted(self._passes.items())
+
+    def load(self, state: dict[str, Any]) -> None:
+        """From a checkpoint of as many workers; the next iteration goes on from here."""
+        self.epoch, self.fresh = state["epoch"], True
+        self._passes = passes_of(state)
+        self.rest = {epoch: Ranges(rest) for epoch, rest in state["rest"]}
+        self.played = {epoch: start for epoch, start in state["played"]}
+        self.held = deque((loader, epoch, begin, end) for loader, epoch, begin, end in state["held"])
+        self.epoch_start, self._loaded = state["epoch_start"], state["generators"]
+        self.track(self.generators)
+
+    def regroup(self, states: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> None:
+        """From a checkpoint of other workers: what is done stays done, and the rest is to be split anew.
+
+        Args:
+            states: of every worker of then, in rank order.
+            ledger: what the ledger of then said, where there was one.
+            loader: the number of this loader in it.
+        """
+        self.held.clear()
+        self.epoch_start, self._loaded, self.fresh = None, [], True
+        if ledger is not None:
+            self.rest, self.played = unfinished(ledger, loader), {}
+            self.epoch = min(self.rest, default=max(state["epoch"] for state in states))
+        else:
+            self.rest = {epoch: Ranges(rest) for epoch, rest in states[0]["rest"]}
+            self.played = {epoch: start for epoch, start in states[0]["played"]}
+            begun = sorted({epoch for state in states for epoch in passes_of(state)})
+            for epoch in begun:
+                self._regroup_epoch(epoch, states)
+            self.epoch = next((epoch for epoch in begun if self.rest.get(epoch, True)), begun[-1] + 1)
+        self.rest = {epoch: rest for epoch, rest in self.rest.items() if epoch >= self.epoch}
+        self._passes = {self.epoch: Pass()}
+
+    def _regroup_epoch(self, epoch: int, states: list[dict[str, Any]]) -> None:
+        """What is left of one epoch: all of the split but what has entered."""
+        passes = [passes_of(state).get(epoch) for state in states]
+        cut = next((one.cut for one in passes if one is not None and one.cut is not None), None)
+        if cut is None:
+            return
+        split, rounds = split_of(cut), []
+        for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
+            whole = split.batches(rank) if state["epoch"] > epoch else 0
+            rounds.append(one.entered if one is not None else whole)
+        before = self.rest.get(epoch, Ranges([(0, cut[1])]))
+        done = [place for begin, end in split.done(rounds) for place in before.cut(begin, end)]
+        self.rest[epoch] = before.without(done)
+        if len(states) == 1 and epoch not in self.played and states[0]["epoch_start"] is not None:
+            self.played[epoch] = states[0]["epoch_start"]
+
+
+def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
+    """The passes that a saved position speaks of."""
+    return {
+        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered)
+        for epoch, cut, batches, entered in state["passes"]
+    }
+
+
+def unfinished(state: dict[str, Any], loader: int) -> dict[int, Ranges]:
+    """What a saved ledger says is to be done of a loader: epoch -> places."""
+    ledger = Ledger()
+    ledger.load(state)
+    return ledger.unfinished(loader)
+
+
+def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
+    """Give generators the states that they had."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(state)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of whole numbers as ranges: what is free, leased or done of an epoch is a few of them, however long it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+Range = tuple[int, int]
+"""begin .. end (excl.)."""
+
+
+class Ranges:
+    """A set of whole numbers, kept as disjoint ranges in order, no two of which touch.
+
+    Args:
+        ranges: what is in it at first; they may overlap.
+    """
+
+    def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        for begin, end in ranges:
+            self.add(begin, end)
+
+    def __iter__(self) -> Iterator[Range]:
+        return zip(list(self._begins), list(self._ends), strict=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._begins)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranges) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"Ranges({list(self)})"
+
+    def __contains__(self, place: int) -> bool:
+        k = bisect_right(self._begins, place) - 1
+        return k >= 0 and place < self._ends[k]
+
+    @property
+    def total(self) -> int:
+        """How many numbers are in it."""
+        return sum(self._ends) - sum(self._begins)
+
+    def add(self, begin: int, end: int) -> int:
+        """Put begin .. end (excl.) in; how many of them were not in it before."""
+        if begin >= end:
+            return 0
+        first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
+        before = sum(self._ends[first:last]) - sum(self._begins[first:last])
+        if first < last:
+            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
+        self._begins[first:last], self._ends[first:last] = [begin], [end]
+        return end - begin - before
+
+    def remove(self, begin: int, end: int) -> int:
+        """Take begin .. end (excl.) out; how many of them were in it."""
+        if begin >= end:
+            return 0
+        first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
+        if first >= last:
+            return 0
+        before = sum(self._ends[first:last]) - sum(self._begins[first:last])
+        kept = [(self._begins[first], begin), (end, self._ends[last - 1])]
+        kept = [(low, high) for low, high in kept if low < high]
+        self._begins[first:last] = [low for low, _ in kept]
+        self._ends[first:last] = [high for _, high in kept]
+        return before - sum(high - low for low, high in kept)
+
+    def take(self, most: int, within: int = 0) -> Range | None:
+        """Take up to `most` numbers from the front out, all of one range.
+
+        Args:
+            most: at least 1.
+            within: where not 0, what is taken lies between two multiples of it (does not cross one).
+        """
+        if not self._begins:
+            return None
+        begin, end = self._begins[0], min(self._ends[0], self._begins[0] + most)
+        if within:
+            end = min(end, (begin // within + 1) * within)
+        self.remove(begin, end)
+        return begin, end
+
+    def cut(self, begin: int, end: int) -> list[Range]:
+        """The numbers `begin` .. `end` (excl.) of those in it, counted from the first: as ranges."""
+        found, passed = [], 0
+        for low, high in self:
+            first, last = max(begin - passed, 0), min(end - passed, high - low)
+            if first < last:
+                found.append((low + first, low + last))
+            passed += high - low
+            if passed >= end:
+                break
+        return found
+
+    def within(self, begin: int, end: int) -> list[Range]:
+        """What of begin .. end (excl.) is in it."""
+        both = [(max(low, begin), min(high, end)) for low, high in self]
+        return [(low, high) for low, high in both if low < high]
+
+    def without(self, other: Iterable[Range]) -> Ranges:
+        """A copy that has nothing of `other`."""
+        found = self.copy()
+        for begin, end in other:
+            found.remove(begin, end)
+        return found
+
+    def copy(self) -> Ranges:
+        """The same numbers."""
+        found = Ranges()
+        found._begins, found._ends = list(self._begins), list(self._ends)
+        return found
+
+    def state(self) -> list[list[int]]:
+        """[begin, end] pairs, for JSON."""
+        return [[begin, end] for begin, end in self]
