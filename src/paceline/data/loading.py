@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from paceline import randomness
-from paceline.data.parcel import Packer, Parcel
+from paceline.data.parcel import LARGE_BYTES, Packer, Parcel
 
 MOST_BATCHES = 64
 BLOCK_BYTES = 1024 * 1024
@@ -130,19 +131,39 @@ class _Maker:
         So an augmentation does not depend on which process or which worker makes it, nor on where a run was resumed.
         For a dataset that fetches a batch at a time it is the batch, not the sample, that seeds.
         """
-        ids = list(ticket.ids)
+        ids, collate = list(ticket.ids), self._collate
+        if collate is default_collate:
+            collate = _collate_in_private
         if self._at_once:
             _reseed(seed, ticket.epoch, ids)
-            return self._collate(self._dataset.__getitems__(ids))
+            return collate(self._dataset.__getitems__(ids))
         samples = []
         for i in ids:
             _reseed(seed, ticket.epoch, i)
             samples.append(self._dataset[i])
-        return self._collate(samples)
+        return collate(samples)
 
 
 def _reseed(seed: int, epoch: int, what: Any) -> None:
     randomness.seed_all(randomness.mix(seed, epoch, zlib.crc32(repr(what).encode())))
+
+
+def _collate_in_private(samples: Any) -> Any:
+    """As default_collate, which in a worker process makes a file of shared memory for every tensor, however small."""
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: _stack})
+
+
+def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Any:
+    """(n, ...) of n tensors; what travels by itself is made where it will lie, in shared memory."""
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    first = samples[0]
+    plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
+    if plain and len(samples) * first.numel() * first.element_size() <= LARGE_BYTES:
+        return torch.stack(tuple(samples), 0)
+    return default_collate_fn_map[Tensor](samples, collate_fn_map=collate_fn_map)
 
 
 class _OneByOne(Dataset[Any]):
