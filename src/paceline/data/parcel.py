@@ -37,7 +37,8 @@ LARGE_BYTES = 512 * 1024
 INLINE_BYTES = 2 * 1024 * 1024
 """A parcel of at most this goes through the pipe, which is quicker than to make, send and map a file."""
 
-Span = tuple[int, int, bool]  # begin, end, and whether a tensor (else an array) lies there
+Span = tuple[int, int, bool] | int
+"""Begin, end and whether a tensor (else an array) lies there; or the index of a tensor that travels by itself."""
 
 
 class Packer:
@@ -52,6 +53,7 @@ class Packer:
         self._data = bytearray()
         self._items: list[Any] = []
         self._spans: list[list[Span]] = []
+        self._outside: list[list[Tensor]] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -69,21 +71,24 @@ class Packer:
         except BaseException:
             del self._data[mark:]
             raise
-        self._items.append(stream.getvalue())
-        self._spans.append(pickler.spans)
-        self.nbytes += stream.tell() + len(self._data) - mark + pickler.outside
+        self._put(stream.getvalue(), pickler.spans, pickler.outside)
+        self.nbytes += stream.tell() + len(self._data) - mark + sum(_bytes_of(tensor) for tensor in pickler.outside)
 
     def add_error(self, error: ExceptionWrapper) -> None:
         """In the place of a batch that could not be made."""
-        self._items.append(error)
-        self._spans.append([])
+        self._put(error, [], [])
+
+    def _put(self, item: Any, spans: list[Span], outside: list[Tensor]) -> None:
+        self._items.append(item)
+        self._spans.append(spans)
+        self._outside.append(outside)
 
     def parcel(self, left: int = 0) -> Parcel:
         """What was gathered, ready to be sent; `left` batches of the block were not made."""
         data: Any = self._data
         if len(data) > INLINE_BYTES:
-            data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()
-        return Parcel(self._items, self._spans, data, self.nbytes, left)
+            data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        return Parcel(self._items, self._spans, self._outside, data, self.nbytes, left)
 
 
 @dataclass
@@ -91,8 +96,10 @@ class Parcel:
     """Several batches in one message.
 
     Attributes:
-        items: for each batch its pickle without the bytes of its tensors, the error in its place, or, once pinned, itself.
-        spans: for each batch where those bytes lie in `data`.
+        items: for each batch its pickle without the bytes of its tensors, or the error in its place; once pinned the
+            batch itself.
+        spans: for each batch where those bytes lie in `data`, in the order in which the pickle asks for them.
+        outside: for each batch its tensors that travel by themselves.
         data: all bytes, end to end.
         nbytes: as :class:`Packer` says.
         left: batches of the block, the last ones, that were not made.
@@ -101,6 +108,7 @@ class Parcel:
 
     items: list[Any]
     spans: list[list[Span]]
+    outside: list[list[Tensor]]
     data: Any
     nbytes: int
     left: int
@@ -116,26 +124,25 @@ class Parcel:
             Exception: the error that making or pinning this batch met, as the bare `DataLoader` raises it.
         """
         item = self.items[index]
-        if not isinstance(item, ExceptionWrapper) and not self.pinned:
-            return self._unpack(index)
         if isinstance(item, ExceptionWrapper):
-            item.reraise()
-        return item
+            item.reraise()  # type: ignore[no-untyped-call]
+        return item if self.pinned else self._unpack(index)
 
     def pin_memory(self) -> Parcel:
         """The same with the batches unpacked in page-locked memory; `DataLoader`'s thread for that calls it."""
+        pinned = replace(self, data=self._tensor().pin_memory(), pinned=True)
+        return replace(pinned, items=[pinned._pinned_item(index) for index in range(len(self))])
+
+    def _pinned_item(self, index: int) -> Any:
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        pinned = replace(self, data=self._tensor().pin_memory(), pinned=True)
-        items = []
-        for index, item in enumerate(self.items):
-            if not isinstance(item, ExceptionWrapper):
-                try:
-                    item = pin_memory(pinned._unpack(index))  # what is pinned already stays as it is
-                except Exception:
-                    item = ExceptionWrapper(where="in pin memory thread")
-            items.append(item)
-        return replace(pinned, items=items)
+        item = self.items[index]
+        if isinstance(item, ExceptionWrapper):
+            return item
+        try:
+            return pin_memory(self._unpack(index))  # type: ignore[no-untyped-call]  # what is pinned stays as it is
+        except Exception:
+            return ExceptionWrapper(where="in pin memory thread")  # type: ignore[no-untyped-call]
 
     def _tensor(self) -> Tensor:
         """All bytes, in memory that may be written; (n,) uint8."""
@@ -146,14 +153,14 @@ class Parcel:
         return self.data
 
     def _unpack(self, index: int) -> Any:
-        data = self._tensor()
-        view = memoryview(data.numpy())  # type: ignore[arg-type]
+        data, outside = self._tensor(), self.outside[index]
+        view = memoryview(data.numpy())  # type: ignore[arg-type,unused-ignore]
         whole = data if self.pinned else None
-        buffers = [_buffer(view, whole, span) for span in self.spans[index]]
+        buffers = [outside[s] if isinstance(s, int) else _buffer(view, whole, s) for s in self.spans[index]]
         return pickle.loads(self.items[index], buffers=buffers)
 
 
-def _buffer(view: memoryview, pinned: Tensor | None, span: Span) -> Any:
+def _buffer(view: memoryview, pinned: Tensor | None, span: tuple[int, int, bool]) -> Any:
     """What lies at `span`: a piece of memory, or, for a tensor in page-locked memory, a view.
 
     PyTorch must know a page-locked tensor's storage, or it would reuse the memory before a copy to a device has ended.
@@ -169,10 +176,10 @@ class _Pickler(ForkingPickler):
     """Sets the bytes of tensors and arrays apart; the rest is done as between any two processes of PyTorch."""
 
     def __init__(self, stream: io.BytesIO, data: bytearray) -> None:
-        super().__init__(stream, 5, True, self._set_apart)  # type: ignore[call-arg]
+        super().__init__(stream, 5, True, self._set_apart)
         self.spans: list[Span] = []
-        self.outside = 0  # bytes of tensors that travel by themselves
-        self._data, self._is_tensor = data, False
+        self.outside: list[Tensor] = []
+        self._data, self._is_tensor, self._is_outside = data, False, False
 
     def reducer_override(self, obj: Any) -> Any:
         """How to pickle `obj`; called for whatever pickle has no way of its own for."""
@@ -180,18 +187,23 @@ class _Pickler(ForkingPickler):
             return NotImplemented
         layout = _layout(obj)
         if layout is None:
-            self.outside += _bytes_of(obj)
-            return NotImplemented
+            self.outside.append(_sendable(obj))
+            self._is_outside = True
+            return _the_same, (pickle.PickleBuffer(bytearray(1)),)  # stands for what the other side will put in
         flat, stride = layout
         buffer = None
         if flat.numel():
             self._is_tensor = True
-            buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy())
+            buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy())  # type: ignore[arg-type,unused-ignore]
         return _rebuild, (buffer, obj.dtype, tuple(obj.shape), stride, obj.requires_grad)
 
     def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
-        """Pickle asks for every run of bytes whether it wants it in the pickle."""
-        is_tensor, self._is_tensor = self._is_tensor, False
+        """Pickle asks of every run of bytes whether it shall be in the pickle."""
+        is_tensor, is_outside = self._is_tensor, self._is_outside
+        self._is_tensor = self._is_outside = False
+        if is_outside:
+            self.spans.append(len(self.outside) - 1)
+            return False
         raw = buffer.raw()
         self._data += bytes(-len(self._data) % ALIGNMENT)
         begin = len(self._data)
@@ -200,11 +212,27 @@ class _Pickler(ForkingPickler):
         return False
 
 
+def _sendable(tensor: Tensor) -> Tensor:
+    """The tensor; an error here surfaces at its batch, later it would be lost in the thread that sends."""
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            f"a batch holds a tensor of shape {tuple(tensor.shape)} that is part of a graph of gradients, which cannot "
+            "be sent from a loader process; detach() it in the dataset or in collate_fn"
+        )
+    return tensor
+
+
+def _the_same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _layout(tensor: Tensor) -> tuple[Tensor, tuple[int, ...] | None] | None:
     """(the tensor's elements in the order of memory, its strides where they are not the usual ones), or None."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return None
-    if any(getattr(tensor, "names", ())) or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+    if any(getattr(tensor, "names", ())) or tensor.is_quantized or tensor.is_nested:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
         return None
     if (tensor.requires_grad and not tensor.is_leaf) or tensor.numel() * tensor.element_size() > LARGE_BYTES:
         return None
@@ -220,7 +248,7 @@ def _layout(tensor: Tensor) -> tuple[Tensor, tuple[int, ...] | None] | None:
 def _bytes_of(tensor: Tensor) -> int:
     """Bytes of a tensor of any kind, at least about."""
     if tensor.layout is torch.sparse_coo:
-        return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))  # type: ignore[no-untyped-call]
+        return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))
     return tensor.numel() * tensor.element_size()
 
 
