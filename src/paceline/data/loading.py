@@ -40,8 +40,7 @@ class Loading:
     def __init__(self, users: DataLoader[Any], seed: int) -> None:
         self._direct = users.num_workers == 0 and not users.pin_memory and not users.timeout
         self._make = _Maker(users.dataset, users.collate_fn)
-        self._tickets: Iterator[Ticket] = iter(())
-        self._blocks = Blocks(self._tickets)
+        self._source = _Source()
         settings: dict[str, Any] = {
             "num_workers": users.num_workers,
             "pin_memory": users.pin_memory,
@@ -50,7 +49,7 @@ class Loading:
             "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
             "batch_size": None,
             "collate_fn": _as_it_is,
-            "sampler": _Restarting(self._begin),
+            "sampler": self._source,
         }
         self._in_blocks = users.num_workers > 0
         if self._direct:
@@ -75,15 +74,11 @@ class Loading:
         """
         if self._direct:
             return map(self._make, tickets)
-        self._tickets = tickets
         if not self._in_blocks:
+            self._source.now = tickets
             return iter(self._loader)
-        self._blocks = Blocks(tickets)
-        return Delivery(self._blocks, iter(self._loader))
-
-    def _begin(self) -> Iterator[Any]:
-        """What the inner loader takes as the indices of the pass that begins."""
-        return self._blocks if self._in_blocks else self._tickets
+        self._source.now = blocks = Blocks(tickets)
+        return Delivery(blocks, iter(self._loader))
 
 
 class _Maker:
@@ -191,14 +186,17 @@ class _Init:
             self._users(worker)
 
 
-class _Restarting:
-    """A sampler that asks at the start of every pass what to iterate over."""
+class _Source:
+    """The inner loader's sampler: what it iterates over is put in before each pass.
 
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
-        self._begin = begin
+    It knows nothing of who puts it in: a circle of references would keep persistent processes alive.
+    """
+
+    def __init__(self) -> None:
+        self.now: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        return self._begin()
+        return self.now
 
 
 def _as_it_is(made: Any) -> Any:

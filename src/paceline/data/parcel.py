@@ -125,7 +125,7 @@ class Parcel:
         """
         item = self.items[index]
         if isinstance(item, ExceptionWrapper):
-            item.reraise()  # type: ignore[no-untyped-call]
+            _reraise(item)
         return item if self.pinned else self._unpack(index)
 
     def pin_memory(self) -> Parcel:
@@ -158,6 +158,15 @@ class Parcel:
         whole = data if self.pinned else None
         buffers = [outside[s] if isinstance(s, int) else _buffer(view, whole, s) for s in self.spans[index]]
         return pickle.loads(self.items[index], buffers=buffers)
+
+
+def _reraise(wrapped: ExceptionWrapper) -> None:
+    try:
+        wrapped.reraise()  # type: ignore[no-untyped-call]
+    except BaseException as error:
+        # The frame that raised it holds the error: that circle would keep all callers, and with them the loader
+        # processes, until the garbage collector comes.
+        raise error.with_traceback(None)  # noqa: B904
 
 
 def _buffer(view: memoryview, pinned: Tensor | None, span: tuple[int, int, bool]) -> Any:

@@ -135,9 +135,10 @@ class Delivery:
             if error is not None:
                 raise error from None
             raise
-        except Exception:
-            self._parcels = iter(())  # which block that was cannot be told; without the iterator the processes end
-            raise
+        except Exception as error:
+            # Which block that was cannot be told. Without the iterator, which the traceback holds too, the processes end.
+            self._parcels = iter(())
+            raise error.with_traceback(None)  # noqa: B904
         first = self._blocks.came(parcel)
         if not len(parcel):
             return
