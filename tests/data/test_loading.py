@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from paceline import randomness
 from paceline.data import shipping
 from paceline.data.loading import Loading, Ticket
-from paceline.data.parcel import Packer, Parcel
-from paceline.data.shipping import BLOCK_BYTES, MOST_BATCHES, Blocks, Delivery
+from paceline.data.parcel import BLOCK_BYTES, Packer, Parcel
+from paceline.data.shipping import MOST_BATCHES, Blocks, Delivery
 
 SEED = 5
 
@@ -70,10 +70,17 @@ class Faulty(Dataset[Any]):
         if index == self.bad:
             if self.what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.what == "unpicklable":
-                return lambda: None
+            if self.what == "graph":
+                return torch.ones(2, requires_grad=True) * 2
             raise KeyError(f"sample {index} is missing")
         return index
+
+
+class Own:
+    """A batch of the user's own kind."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
 
 
 class Sized(Dataset[Any]):
@@ -207,12 +214,22 @@ def test_processes_end_with_the_pass_after_an_error() -> None:
         gc.enable()
 
 
-def test_a_batch_that_cannot_be_sent_is_an_error_and_not_a_hang() -> None:
-    batches = loading(Faulty(bad=81, what="unpicklable"), num_workers=1, collate_fn=keep).batches(tickets(30))
+def test_a_batch_within_a_graph_of_gradients_is_an_error_and_not_a_hang() -> None:
+    batches = loading(Faulty(bad=81, what="graph"), num_workers=1, collate_fn=keep).batches(tickets(30))
     for _ in range(20):
         next(batches)
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(RuntimeError, match="graph of gradients"):
         next(batches)
+    assert next(batches) == [84, 85, 86, 87]
+
+
+def test_objects_of_the_users_own_travel_as_they_are() -> None:
+    ours = loading(Squares(), num_workers=1, collate_fn=Own)
+    batches = ours.batches(tickets(20))
+    assert isinstance(batches, Delivery)
+    for ticket, batch in zip(tickets(20), batches, strict=True):
+        assert [sample["index"] for sample in batch.samples] == ticket.ids
+    assert batches._blocks.size == 1  # alone
 
 
 @pytest.mark.parametrize("processes", [1, 2])

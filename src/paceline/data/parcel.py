@@ -2,9 +2,8 @@
 """Parcels: several batches in one message from a loader process.
 
 A tensor that a process sends costs a message, a file of shared memory and a descriptor of its own, whatever its size.
-So the process pickles each batch with the bytes of its tensors and arrays set apart (pickle's protocol 5), lays those
-bytes end to end, each at a multiple of 64, and sends all batches of a block as one parcel. The training process takes
-views.
+So the process lays the tensors and arrays of all batches of a block end to end, each at a multiple of 64 bytes, puts
+into their places where they lie, and sends all as one parcel. The training process takes views.
 
 What comes out is what a bare `DataLoader` would give, but for this:
 
@@ -13,18 +12,19 @@ What comes out is what a bare `DataLoader` would give, but for this:
 - Tensors of a batch that shared memory with each other (a tensor and a slice of it) come out as separate tensors; the
   same tensor twice comes out as the same tensor twice.
 
-Left to PyTorch's own way between processes: tensors of more than 512 KiB (they lie in shared memory already, so
-packing would be one more copy), tensors with gaps or overlaps in memory, sparse, quantised, nested, named and conjugate
-tensors, subclasses, and what is not on the CPU. Both ends are processes of the user's own program.
+Looked into are dicts and other mutable mappings, lists, tuples and named tuples. Left as they are, for the
+`DataLoader` to send as it always does: tensors of more than 512 KiB (they lie in shared memory already, so packing
+would be one more copy), tensors with gaps or overlaps in memory, sparse, quantised, nested, named and conjugate ones,
+subclasses, what is not on the CPU, and objects of any other type. A batch with such an object is sent alone, because
+nobody knows its size.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import copy
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +32,31 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 
 ALIGNMENT = 64
-LARGE_BYTES = 512 * 1024
+BLOCK_BYTES = 1024 * 1024
+"""A block shall not outgrow this."""
+LARGE_BYTES = BLOCK_BYTES // 2
 """A tensor of more than this travels by itself."""
-INLINE_BYTES = 2 * 1024 * 1024
+INLINE_BYTES = 2 * BLOCK_BYTES
 """A parcel of at most this goes through the pipe, which is quicker than to make, send and map a file."""
+SCALARS = frozenset({int, float, complex, bool, type(None)})
 
-Span = tuple[int, int, bool] | int
-"""Begin, end and whether a tensor (else an array) lies there; or the index of a tensor that travels by itself."""
+
+class _Slot(NamedTuple):
+    """In the place of a tensor or an array: where its bytes lie and what they mean."""
+
+    begin: int
+    end: int
+    dtype: Any  # torch's or NumPy's
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None = None  # where it is not the usual one
+    requires_grad: bool = False
+
+
+class _Node(NamedTuple):
+    """In the place of a named tuple, whose own class might not take slots."""
+
+    kind: Any
+    parts: list[Any]
 
 
 class Packer:
@@ -52,8 +70,7 @@ class Packer:
         self.nbytes = 0
         self._data = bytearray()
         self._items: list[Any] = []
-        self._spans: list[list[Span]] = []
-        self._outside: list[list[Tensor]] = []
+        self._slots: dict[int, _Slot] = {}  # by the id of the tensor or array of the batch in hand
 
     def __len__(self) -> int:
         return len(self._items)
@@ -62,33 +79,88 @@ class Packer:
         """Take a copy of a batch.
 
         Raises:
-            Exception: whatever pickling it raises; the parcel is as it was before.
+            RuntimeError: a tensor in it is part of a graph of gradients; the parcel is as it was before.
         """
-        mark, stream = len(self._data), io.BytesIO()
-        pickler = _Pickler(stream, self._data)
+        mark = len(self._data)
         try:
-            pickler.dump(batch)
+            item = self._strip(batch)
         except BaseException:
             del self._data[mark:]
             raise
-        self._put(stream.getvalue(), pickler.spans, pickler.outside)
-        self.nbytes += stream.tell() + len(self._data) - mark + sum(_bytes_of(tensor) for tensor in pickler.outside)
+        finally:
+            self._slots.clear()
+        self._items.append(item)
+        self.nbytes += len(self._data) - mark
 
     def add_error(self, error: ExceptionWrapper) -> None:
         """In the place of a batch that could not be made."""
-        self._put(error, [], [])
-
-    def _put(self, item: Any, spans: list[Span], outside: list[Tensor]) -> None:
-        self._items.append(item)
-        self._spans.append(spans)
-        self._outside.append(outside)
+        self._items.append(error)
 
     def parcel(self, left: int = 0) -> Parcel:
         """What was gathered, ready to be sent; `left` batches of the block were not made."""
         data: Any = self._data
         if len(data) > INLINE_BYTES:
             data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        return Parcel(self._items, self._spans, self._outside, data, self.nbytes, left)
+        return Parcel(self._items, data, self.nbytes, left)
+
+    def _strip(self, value: Any) -> Any:
+        """The same structure with slots for what went into the parcel."""
+        kind = type(value)
+        if kind in SCALARS:
+            return value
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if kind is np.ndarray:
+            return self._array(value)
+        if kind is dict:
+            return {key: self._strip(part) for key, part in value.items()}
+        if kind is list:
+            return [self._strip(part) for part in value]
+        if kind is tuple:
+            return tuple([self._strip(part) for part in value])
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return _Node(kind, [self._strip(part) for part in value])
+        if isinstance(value, MutableMapping):
+            return self._mapping(value)
+        self.nbytes += len(value) if kind in (str, bytes) else _bytes_of_object(value)
+        return value
+
+    def _mapping(self, value: MutableMapping[Any, Any]) -> Any:
+        """A copy keeps what such a mapping has beside its items."""
+        parts = {key: self._strip(part) for key, part in value.items()}
+        stripped = copy.copy(value)
+        stripped.update(parts)
+        return stripped
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        if id(tensor) in self._slots:
+            return self._slots[id(tensor)]
+        layout = _layout(tensor)
+        if layout is None:
+            self.nbytes += _bytes_of(tensor)
+            return _sendable(tensor)
+        flat, stride = layout
+        raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        begin, end = self._lay(raw)
+        slot = _Slot(begin, end, tensor.dtype, tuple(tensor.shape), stride, tensor.requires_grad)
+        self._slots[id(tensor)] = slot
+        return slot
+
+    def _array(self, array: Any) -> Any:
+        if array.dtype.kind not in "biufc" or not array.flags.c_contiguous or not array.flags.writeable:
+            self.nbytes += _bytes_of_object(array) if array.dtype.hasobject else array.nbytes
+            return array
+        if id(array) not in self._slots:
+            begin, end = self._lay(array.reshape(-1).view(np.uint8))
+            self._slots[id(array)] = _Slot(begin, end, array.dtype, array.shape)
+        return self._slots[id(array)]
+
+    def _lay(self, raw: Any) -> tuple[int, int]:
+        """Put bytes at the end: where they begin and end."""
+        self._data += bytes(-len(self._data) % ALIGNMENT)
+        begin = len(self._data)
+        self._data += memoryview(raw)
+        return begin, len(self._data)
 
 
 @dataclass
@@ -96,19 +168,14 @@ class Parcel:
     """Several batches in one message.
 
     Attributes:
-        items: for each batch its pickle without the bytes of its tensors, or the error in its place; once pinned the
-            batch itself.
-        spans: for each batch where those bytes lie in `data`, in the order in which the pickle asks for them.
-        outside: for each batch its tensors that travel by themselves.
-        data: all bytes, end to end.
+        items: for each batch its structure with slots, or the error in its place; once pinned the batch itself.
+        data: the bytes of all tensors and arrays, end to end.
         nbytes: as :class:`Packer` says.
         left: batches of the block, the last ones, that were not made.
-        pinned: `data` is in page-locked memory and the batches are unpacked.
+        pinned: `data` is in page-locked memory and the batches are filled.
     """
 
     items: list[Any]
-    spans: list[list[Span]]
-    outside: list[list[Tensor]]
     data: Any
     nbytes: int
     left: int
@@ -118,7 +185,7 @@ class Parcel:
         return len(self.items)
 
     def batch(self, index: int) -> Any:
-        """The `index`-th batch.
+        """The `index`-th batch; to be asked for once.
 
         Raises:
             Exception: the error that making or pinning this batch met, as the bare `DataLoader` raises it.
@@ -126,21 +193,20 @@ class Parcel:
         item = self.items[index]
         if isinstance(item, ExceptionWrapper):
             _reraise(item)
-        return item if self.pinned else self._unpack(index)
+        return item if self.pinned else self._filled(item)
 
     def pin_memory(self) -> Parcel:
-        """The same with the batches unpacked in page-locked memory; `DataLoader`'s thread for that calls it."""
+        """The same with the batches filled in page-locked memory; `DataLoader`'s thread for that calls it."""
         pinned = replace(self, data=self._tensor().pin_memory(), pinned=True)
-        return replace(pinned, items=[pinned._pinned_item(index) for index in range(len(self))])
+        return replace(pinned, items=[pinned._pinned_item(item) for item in self.items])
 
-    def _pinned_item(self, index: int) -> Any:
+    def _pinned_item(self, item: Any) -> Any:
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        item = self.items[index]
         if isinstance(item, ExceptionWrapper):
             return item
         try:
-            return pin_memory(self._unpack(index))  # type: ignore[no-untyped-call]  # what is pinned stays as it is
+            return pin_memory(self._filled(item))  # type: ignore[no-untyped-call]  # what is pinned stays as it is
         except Exception:
             return ExceptionWrapper(where="in pin memory thread")  # type: ignore[no-untyped-call]
 
@@ -152,12 +218,55 @@ class Parcel:
             self.data.numpy()[:] = arrived
         return self.data
 
-    def _unpack(self, index: int) -> Any:
-        data, outside = self._tensor(), self.outside[index]
-        view = memoryview(data.numpy())  # type: ignore[arg-type,unused-ignore]
-        whole = data if self.pinned else None
-        buffers = [outside[s] if isinstance(s, int) else _buffer(view, whole, s) for s in self.spans[index]]
-        return pickle.loads(self.items[index], buffers=buffers)
+    def _filled(self, item: Any) -> Any:
+        return _Filler(self._tensor(), self.pinned).fill(item)
+
+
+class _Filler:
+    """Puts tensors and arrays into the slots of one batch."""
+
+    def __init__(self, data: Tensor, pinned: bool) -> None:
+        self._data, self._view, self._pinned = data, memoryview(data.numpy()), pinned  # type: ignore[arg-type,unused-ignore]
+        self._filled: dict[int, Any] = {}  # by the id of the slot: the same tensor twice stays the same
+
+    def fill(self, value: Any) -> Any:
+        """The structure as it was before it was packed."""
+        kind = type(value)
+        if kind is _Slot:
+            if id(value) not in self._filled:
+                self._filled[id(value)] = self._content(value)
+            return self._filled[id(value)]
+        if kind is dict:
+            return {key: self.fill(part) for key, part in value.items()}
+        if kind is list:
+            return [self.fill(part) for part in value]
+        if kind is tuple:
+            return tuple([self.fill(part) for part in value])
+        if kind is _Node:
+            return value.kind._make([self.fill(part) for part in value.parts])
+        if isinstance(value, MutableMapping):
+            value.update({key: self.fill(part) for key, part in value.items()})
+        return value
+
+    def _content(self, slot: _Slot) -> Any:
+        if not isinstance(slot.dtype, torch.dtype):
+            return np.frombuffer(self._view[slot.begin : slot.end], dtype=slot.dtype).reshape(slot.shape)
+        if slot.begin == slot.end:
+            found = torch.empty(slot.shape, dtype=slot.dtype)
+        else:
+            flat = self._flat(slot)
+            found = flat.view(slot.shape) if slot.stride is None else flat.as_strided(slot.shape, slot.stride)
+        return found.requires_grad_() if slot.requires_grad else found
+
+    def _flat(self, slot: _Slot) -> Tensor:
+        """The elements of a tensor, (n,).
+
+        PyTorch must know a page-locked tensor's storage, or it would reuse the memory before a copy to a device has
+        ended. Other tensors get a storage of their own, so that saving or resizing one does not touch its neighbours.
+        """
+        if self._pinned:
+            return self._data[slot.begin : slot.end].data.view(slot.dtype)  # `.data`: with a version of its own
+        return torch.frombuffer(self._view[slot.begin : slot.end], dtype=slot.dtype)
 
 
 def _reraise(wrapped: ExceptionWrapper) -> None:
@@ -169,58 +278,6 @@ def _reraise(wrapped: ExceptionWrapper) -> None:
         raise error.with_traceback(None)  # noqa: B904
 
 
-def _buffer(view: memoryview, pinned: Tensor | None, span: tuple[int, int, bool]) -> Any:
-    """What lies at `span`: a piece of memory, or, for a tensor in page-locked memory, a view.
-
-    PyTorch must know a page-locked tensor's storage, or it would reuse the memory before a copy to a device has ended.
-    Other tensors get a storage of their own, so that saving or resizing one does not touch its neighbours.
-    """
-    begin, end, is_tensor = span
-    if is_tensor and pinned is not None:
-        return pinned[begin:end].data  # `.data`: with a version counter of its own
-    return view[begin:end]
-
-
-class _Pickler(ForkingPickler):
-    """Sets the bytes of tensors and arrays apart; the rest is done as between any two processes of PyTorch."""
-
-    def __init__(self, stream: io.BytesIO, data: bytearray) -> None:
-        super().__init__(stream, 5, True, self._set_apart)
-        self.spans: list[Span] = []
-        self.outside: list[Tensor] = []
-        self._data, self._is_tensor, self._is_outside = data, False, False
-
-    def reducer_override(self, obj: Any) -> Any:
-        """How to pickle `obj`; called for whatever pickle has no way of its own for."""
-        if not isinstance(obj, Tensor):
-            return NotImplemented
-        layout = _layout(obj)
-        if layout is None:
-            self.outside.append(_sendable(obj))
-            self._is_outside = True
-            return _the_same, (pickle.PickleBuffer(bytearray(1)),)  # stands for what the other side will put in
-        flat, stride = layout
-        buffer = None
-        if flat.numel():
-            self._is_tensor = True
-            buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy())  # type: ignore[arg-type,unused-ignore]
-        return _rebuild, (buffer, obj.dtype, tuple(obj.shape), stride, obj.requires_grad)
-
-    def _set_apart(self, buffer: pickle.PickleBuffer) -> bool:
-        """Pickle asks of every run of bytes whether it shall be in the pickle."""
-        is_tensor, is_outside = self._is_tensor, self._is_outside
-        self._is_tensor = self._is_outside = False
-        if is_outside:
-            self.spans.append(len(self.outside) - 1)
-            return False
-        raw = buffer.raw()
-        self._data += bytes(-len(self._data) % ALIGNMENT)
-        begin = len(self._data)
-        self._data += raw
-        self.spans.append((begin, begin + raw.nbytes, is_tensor))
-        return False
-
-
 def _sendable(tensor: Tensor) -> Tensor:
     """The tensor; an error here surfaces at its batch, later it would be lost in the thread that sends."""
     if tensor.requires_grad and not tensor.is_leaf:
@@ -228,10 +285,6 @@ def _sendable(tensor: Tensor) -> Tensor:
             f"a batch holds a tensor of shape {tuple(tensor.shape)} that is part of a graph of gradients, which cannot "
             "be sent from a loader process; detach() it in the dataset or in collate_fn"
         )
-    return tensor
-
-
-def _the_same(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -261,13 +314,8 @@ def _bytes_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _rebuild(
-    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
-) -> Tensor:
-    """A tensor in the memory of a parcel."""
-    if buffer is None:
-        found = torch.empty(shape, dtype=dtype)
-    else:
-        flat = buffer.view(dtype) if isinstance(buffer, Tensor) else torch.frombuffer(buffer, dtype=dtype)
-        found = flat.view(shape) if stride is None else flat.as_strided(shape, stride)
-    return found.requires_grad_() if requires_grad else found
+def _bytes_of_object(value: Any) -> int:
+    """Bytes of what is no tensor, array or container; of an object that might hold anything, a whole block's."""
+    if isinstance(value, (str, bytes, bytearray, np.generic)):
+        return len(value) if not isinstance(value, np.generic) else value.nbytes
+    return 0 if isinstance(value, (int, float, complex)) else BLOCK_BYTES

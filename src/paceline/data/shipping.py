@@ -21,10 +21,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.parcel import Parcel
+from paceline.data.parcel import BLOCK_BYTES, Parcel
 
 MOST_BATCHES = 64
-BLOCK_BYTES = 1024 * 1024
 BLOCK_S = 0.1
 
 
@@ -136,7 +135,8 @@ class Delivery:
                 raise error from None
             raise
         except Exception as error:
-            # Which block that was cannot be told. Without the iterator, which the traceback holds too, the processes end.
+            # Which block that was cannot be told, so the pass is over. The traceback holds the inner iterator; without
+            # both the processes end.
             self._parcels = iter(())
             raise error.with_traceback(None)  # noqa: B904
         first = self._blocks.came(parcel)
