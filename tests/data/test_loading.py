@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from paceline import randomness
 from paceline.data import shipping
 from paceline.data.loading import Loading, Ticket
-from paceline.data.parcel import BLOCK_BYTES, Packer, Parcel
+from paceline.data.packing import BLOCK_BYTES, Packer
+from paceline.data.parcel import Parcel
 from paceline.data.shipping import MOST_BATCHES, Blocks, Delivery
 
 SEED = 5

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 
-from paceline.data import parcel as module
-from paceline.data.parcel import ALIGNMENT, BLOCK_BYTES, LARGE_BYTES, Packer, Parcel
+from paceline.data import packing as module
+from paceline.data.packing import ALIGNMENT, BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.parcel import Parcel
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -83,6 +84,7 @@ def test_structures_come_out_as_they_went_in() -> None:
         "tuple": (torch.arange(4), {"deep": torch.arange(2)}),
         "ordered": OrderedDict(b=1, a=torch.ones(1)),
         "own": Custom(torch.full((2,), 7.0)),
+        "none": np.empty((0, 2)),
         "array": np.arange(6, dtype=np.int16).reshape(2, 3),
         "objects": np.array(["a", None], dtype=object),
     }
@@ -92,6 +94,7 @@ def test_structures_come_out_as_they_went_in() -> None:
     assert got["pair"].y[0].tolist() == [0, 0, 0] and got["tuple"][1]["deep"].tolist() == [0, 1]
     assert got["own"].x.tolist() == [7, 7] and got["objects"].tolist() == ["a", None]
     assert got["array"].dtype == np.int16 and got["array"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert got["none"].shape == (0, 2)
     got["array"][0, 0] = 9  # may be written
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from paceline.data.parcel import BLOCK_BYTES, LARGE_BYTES, Packer, Parcel
+from paceline.data.packing import BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.parcel import Parcel
 from paceline.data.seeding import Seeds
 from paceline.data.shipping import BLOCK_S, Blocks, Delivery, Ticket
 

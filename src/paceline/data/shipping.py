@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.parcel import BLOCK_BYTES, Parcel
+from paceline.data.packing import BLOCK_BYTES
+from paceline.data.parcel import Parcel
 
 MOST_BATCHES = 64
 BLOCK_S = 0.1
