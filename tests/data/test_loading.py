@@ -71,6 +71,9 @@ class Faulty(Dataset[Any]):
         if index == self.bad:
             if self.what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.what == "interrupt":
+                os.kill(os.getppid(), signal.SIGINT)
+                return index
             if self.what == "graph":
                 return torch.ones(2, requires_grad=True) * 2
             raise KeyError(f"sample {index} is missing")
@@ -279,6 +282,17 @@ def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> No
         assert next(batches, None) is None
 
 
+def test_an_interrupt_leaves_nothing_behind() -> None:
+    batches = loading(Faulty(bad=300, what="interrupt"), num_workers=2).batches(tickets(100))
+    interrupted = False
+    try:
+        list(batches)
+    except KeyboardInterrupt:
+        interrupted = True
+    del batches
+    assert interrupted and nobody_left()
+
+
 def test_tickets_are_drawn_when_they_are_needed() -> None:
     drawn = 0
 
@@ -344,13 +358,13 @@ def test_pinning_without_an_accelerator_warns_as_the_bare_loader_does(processes:
     assert [b["index"].tolist() for b in batches] == [t.ids for t in tickets(5)]
 
 
-def made(block: list[Ticket], count: int | None = None, nbytes: int = 100) -> Parcel:
+def made(block: list[Ticket], count: int | None = None, nbytes: int = 100, batch_s: float = 0.0) -> Parcel:
     """What comes back for a block of which `count` batches were made."""
     packer = Packer()
     for ticket in block[:count]:
         packer.add(ticket.ids)
     packer.nbytes = nbytes * len(packer)
-    return packer.parcel(left=len(block) - len(packer))
+    return packer.parcel(made_s=batch_s * len(packer))
 
 
 def test_blocks_double_up_to_a_limit() -> None:
@@ -365,14 +379,22 @@ def test_blocks_double_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "batch_s", "want"), [(BLOCK_BYTES // 5, 0.0, 5), (10 * BLOCK_BYTES, 0.0, 1), (1, 0.03, 3), (1, 2.0, 1)]
+    ("nbytes", "made_s", "used_s", "want"),
+    [
+        (BLOCK_BYTES // 5, 0.0, None, 5),
+        (10 * BLOCK_BYTES, 0.0, None, 1),
+        (1, 0.0, 0.03, 3),
+        (1, 0.0, 2.0, 1),
+        (1, 0.01, 0.001, 5),
+        (1, 1.0, 0.001, 1),
+    ],
 )
-def test_blocks_are_bounded_in_bytes_and_in_time(nbytes: int, batch_s: float, want: int) -> None:
+def test_blocks_are_bounded_in_bytes_and_in_time(nbytes: int, made_s: float, used_s: float | None, want: int) -> None:
     blocks = Blocks(tickets(1000))
     for _ in range(8):
-        parcel = made(next(blocks), nbytes=nbytes)
+        parcel = made(next(blocks), nbytes=nbytes, batch_s=made_s)
         blocks.came(parcel)
-        blocks.adapt(parcel, batch_s)
+        blocks.adapt(parcel, used_s)
     assert blocks.size == want
 
 
@@ -398,6 +420,7 @@ def test_what_was_not_made_is_asked_for_again_before_anything_new() -> None:
     rest = next(blocks)
     assert [len(block), len(rest)] == [5, 3] and next(blocks) == []  # kept going: the last may come back in part
     blocks.came(made(block, 3))
+    blocks.size = 1
     assert [next(blocks), next(blocks)] == [block[3:4], block[4:5]]
     assert blocks.came(made(rest)) == 5
     blocks.came(made([]))

@@ -200,8 +200,8 @@ def test_an_error_stands_in_the_place_of_its_batch() -> None:
     except KeyError:
         packer.add_error(ExceptionWrapper(where="there"))
     packer.add(torch.zeros(1))
-    parcel = pickle.loads(pickle.dumps(packer.parcel(left=2)))
-    assert parcel.left == 2 and len(parcel) == 3
+    parcel = pickle.loads(pickle.dumps(packer.parcel(made_s=2.0)))
+    assert parcel.made_s == 2.0 and len(parcel) == 3
     assert parcel.batch(0).item() == 1 and parcel.batch(2).item() == 0
     with pytest.raises(KeyError, match=r"(?s)there.*gone"):
         parcel.batch(1)

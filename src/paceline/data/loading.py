@@ -148,11 +148,12 @@ class _Kitchen(Dataset[Any]):
     def __getitem__(self, block: list[Ticket]) -> Parcel:
         if not block:
             return Packer().parcel()
+        began = time.monotonic()
         self._seeds.begin_block()
         packer = self._pack(block)
         if self._seeds.must_repeat():
             packer = self._pack(block)
-        return packer.parcel(left=len(block) - len(packer))
+        return packer.parcel(made_s=time.monotonic() - began)
 
     def _pack(self, block: list[Ticket]) -> Packer:
         packer, began = Packer(), time.monotonic()

@@ -68,12 +68,12 @@ class Packer:
         """In the place of a batch that could not be made."""
         self._items.append(error)
 
-    def parcel(self, left: int = 0) -> Parcel:
-        """What was gathered, ready to be sent; `left` batches of the block were not made."""
+    def parcel(self, made_s: float = 0.0) -> Parcel:
+        """What was gathered, ready to be sent; it took `made_s` seconds to make."""
         data: Any = self._data
         if len(data) > INLINE_BYTES:
             data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        return Parcel(self._items, data, self.nbytes, left)
+        return Parcel(self._items, data, self.nbytes, made_s)
 
     def _strip(self, value: Any) -> Any:
         """The same structure with slots for what went into the parcel."""

@@ -52,15 +52,15 @@ class Parcel:
     Attributes:
         items: for each batch its structure with slots, or the error in its place; once pinned the batch itself.
         data: the bytes of all tensors and arrays, end to end.
-        nbytes: as :class:`Packer` says.
-        left: batches of the block, the last ones, that were not made.
+        nbytes: of all batches, those of tensors that travel by themselves included.
+        made_s: seconds that it took to make them.
         pinned: `data` is in page-locked memory and the batches are filled.
     """
 
     items: list[Any]
     data: Any
     nbytes: int
-    left: int
+    made_s: float
     pinned: bool = False
 
     def __len__(self) -> int:

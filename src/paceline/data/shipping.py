@@ -15,6 +15,7 @@ at most what a `DataLoader` holds and 1 MiB for each of them, twice that where b
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ class Blocks:
     def __init__(self, tickets: Iterator[Ticket]) -> None:
         self._tickets = tickets
         self._out: deque[tuple[int, list[Ticket]]] = deque()  # (number of its first ticket, block), as they were sent
-        self._again: deque[tuple[int, list[Ticket]]] = deque()
+        self._again: list[tuple[int, list[Ticket]]] = []  # sorted
         self._drawn, self._ended = 0, False
         self.size = 1
         self.error: Exception | None = None  # that drawing a ticket raised
@@ -61,7 +62,10 @@ class Blocks:
 
     def __next__(self) -> list[Ticket]:
         if self._again:
-            first, block = self._again.popleft()
+            first, block = self._again.pop(0)
+            if len(block) > self.size:
+                self._again.insert(0, (first + self.size, block[self.size :]))
+                block = block[: self.size]
         else:
             first, block = self._drawn, self._draw()
             self._drawn += len(block)
@@ -87,16 +91,21 @@ class Blocks:
         """The block that was sent first came back: the number of its first ticket."""
         first, block = self._out.popleft()
         missing = block[len(parcel) :]
-        made = first + len(parcel)
-        self._again.extend((made + k, [ticket]) for k, ticket in enumerate(missing))
+        if missing:
+            bisect.insort(self._again, (first + len(parcel), missing), key=lambda sent: sent[0])
         return first
 
     def adapt(self, parcel: Parcel, batch_s: float | None) -> None:
-        """The next block's size from what came and from the seconds that a batch lasts (None: not known yet)."""
-        most = min(MOST_BATCHES, 2 * self.size, BLOCK_BYTES * len(parcel) // max(1, parcel.nbytes))
-        if batch_s is not None:
-            most = min(most, int(BLOCK_S / max(batch_s, 1e-9)))
-        self.size = max(1, 1 if parcel.left else most)
+        """The next block's size from what came and from the seconds that a batch lasts (None: not known yet).
+
+        A process gets half of the time after which it would end the block early.
+        """
+        count = len(parcel)
+        most = min(MOST_BATCHES, 2 * self.size, BLOCK_BYTES * count // max(1, parcel.nbytes))
+        for limit_s, took_s in ((BLOCK_S / 2, parcel.made_s / count), (BLOCK_S, batch_s)):
+            if took_s:
+                most = min(most, int(limit_s / took_s))
+        self.size = max(1, most)
 
 
 class Delivery:
