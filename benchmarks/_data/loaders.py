@@ -2,9 +2,10 @@
 """Samples per second of loaders with samples of 1 KB, in the training process and with one loader process.
 
 Every row loads 20,000 samples in batches of 16, shuffled where the loader can, and is timed from the start of the pass
-to its last batch, the start of processes included. The rows of a round follow each other; a ratio is the median over
-the rounds of ours by the bare `DataLoader` of the same round. Ours is worker 0 of 4 over four times the samples, so
-that it loads as many. Peers that are not installed, or fail, give the reason.
+to its last batch, the start of processes included. The rows of a round follow each other; the bare `DataLoader` and
+ours, whose passes in process are short, take turns five times in it. A ratio is the median over all such turns of
+ours by the bare one. Ours is worker 0 of 4 over four times the samples, so that it loads as many. Peers that are not
+installed, or fail, give the reason.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ from torch.utils.data import DataLoader, Dataset
 
 SAMPLES, BATCH, VALUES, WORKERS = 20_000, 16, 256, 4
 PLACES = {"in_process": 0, "one_process": 1}
+TURNS = {"in_process": 5, "one_process": 1}
 Row = Callable[[int], Iterable[Any]]  # from a number of loader processes to the batches of one pass
 
 
 class Vectors(Dataset[Any]):
-    """Rows of 1 KB, in memory."""
+    """Rows of 1 KB, in memory; however many samples, the memory is that of 20,000."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
-        self._rows = torch.arange(samples * VALUES, dtype=torch.float32).view(samples, VALUES)  # (samples, 256)
+        self._samples = samples
+        self._rows = torch.arange(SAMPLES * VALUES, dtype=torch.float32).view(SAMPLES, VALUES)  # (20,000, 256)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._samples
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self._rows[index]
+        return self._rows[index % SAMPLES]
 
 
 class Arrays:
@@ -58,8 +61,8 @@ def ours() -> Row:
     data = Vectors(WORKERS * SAMPLES)
 
     def tickets() -> Iterator[Ticket]:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[::WORKERS]
-        return (Ticket(0, ids.tolist()) for ids in order.split(BATCH))
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[::WORKERS].tolist()
+        return (Ticket(0, order[begin : begin + BATCH]) for begin in range(0, len(order), BATCH))
 
     def row(processes: int) -> Iterable[Any]:
         return Loading(DataLoader(data, BATCH, num_workers=processes), seed=0).batches(tickets())
@@ -166,7 +169,7 @@ def measure(rounds: int = 5, names: Iterable[str] = tuple(PEERS)) -> dict[str, A
     """Rates and ratios.
 
     Returns:
-        `in_process` and `one_process`: ours by the bare DataLoader, median over the rounds; `rates`: samples per
+        `in_process` and `one_process`: ours by the bare DataLoader, median over the turns; `rates`: samples per
         second of each row in each place, medians; `missing`: why a peer has no row.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -176,8 +179,8 @@ def measure(rounds: int = 5, names: Iterable[str] = tuple(PEERS)) -> dict[str, A
         found: dict[str, dict[str, list[float]]] = {name: {place: [] for place in PLACES} for name in rows}
         for _ in range(rounds):
             for place, processes in PLACES.items():
-                for name, row in rows.items():
-                    found[name][place].append(samples_per_second(row, processes))
+                for name in ["bare", "ours"] * TURNS[place] + list(others):
+                    found[name][place].append(samples_per_second(rows[name], processes))
     rates = {name: {place: round(statistics.median(f[place])) for place in PLACES} for name, f in found.items()}
     ratios = {
         place: statistics.median(a / b for a, b in zip(found["ours"][place], found["bare"][place], strict=True))
