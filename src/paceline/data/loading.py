@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches made with the settings of the user's `DataLoader`, from tickets that say which samples.
+
+In the training process samples are fetched and collated directly. With worker processes a PyTorch `DataLoader` runs
+them, but what it hands over are blocks of batches (:mod:`paceline.data.shipping`), each in one message
+(:mod:`paceline.data.parcel`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from paceline.data.packing import BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.parcel import Parcel
+from paceline.data.seeding import Seeds
+from paceline.data.shipping import BLOCK_S, Blocks, Delivery, Ticket
+
+__all__ = ["Loading", "Ticket"]
+
+
+class Loading:
+    """Makes batches as the user's loader would.
+
+    Kept are the dataset (`__getitems__` included), collate_fn, num_workers, pin_memory, timeout, worker_init_fn,
+    multiprocessing_context, prefetch_factor and persistent_workers. Batches come in the order of their tickets whatever
+    the loader's in_order says, because who hands out tickets must know which batch is done. Nothing is drawn from
+    the global generators nor from the loader's own.
+
+    Args:
+        users: a loader with a map-style dataset; its samplers are not asked.
+        seed: of what is random in worker processes; it is a function of (seed, epoch, sample) alone.
+    """
+
+    def __init__(self, users: DataLoader[Any], seed: int) -> None:
+        self._direct = users.num_workers == 0 and not users.pin_memory and not users.timeout
+        self._make = _Maker(users.dataset, users.collate_fn)
+        self._source = _Source()
+        settings: dict[str, Any] = {
+            "num_workers": users.num_workers,
+            "pin_memory": users.pin_memory,
+            "timeout": users.timeout,
+            "multiprocessing_context": users.multiprocessing_context,
+            "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
+            "batch_size": None,
+            "collate_fn": _as_it_is,
+            "sampler": self._source,
+        }
+        self._in_blocks = users.num_workers > 0
+        if self._direct:
+            return
+        if not self._in_blocks:
+            self._loader: DataLoader[Any] = DataLoader(_OneByOne(self._make), **settings)
+            return
+        settings["prefetch_factor"] = users.prefetch_factor
+        settings["persistent_workers"] = users.persistent_workers
+        settings["worker_init_fn"] = _Init(users.worker_init_fn)
+        self._loader = DataLoader(_Kitchen(self._make, users.dataset, seed), **settings)
+
+    def batches(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
+        """One batch for each ticket, in order.
+
+        Tickets are drawn when they are needed, with worker processes up to prefetch_factor x num_workers + 1 blocks
+        ahead. An error that drawing one raises comes after the batches of the tickets before it. An error in a sample
+        comes in the place of its batch, of the type that a `DataLoader` raises; the next call gives the next batch.
+
+        Raises:
+            RuntimeError: a worker process died, or gave nothing within the loader's timeout.
+        """
+        if self._direct:
+            return map(self._make, tickets)
+        if not self._in_blocks:
+            self._source.now = tickets
+            return iter(self._loader)
+        self._source.now = blocks = Blocks(tickets)
+        return Delivery(blocks, iter(self._loader))
+
+
+class _Maker:
+    """From a ticket to a batch, as PyTorch's own fetcher does it."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+        self._at_once = bool(getattr(dataset, "__getitems__", None))
+
+    def __call__(self, ticket: Ticket) -> Any:
+        ids = ticket.ids if type(ticket.ids) is list else list(ticket.ids)
+        if self._at_once:
+            return self._collate(self._dataset.__getitems__(ids))
+        dataset = self._dataset
+        return self._collate([dataset[i] for i in ids])
+
+    def seeded(self, ticket: Ticket, seeds: Seeds) -> Any:
+        """The same in a worker process; where a batch is fetched at once, the batch, not the sample, is what seeds."""
+        ids, collate = list(ticket.ids), self._collate
+        if collate is default_collate:
+            collate = _collate_in_private
+        if self._at_once:
+            seeds.sow(ticket.epoch, ids)
+            return collate(self._dataset.__getitems__(ids))
+        samples = []
+        for i in ids:
+            seeds.sow(ticket.epoch, i)
+            samples.append(self._dataset[i])
+        return collate(samples)
+
+
+def _collate_in_private(samples: Any) -> Any:
+    """As default_collate, which in a worker process makes a file of shared memory for every tensor, however small."""
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: _stack})
+
+
+def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Any:
+    """(n, ...) of n tensors; what travels by itself is made where it will lie, in shared memory."""
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    first = samples[0]
+    plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
+    if plain and len(samples) * first.numel() * first.element_size() <= LARGE_BYTES:
+        return torch.stack(tuple(samples), 0)
+    return default_collate_fn_map[Tensor](samples, collate_fn_map=collate_fn_map)
+
+
+class _OneByOne(Dataset[Any]):
+    """What the inner loader asks for batches where there are no worker processes."""
+
+    def __init__(self, make: _Maker) -> None:
+        self._make = make
+
+    def __getitem__(self, ticket: Ticket) -> Any:
+        return self._make(ticket)
+
+
+class _Kitchen(Dataset[Any]):
+    """What a worker process asks for blocks."""
+
+    def __init__(self, make: _Maker, dataset: Any, seed: int) -> None:
+        self.users, self._make, self._seeds = dataset, make, Seeds(seed)
+
+    def __getitem__(self, block: list[Ticket]) -> Parcel:
+        if not block:
+            return Packer().parcel()
+        began = time.monotonic()
+        self._seeds.begin_block()
+        packer = self._pack(block)
+        if self._seeds.must_repeat():
+            packer = self._pack(block)
+        return packer.parcel(made_s=time.monotonic() - began)
+
+    def _pack(self, block: list[Ticket]) -> Packer:
+        packer, began = Packer(), time.monotonic()
+        for ticket in block:
+            try:
+                packer.add(self._make.seeded(ticket, self._seeds))
+            except Exception:
+                packer.add_error(_caught())
+            if packer.nbytes >= BLOCK_BYTES or time.monotonic() - began > BLOCK_S:
+                break
+        return packer
+
+
+def _caught() -> ExceptionWrapper:
+    """The error that is being handled, in the form in which a `DataLoader` sends it."""
+    info = get_worker_info()
+    where = f"in DataLoader worker process {info.id if info is not None else 0}"
+    return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+
+
+class _Init:
+    """The user's worker_init_fn, which finds the user's dataset where PyTorch's documentation says."""
+
+    def __init__(self, users: Callable[[int], None] | None) -> None:
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None:
+            object.__setattr__(info, "dataset", info.dataset.users)  # type: ignore[attr-defined]
+        if self._users is not None:
+            self._users(worker)
+
+
+class _Source:
+    """The inner loader's sampler: what it iterates over is put in before each pass.
+
+    It knows nothing of who puts it in: a circle of references would keep persistent processes alive.
+    """
+
+    def __init__(self) -> None:
+        self.now: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.now
+
+
+def _as_it_is(made: Any) -> Any:
+    return made

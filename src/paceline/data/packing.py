@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A parcel (:mod:`paceline.data.parcel`) is packed in a loader process.
+
+Looked into are dicts and other mutable mappings, lists, tuples and named tuples. Left as they are, for the
+`DataLoader` to send as it always does: tensors of more than 512 KiB (they lie in shared memory already, so packing
+would be one more copy), tensors with gaps or overlaps in memory, sparse, quantised, nested, named and conjugate ones,
+subclasses, what is not on the CPU, and objects of any other type. A batch with such an object is sent alone, because
+nobody knows its size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._utils import ExceptionWrapper
+
+from paceline.data.parcel import Node, Parcel, Slot
+
+ALIGNMENT = 64
+BLOCK_BYTES = 1024 * 1024
+"""A block shall not outgrow this."""
+LARGE_BYTES = BLOCK_BYTES // 2
+"""A tensor of more than this travels by itself."""
+INLINE_BYTES = 2 * BLOCK_BYTES
+"""A parcel of at most this goes through the pipe, which is quicker than to make, send and map a file."""
+SCALARS = frozenset({int, float, complex, bool, type(None)})
+
+
+class Packer:
+    """Gathers the batches of one block.
+
+    Attributes:
+        nbytes: bytes gathered, those of tensors that travel by themselves included.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._data = bytearray()
+        self._items: list[Any] = []
+        self._slots: dict[int, Slot] = {}  # by the id of the tensor or array of the batch in hand
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, batch: Any) -> None:
+        """Take a copy of a batch.
+
+        Raises:
+            RuntimeError: a tensor in it is part of a graph of gradients; the parcel is as it was before.
+        """
+        mark = len(self._data)
+        try:
+            item = self._strip(batch)
+        except BaseException:
+            del self._data[mark:]
+            raise
+        finally:
+            self._slots.clear()
+        self._items.append(item)
+        self.nbytes += len(self._data) - mark
+
+    def add_error(self, error: ExceptionWrapper) -> None:
+        """In the place of a batch that could not be made."""
+        self._items.append(error)
+
+    def parcel(self, made_s: float = 0.0) -> Parcel:
+        """What was gathered, ready to be sent; it took `made_s` seconds to make."""
+        data: Any = self._data
+        if len(data) > INLINE_BYTES:
+            data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        return Parcel(self._items, data, self.nbytes, made_s)
+
+    def _strip(self, value: Any) -> Any:
+        """The same structure with slots for what went into the parcel."""
+        kind = type(value)
+        if kind in SCALARS:
+            return value
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if kind is np.ndarray:
+            return self._array(value)
+        if kind is dict:
+            return {key: self._strip(part) for key, part in value.items()}
+        if kind is list:
+            return [self._strip(part) for part in value]
+        if kind is tuple:
+            return tuple([self._strip(part) for part in value])
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return Node(kind, [self._strip(part) for part in value])
+        if isinstance(value, MutableMapping):
+            return self._mapping(value)
+        self.nbytes += len(value) if kind in (str, bytes) else _bytes_of_object(value)
+        return value
+
+    def _mapping(self, value: MutableMapping[Any, Any]) -> Any:
+        """A copy keeps what such a mapping has beside its items."""
+        parts = {key: self._strip(part) for key, part in value.items()}
+        stripped = copy.copy(value)
+        stripped.update(parts)
+        return stripped
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        if id(tensor) in self._slots:
+            return self._slots[id(tensor)]
+        layout = _layout(tensor)
+        if layout is None:
+            self.nbytes += _bytes_of(tensor)
+            return _sendable(tensor)
+        flat, stride = layout
+        raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        begin, end = self._lay(raw)
+        slot = Slot(begin, end, tensor.dtype, tuple(tensor.shape), stride, tensor.requires_grad)
+        self._slots[id(tensor)] = slot
+        return slot
+
+    def _array(self, array: Any) -> Any:
+        if array.dtype.kind not in "biufc" or not array.flags.c_contiguous or not array.flags.writeable:
+            self.nbytes += _bytes_of_object(array) if array.dtype.hasobject else array.nbytes
+            return array
+        if id(array) not in self._slots:
+            begin, end = self._lay(array.reshape(-1).view(np.uint8))
+            self._slots[id(array)] = Slot(begin, end, array.dtype, array.shape)
+        return self._slots[id(array)]
+
+    def _lay(self, raw: Any) -> tuple[int, int]:
+        """Put bytes at the end: where they begin and end."""
+        self._data += bytes(-len(self._data) % ALIGNMENT)
+        begin = len(self._data)
+        self._data += memoryview(raw)
+        return begin, len(self._data)
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """The tensor; an error here surfaces at its batch, later it would be lost in the thread that sends."""
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            f"a batch holds a tensor of shape {tuple(tensor.shape)} that is part of a graph of gradients, which cannot "
+            "be sent from a loader process; detach() it in the dataset or in collate_fn"
+        )
+    return tensor
+
+
+def _layout(tensor: Tensor) -> tuple[Tensor, tuple[int, ...] | None] | None:
+    """(the tensor's elements in the order of memory, its strides where they are not the usual ones), or None."""
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    if any(getattr(tensor, "names", ())) or tensor.is_quantized or tensor.is_nested:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    if (tensor.requires_grad and not tensor.is_leaf) or tensor.numel() * tensor.element_size() > LARGE_BYTES:
+        return None
+    plain = tensor.detach()
+    if plain.is_contiguous():
+        return plain.view(-1), None
+    dense = plain.clone()  # keeps the strides of a tensor without gaps and overlaps
+    if dense.stride() != plain.stride():
+        return None
+    return dense.as_strided((dense.numel(),), (1,)), plain.stride()
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    """Bytes of a tensor of any kind, at least about."""
+    if tensor.layout is torch.sparse_coo:
+        return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes_of_object(value: Any) -> int:
+    """Bytes of what is no tensor, array or container; of an object that might hold anything, a whole block's."""
+    if isinstance(value, (str, bytes, bytearray, np.generic)):
+        return len(value) if not isinstance(value, np.generic) else value.nbytes
+    return 0 if isinstance(value, (int, float, complex)) else BLOCK_BYTES

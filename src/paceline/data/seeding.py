@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Randomness in loader processes that is a function of (seed, epoch, sample) alone.
+
+So an augmentation does not depend on which process or which worker makes it, nor on where a run was resumed. The three
+global generators (torch, NumPy, Python) are seeded anew before every sample.
+
+Seeding the last two costs more than to fetch and to send a sample of 1 KB, and most datasets draw from neither. So
+where the first blocks drew nothing from them they are only watched: their state is compared after each block. The
+first block that did draw is made a second time, seeded, and from then on every sample is. What comes out is the same
+as if every sample had been seeded, unless a sample reads the state of NumPy's or Python's global generator without
+drawing from it.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline import randomness
+
+PROBED_BLOCKS = 4
+
+
+class Seeds:
+    """The seeds of the samples that one process makes.
+
+    Args:
+        seed: the run's.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._last = seed, 0
+        self._probes = PROBED_BLOCKS
+        self._watching = False
+        self._before: tuple[Any, ...] = ()
+
+    def begin_block(self) -> None:
+        """A block is made next."""
+        if self._watching:
+            self._before = _state()
+
+    def sow(self, epoch: int, what: Any) -> None:
+        """A sample (or a batch, of a dataset that fetches batches) is made next; `what` is what it is fetched by."""
+        self._last = number = randomness.mix(self._seed, epoch, zlib.crc32(repr(what).encode()))
+        if self._watching:
+            torch.default_generator.manual_seed(number)
+        else:
+            randomness.seed_all(number)
+
+    def must_repeat(self) -> bool:
+        """A block was made: whether something in it drew without having been seeded. Then every sample will be."""
+        if self._watching:
+            self._watching = _state() == self._before
+            return not self._watching
+        if self._probes:
+            self._probe()
+        return False
+
+    def _probe(self) -> None:
+        """Watching is enough once several blocks drew nothing after their last seed."""
+        now = _state()
+        randomness.seed_all(self._last)
+        untouched = _state() == now
+        self._probes = self._probes - 1 if untouched else 0
+        self._watching = untouched and self._probes == 0
+
+
+def _state() -> tuple[Any, ...]:
+    """Of NumPy's and Python's global generators."""
+    kind, keys, *rest = np.random.get_state()
+    return (kind, np.asarray(keys).tobytes(), *rest, random.getstate())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of tickets: how many go together, and that none is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.data import shipping
+from paceline.data.packing import BLOCK_BYTES, Packer
+from paceline.data.parcel import Parcel
+from paceline.data.shipping import MOST_BATCHES, Blocks, Delivery, Ticket
+
+
+def tickets(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[Ticket]:
+    """Consecutive samples."""
+    return iter([Ticket(epoch, list(range(k, k + size))) for k in range(begin, begin + count * size, size)])
+
+
+def made(block: list[Ticket], count: int | None = None, nbytes: int = 100, batch_s: float = 0.0) -> Parcel:
+    """What comes back for a block of which `count` batches were made."""
+    packer = Packer()
+    for ticket in block[:count]:
+        packer.add(ticket.ids)
+    packer.nbytes = nbytes * len(packer)
+    return packer.parcel(made_s=batch_s * len(packer))
+
+
+def test_blocks_double_up_to_a_limit() -> None:
+    blocks, sizes = Blocks(tickets(1000)), []
+    for _ in range(9):
+        block = next(blocks)
+        sizes.append(len(block))
+        parcel = made(block)
+        blocks.came(parcel)
+        blocks.adapt(parcel, 0.0)
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 64, 64] and MOST_BATCHES == 64
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "made_s", "used_s", "want"),
+    [
+        (BLOCK_BYTES // 5, 0.0, None, 5),
+        (10 * BLOCK_BYTES, 0.0, None, 1),
+        (1, 0.0, 0.03, 3),
+        (1, 0.0, 2.0, 1),
+        (1, 0.01, 0.001, 5),
+        (1, 1.0, 0.001, 1),
+    ],
+)
+def test_blocks_are_bounded_in_bytes_and_in_time(nbytes: int, made_s: float, used_s: float | None, want: int) -> None:
+    blocks = Blocks(tickets(1000))
+    for _ in range(8):
+        parcel = made(next(blocks), nbytes=nbytes, batch_s=made_s)
+        blocks.came(parcel)
+        blocks.adapt(parcel, used_s)
+    assert blocks.size == want
+
+
+def test_a_slow_source_makes_short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def source() -> Iterator[Ticket]:
+        nonlocal now
+        for ticket in tickets(100):
+            now += 0.06
+            yield ticket
+
+    monkeypatch.setattr(shipping.time, "monotonic", lambda: now)
+    blocks = Blocks(source())
+    blocks.size = 50
+    assert len(next(blocks)) == 2
+
+
+def test_what_was_not_made_is_asked_for_again_before_anything_new() -> None:
+    blocks = Blocks(tickets(8))
+    blocks.size = 5
+    block = next(blocks)
+    rest = next(blocks)
+    assert [len(block), len(rest)] == [5, 3] and next(blocks) == []  # kept going: the last may come back in part
+    blocks.came(made(block, 3))
+    blocks.size = 1
+    assert [next(blocks), next(blocks)] == [block[3:4], block[4:5]]
+    assert blocks.came(made(rest)) == 5
+    blocks.came(made([]))
+    assert next(blocks) == []
+    assert [blocks.came(made(block[3:4])), blocks.came(made(block[4:5]))] == [3, 4]
+    assert next(blocks, None) is None
+
+
+def test_parts_of_blocks_are_delivered_in_order() -> None:
+    blocks = Blocks(tickets(40))
+    blocks.size = 7
+
+    def parcels() -> Iterator[Parcel]:
+        """Three blocks are under way; a process makes no more than two batches of one."""
+        out = [next(blocks) for _ in range(3)]
+        while out:
+            block = out.pop(0)
+            following = next(blocks, None)  # asked for before the parcel is looked at, as a DataLoader does
+            if following is not None:
+                out.append(following)
+            yield made(block, 2)
+
+    assert list(Delivery(blocks, parcels())) == [ticket.ids for ticket in tickets(40)]
