@@ -69,6 +69,9 @@ class ClockedDesk:
         """The loader turned out to have only so many places in this epoch."""
         self._ledger.ends(loader, epoch, total)
 
+    def learn(self, news: Any) -> None:
+        """Nothing: all have one ledger."""
+
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
         self._ledger.waits(self._rank, now)

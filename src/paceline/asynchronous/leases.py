@@ -116,6 +116,12 @@ class Desk:
         """The loader turned out to have only so many places in this epoch."""
         self._tell(ENDS, (loader, epoch, total), None)
 
+    def learn(self, news: Any) -> None:
+        """What is done of the data, as the keeper knew when it gave the values that are taken now."""
+        with self._ledger.lock:
+            if not self._keeps:
+                self._ledger.learn(news)
+
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
         self._tell(WAITS, (int(now),), None)

@@ -144,7 +144,7 @@ class Line:
             self._service.told(frame.numbers[0], str(frame.note))
         elif frame.kind == ANSWER:
             piece, version, delay, number = frame.numbers[:4]
-            self._service.answer(number, piece, version, delay)
+            self._service.answer(number, piece, version, delay, frame.note)
         elif frame.kind == LEASED:
             self._service.desk.answered(frame.numbers)
 

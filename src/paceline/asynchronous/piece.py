@@ -45,6 +45,7 @@ class Piece:
         self.version = 0
         self.lock = threading.Lock()
         self.ledger: Ledger | None = None
+        self.news: dict[int, Any] = {}  # reader -> what of the ledger goes with the values that it was given
         self._way = way(anchor)
         self._keeps_origins = keeps_origins
         self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
@@ -61,9 +62,8 @@ class Piece:
         with self.lock:
             self.version = max(self.version, arriving.version)  # a successor may know less than a worker has seen
             self.clocks.tick(arriving.sender, arriving.clock)
-            if self.ledger is not None:  # refused numbers too: their samples would be refused again
-                with self.ledger.lock:
-                    self.ledger.done(arriving.sender, arriving.marks)
+            if self._had(arriving):
+                return self.version - arriving.version
             if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                 return REFUSED
             delay = self.version - arriving.version
@@ -78,6 +78,17 @@ class Piece:
             self._way.apply(values, self.anchor, origin, arriving, push)
             self.version += 1
             return delay
+
+    def _had(self, arriving: Arriving) -> bool:
+        """Mark the places of the data that a push is made of; whether it was applied already.
+
+        A push whose answer was lost with its owner is sent again, to an owner who may have it. Numbers that will be
+        refused are marked, too: those samples would be refused again.
+        """
+        if self.ledger is None or not arriving.marks:
+            return False
+        with self.ledger.lock:
+            return self.ledger.done(arriving.sender, arriving.marks) == 0
 
     def _origin(self, arriving: Arriving) -> Tensor | None:
         """The values at which a push was computed; those of the beginning where the worker has none of us."""
@@ -99,6 +110,9 @@ class Piece:
                 if self.version not in kept:
                     kept[self.version] = self._spare.pop() if self._spare else torch.empty_like(self.anchor)
                 kept[self.version].copy_(self.anchor)
+            if self.ledger is not None and reader != NOBODY:
+                with self.ledger.lock:
+                    self.news[reader] = self.ledger.news(reader)
             return self.version
 
     def leave(self, rank: int) -> None:

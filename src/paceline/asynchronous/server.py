@@ -67,6 +67,10 @@ class Server:
             return piece.version
         return piece.pull(reader, out)
 
+    def news(self, number: int, reader: int) -> Any:
+        """What of the ledger goes with the values of piece `number` that `reader` was given."""
+        return self.pieces[number].news.pop(reader, None)
+
     def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
         """Worker `rank` has come so far: (piece, clock) pairs, of pieces whose owner was lost."""
         for number, clock in clocks:
@@ -103,7 +107,7 @@ class Server:
         if number in self._replicas:
             about, row = self._replicas.pop(number)
             if piece.version > about["version"]:  # of the replica only what the optimizer keeps is of use
-                about = {**about, "version": piece.version}
+                about = {**about, "version": piece.version, "ledger": None}
                 row = torch.cat([piece.anchor, row[piece.anchor.numel() :]])
             piece.restore(about, row)
             source = "replica"

@@ -27,6 +27,7 @@ class Ask:
         out: where the answer goes, shape (n,); None where the values are not asked for.
         version: of the values at which `values` were computed; afterwards, of the answer.
         delay: what the owner measured, or `REFUSED`.
+        news: what of the ledger goes with the answer.
     """
 
     piece: int
@@ -35,6 +36,7 @@ class Ask:
     out: Tensor | None
     version: int
     delay: int = 0
+    news: Any = None
 
 
 @dataclass
@@ -69,11 +71,11 @@ class Ticket:
         """The part of `piece`, if its answer is still to come."""
         return self._open.get(piece)
 
-    def answered(self, piece: int, version: int, delay: int) -> None:
+    def answered(self, piece: int, version: int, delay: int, news: Any = None) -> None:
         """The answer is in its place."""
         ask = self._open.pop(piece, None)
         if ask is not None:
-            ask.version, ask.delay = version, delay
+            ask.version, ask.delay, ask.news = version, delay, news
 
     @property
     def waiting(self) -> list[Ask]:

@@ -156,6 +156,8 @@ class Stream(ABC):
         asks = {ask.piece: ask for ask in ticket.asks}
         for span in self._every:
             span.take(asks)
+        if KEEPING in asks and asks[KEEPING].news is not None:
+            self._service.leases.learn(asks[KEEPING].news)
 
     def wait(self) -> None:
         """Take what is under way."""

@@ -199,13 +199,13 @@ class ThreadedService:
             still_here = partial(self.send, channel, STILL_HERE, (piece,))
             delay = self._push(piece, frame.body, arriving, out, still_here)
             answered = self._server.read(piece, rank, out, after_push=True)
-            self.send(channel, ANSWER, (piece, answered, delay, ticket), out)
+            self.send(channel, ANSWER, (piece, answered, delay, ticket), out, self._server.news(piece, rank))
             self._replicate(piece)
         elif frame.kind == PULL:
             piece, ticket, looks = numbers[:3]
             out = spaces.like(self._anchor(piece), "out")
             answered = self._server.read(piece, NOBODY if looks else rank, out, after_push=False)
-            self.send(channel, ANSWER, (piece, answered, 0, ticket), out)
+            self.send(channel, ANSWER, (piece, answered, 0, ticket), out, self._server.news(piece, rank))
         elif frame.kind == REPLICA:
             assert frame.body is not None
             self._server.keep_replica(frame.note, frame.body)
@@ -338,13 +338,13 @@ class ThreadedService:
         """The exchange of that number, while it is under way."""
         return self._tickets.get(number)
 
-    def answer(self, number: int, piece: int, version: int, delay: int) -> None:
+    def answer(self, number: int, piece: int, version: int, delay: int, news: Any = None) -> None:
         """An answer is in its place."""
         with self._changed:
             ticket = self._tickets.get(number)
             if ticket is None:
                 return
-            ticket.answered(piece, version, delay)
+            ticket.answered(piece, version, delay, news)
             if ticket.done:
                 ticket.answered_at = self.now()
                 del self._tickets[number]

@@ -23,8 +23,10 @@ pushes that they are about, so that a push and its mark are applied together or 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from paceline.data.ranges import Ranges
@@ -37,6 +39,8 @@ ENDLESS = 1 << 62
 """The number of places where nobody knows it yet."""
 MOST = 16
 """Units of a lease, at most."""
+HISTORY = 1024
+"""Entries that are kept for those who follow; who is further behind gets the whole ledger."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,9 @@ class Ledger:
         self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> the epoch in which it asked last
         self._expected: dict[tuple[int, int], Ranges] = {}
         self._waiting: set[int] = set()
+        self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY)  # what became of the books, for those who follow
+        self._number = 0  # of the last entry
+        self._told: dict[int, int] = {}  # reader -> the last entry that it knows
         self._speeds: dict[int, _Speed] = {}
         self.repeated = 0
 
@@ -163,8 +170,9 @@ class Ledger:
             return []
         return [rank for rank, held in book.leased.items() if held and rank not in book.dry | self._waiting]
 
-    def done(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
-        """What `worker` made of these places has been applied to the global model."""
+    def done(self, worker: int, marks: Iterable[Sequence[int]]) -> int:
+        """What `worker` made of these places has been applied to the global model; how many were not so before."""
+        count = 0
         for loader, epoch, begin, end in marks:
             book = self._books.get((loader, epoch))
             if book is None:
@@ -174,9 +182,12 @@ class Ledger:
             if found < end - begin:  # its lease went back to the pile meanwhile
                 found += book.free.remove(begin, end)
             self.repeated += end - begin - found
+            count += found
+            self._tell(loader, epoch, begin, end, book)
             if worker in self._speeds:
                 self._speeds[worker].places += found
             self._close_settled(loader)
+        return count
 
     def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` will not train on these places of its leases."""
@@ -193,6 +204,7 @@ class Ledger:
         book = self._books.get((loader, epoch))
         if book is not None:
             book.left = True
+            self._tell(loader, epoch, 0, 0, book)
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only `total` places in this epoch."""
@@ -201,6 +213,7 @@ class Ledger:
             for held in [book.free, *book.leased.values()]:
                 held.remove(total, book.total)
             book.total = total
+            self._tell(loader, epoch, 0, 0, book)
             self._close_settled(loader)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
@@ -227,6 +240,36 @@ class Ledger:
             for low, high in book.free.within(begin, end):
                 book.free.remove(low, high)
                 book.leased.setdefault(worker, Ranges()).add(low, high)
+
+    # -- replicas ---------------------------------------------------------------------------------
+
+    def news(self, reader: int) -> Any:
+        """What `reader` does not know yet of what is done; JSON's terms, for :meth:`learn`."""
+        since, self._told[reader] = self._told.get(reader, -1), self._number
+        missing = self._number - since
+        if since < 0 or missing > len(self._history):
+            return {"whole": self.state()}
+        return [list(one) for one in islice(self._history, len(self._history) - missing, None)]
+
+    def learn(self, news: Any) -> None:
+        """Be as the keeper's ledger was; who holds what does not matter."""
+        if isinstance(news, dict):
+            self.load(news["whole"])
+            self.forget_leases()
+            return
+        for loader, epoch, begin, end, total, left in news:
+            if epoch <= self._closed.get(loader, -1) and (loader, epoch) not in self._books:
+                continue
+            book = self._open(Question(loader, epoch, total))
+            assert book is not None
+            book.left = book.left or bool(left)
+            book.free.remove(begin, end)
+            self.ends(loader, epoch, total)
+            self._close_settled(loader)
+
+    def _tell(self, loader: int, epoch: int, begin: int, end: int, book: Book) -> None:
+        self._number += 1
+        self._history.append((loader, epoch, begin, end, book.total, int(book.left)))
 
     # -- within -----------------------------------------------------------------------------------
 
@@ -312,6 +355,7 @@ class Ledger:
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
         """Put back what `state` gave; `now` is the time of another clock, perhaps."""
+        self._told = {}
         self._books = {
             (row["key"][0], row["key"][1]): Book(
                 row["total"],

@@ -96,6 +96,9 @@ class Leases(Protocol):
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only so many places in this epoch."""
 
+    def learn(self, news: Any) -> None:
+        """What is done of the data, as the keeper knew when it gave the values that are taken now."""
+
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
 
