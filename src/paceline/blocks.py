@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.errors import UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.fragments import Modules
 from paceline.lanes import BufferLane, Lane, ParameterLane
+from paceline.regroup import Old
 from paceline.rule import Rule
 from paceline.schedule import EveryBlock
 from paceline.update import BlockUpdate, Named, Work
@@ -204,6 +205,39 @@ class Blocks:
             update.load(row["outer"], row["numbers"], row["passing"])
         begun, steps, made = rows[0]["turns"]
         self.turns = Turns([row["since"] for row in rows], {int(f): int(n) for f, n in made}, begun, steps)
+
+    # -- from another number of workers -----------------------------------------------------------
+
+    def saved(self, old: Old) -> list[dict[str, Any]]:
+        """What all workers held alike of every fragment, out of a checkpoint of another number of workers.
+
+        Nothing where it was made without blocks: by one worker, or by the processes of one host that were one.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        rows: list[dict[str, Any]] = []
+        for number, update in enumerate(self.updates):
+            at: tuple[str | int, ...] = ("exchange", "blocks", number)
+            row = {name: old.part(0, *at, name) for name in ("outer", "numbers", "turns")}
+            if row["outer"] is None:
+                return []
+            row["said"] = old.part(0, *at, "passing", "flight", "said")
+            misfit = update.misfit(row["outer"])
+            if misfit:
+                raise CheckpointError(f"the checkpoint does not fit what is exchanged: {misfit}")
+            rows.append(row)
+        return rows
+
+    def regroup(self, rows: list[dict[str, Any]]) -> None:
+        """Begin new blocks from what `saved` gave, or first ones where that is nothing; after the optimizers' own."""
+        if not rows:
+            for update in self.updates:
+                update.start()
+        for update, row in zip(self.updates, rows, strict=False):
+            update.regroup(row["outer"], row["numbers"], row["said"])
+        begun = int(rows[0]["turns"][0]) if rows else 0
+        self.turns = Turns([0] * len(self.updates), {}, begun, self._schedule.ends(begun - 1) if begun else 0)
 
 
 def staggered(owned: Owned, fragments: int) -> list[Owned]:

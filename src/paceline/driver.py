@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.fragments import Fragment
+from paceline.regroup import Old
 
 
 class GlobalLane(Protocol):
@@ -84,3 +85,7 @@ class Driver(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
+
+    def regroup(self, old: Old) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place, after the
+        model's, the optimizers' and the flow's own."""

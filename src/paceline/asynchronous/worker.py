@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.gradient_stream import GradientStream
 from paceline.asynchronous.piece import Piece
+from paceline.asynchronous.regroup import OldPieces, cut_anew, old_clocks
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Service
 from paceline.asynchronous.spans import Layout, Span
@@ -30,6 +32,7 @@ from paceline.flow import Flow
 from paceline.fragments import Modules, averaged_buffers, find_buffers, fragments
 from paceline.outer import Elastic
 from paceline.payload import Gradient
+from paceline.regroup import Old
 from paceline.rule import Rule
 from paceline.schedule.bounded import Bounded
 from paceline.settings import Settings
@@ -327,6 +330,37 @@ class Asynchronous:
         for stream, saved in zip(self._streams, state["streams"], strict=True):
             stream.load(saved)
         self._service.load(state["service"])
+        self._service.settle()
+        for stream in self._streams:
+            stream.rested()
+
+    def regroup(self, old: Old) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place.
+
+        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        """
+        clocks = old_clocks(old, len(self._streams))
+        found: dict[int, dict[str, Any]] = {}
+        if old.size > 1:
+            pieces = OldPieces(old, [span.numel for span in self._layout.spans], self.rule.sharded)
+            for stream, clock in zip(self._streams, clocks, strict=True):
+                alike = [(rank, clock) for rank in range(self._transport.world.size)]
+                found |= cut_anew(pieces, stream.every, self._server.pieces, alike)
+        return lambda: self._begin(found, clocks)
+
+    def _begin(self, found: dict[int, dict[str, Any]], clocks: list[int]) -> None:
+        """Own the pieces that were found, or those of the model as it is; then all begin at the global model."""
+        for span in self._layout.spans:
+            span.read(span.pulled)
+        for number in self._server.pieces:
+            piece = self._server.pieces[number] = self._piece(number)
+            if number in found:
+                piece.load(found[number])
+        for stream, clock in zip(self._streams, clocks, strict=True):
+            stream.clock = clock
+        self._service.settle()  # nobody asks before all have what they own
+        for stream in self._streams:
+            stream.begin()
         self._service.settle()
         for stream in self._streams:
             stream.rested()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.data.share import Position, Share
+from paceline.errors import UnsupportedError
 from paceline.world import World
 
 
@@ -77,3 +78,11 @@ class Feed:
         self.samples, self._since, self._loaded = state["samples"], state["since"], state["positions"]
         for position, saved in zip(self._positions.values(), self._loaded, strict=False):
             position.load(saved)
+
+    def regroup(self, states: list[dict[str, Any]]) -> None:
+        """From a checkpoint of another number of workers: what `state` gave on each of them, in rank order."""
+        if any(state["positions"] for state in states):
+            raise UnsupportedError(
+                f"the data were shared among {len(states)} workers, and this run has {self._world.size}; resume on "
+                f"{len(states)} workers"
+            )
