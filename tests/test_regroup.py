@@ -84,7 +84,7 @@ class Quadratic:
         if self.look is not None:
             seen.extra = self.look(run, optimizer)
         for _ in range(self.steps):
-            x = batch_of(rank(), run.minibatches).to(self.dtype)
+            x = batch_of(run.world.rank, run.minibatches).to(self.dtype)
             optimizer.zero_grad()
             loss = (model(x).float() - 0.5 * x[:, :3].float()).square().mean()
             loss.backward()
