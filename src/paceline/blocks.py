@@ -208,6 +208,11 @@ class Blocks:
 
     # -- from another number of workers -----------------------------------------------------------
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a block begins with something that optimizers kept on the workers, each by itself."""
+        return any(choice not in ("compensate", "reset") for update in self.updates for choice in update.choices)
+
     def saved(self, old: Old) -> list[dict[str, Any]]:
         """What all workers held alike of every fragment, out of a checkpoint of another number of workers.
 

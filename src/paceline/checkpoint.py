@@ -201,7 +201,7 @@ def look(path: Path, transport: Transport) -> dict[str, Any]:
     problem, manifest, about = "", {}, ""
     try:
         manifest = read_manifest(path)
-        about = json.dumps([manifest["size"], sorted(manifest["files"].items())])
+        about = hashlib.sha256(json.dumps([manifest["size"], sorted(manifest["files"].items())]).encode()).hexdigest()
     except CheckpointError as error:
         problem = str(error)
     told = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -317,7 +318,7 @@ class Run:
         try:
             state = self._read(path, old)
             put = self._engine.regroup(old) if self._engine is not None else None
-        except (OSError, CheckpointError) as error:
+        except (OSError, ValueError, SafetensorError) as error:  # the others are waiting for a word
             problem = str(error)
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
         self._feed.regroup(state["data"])  # the first, because it may refuse
@@ -345,8 +346,9 @@ class Run:
         """State dictionaries for the optimizers: of one worker, where all held the same or none held any."""
         if steps_at_owners(self.rule) and self._engine is None:
             return whole_optimizers(old, self._model, self._owned, self.rule.sharded)
-        warm = old.part(0, "flow", 1)
-        apart = not steps_at_owners(self.rule) and not replace(self._flow, warm=warm).lockstep
+        apart = not steps_at_owners(self.rule) and not replace(self._flow, warm=old.part(0, "flow", 1)).lockstep
+        if self._blocks is not None and not self._blocks.keeps_state:
+            apart = False  # a block begins with nothing of it
         found: list[dict[str, Any]] = regroup.mean_optimizers(old) if apart else old.part(0, "optimizers")
         return found
 

@@ -441,7 +441,9 @@ class BlockUpdate:
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
         counts = list(numbers["counts"])
         if said is not None:
-            self._count_in(Meeting(tuple(Header.unpack(row) for row in said)), numbers["workers"], counts)
+            self._count_in(
+                Meeting(tuple(Header.unpack(row) for row in said)), numbers.get("workers", len(said)), counts
+            )
         self.ahead = self._coefficients().momentum if self.block else 0.0  # the look-ahead follows the new N
         met = len(numbers["sums"]) > len(self.parameter_lanes) + len(self.buffer_lanes)  # moments had been exchanged
         self._renew(met)

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.asynchronous.spans import Layout, Span
+from paceline.asynchronous.stepping import begun
 from paceline.blocks import Owned
 from paceline.errors import CheckpointError
 from paceline.fragments import Modules, averaged_buffers, fragments
@@ -98,6 +100,26 @@ def cut_anew(
         for one in span.ranges
         if one.number in own
     }
+
+
+def of_one(span: Span, optimizer: Optimizer | None, own: Container[int]) -> dict[int, dict[str, Any]]:
+    """Number -> state, of a span's pieces that are in `own`, where a worker had all to itself.
+
+    Args:
+        span: with the model's values in `pulled`.
+        optimizer: whose state its owners go on with, if any.
+        own: numbers of pieces.
+    """
+    tensors, numbers = begun(optimizer, span.fragment, 0, span.numel) if optimizer is not None else ({}, {})
+    about = {"version": 0, "numbers": numbers, "clocks": []}
+    found = {}
+    for one in span.ranges:
+        if one.number in own:
+            low, high = one.cut.begin, one.cut.end
+            values = span.pulled[low:high]
+            kept = {name: tensor[low:high] for name, tensor in tensors.items()}
+            found[one.number] = {"about": about, "anchor": values, "tensors": kept, "origins": {}, "first": values}
+    return found
 
 
 def steps_at_owners(rule: Rule) -> bool:

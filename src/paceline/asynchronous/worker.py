@@ -18,7 +18,7 @@ from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.gradient_stream import GradientStream
 from paceline.asynchronous.piece import Piece
-from paceline.asynchronous.regroup import OldPieces, cut_anew, old_clocks
+from paceline.asynchronous.regroup import OldPieces, cut_anew, of_one, old_clocks
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Service
 from paceline.asynchronous.spans import Layout, Span
@@ -349,13 +349,15 @@ class Asynchronous:
         return lambda: self._begin(found, clocks)
 
     def _begin(self, found: dict[int, dict[str, Any]], clocks: list[int]) -> None:
-        """Own the pieces that were found, or those of the model as it is; then all begin at the global model."""
+        """Own what was found, or the model and the optimizers as they are; then all begin at the global model."""
         for span in self._layout.spans:
             span.read(span.pulled)
-        for number in self._server.pieces:
-            piece = self._server.pieces[number] = self._piece(number)
-            if number in found:
-                piece.load(found[number])
+            if not found:
+                optimizer = self._optimizer_of.get(span.number) if self._gradient else None
+                for number, state in of_one(span, optimizer, self._server.pieces).items():
+                    self._server.pieces[number].load(state)
+        for number, state in found.items():
+            self._server.pieces[number].load(state)
         for stream, clock in zip(self._streams, clocks, strict=True):
             stream.clock = clock
         self._service.settle()  # nobody asks before all have what they own
