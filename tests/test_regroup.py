@@ -194,6 +194,53 @@ def test_the_outer_state_of_16_bit_models_keeps_its_32_bits(rule: str, tmp_path:
         assert torch.equal(one.extra["anchor"], want)
 
 
+@pytest.mark.parametrize("new", [1, 3, 7])
+@pytest.mark.parametrize(
+    "rule",
+    ["sync", "bmuf(period=3)", "diloco(period=4, local_state='average')", "asgd(piece=64)", "easgd(period=3)"],
+)
+def test_several_models_and_optimizers(rule: str, new: int, tmp_path: Path) -> None:
+    """Each optimizer has its own exchanges, pieces and clock."""
+
+    def program(resume: bool) -> Callable[[], Any]:
+        def body() -> Any:
+            torch.manual_seed(0)
+            models = {"one": nn.Linear(6, 20), "two": nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 3))}
+            optimizers = [momentum_sgd(models["one"].parameters()), adam(models["two"].parameters())]
+            run = paceline.attach(models, optimizers, rule)
+            if resume:
+                run.resume(tmp_path / "c")
+            start = run.global_state()
+            for step in range(run.minibatches, run.minibatches + 5):
+                loss = models["two"](models["one"](batch_of(rank(), step))).square().mean()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            if not resume:
+                run.save(tmp_path / "c")
+            run.close()
+            return start, run.global_state(), [optimizer.state_dict() for optimizer in optimizers]
+
+        return body
+
+    simulate(program(False), 4)
+    saved = load_file(tmp_path / "c" / "global.safetensors")
+    found = simulate(program(True), new)
+    for start, final, _ in found:
+        assert same_bits(start, saved) and same_bits(final, found[0][1])
+    assert len(saved) == 9 and (new > 1 or all(len(kept["state"]) > 1 for kept in found[0][2]))
+
+
+def test_only_the_files_that_are_needed_are_read(tmp_path: Path) -> None:
+    """In lockstep all hold what rank 0 holds; the fourth's tensors tell nothing to three."""
+    simulate(Quadratic("sync", save=tmp_path / "c"), 4)
+    (tmp_path / "c" / "rank-003.safetensors").unlink()
+    after = simulate(Quadratic("sync", resume=tmp_path / "c"), 3)
+    assert all(same_bits(one.start, load_file(tmp_path / "c" / "global.safetensors")) for one in after)
+
+
 # -- against the same by hand ------------------------------------------------------------------------------------------
 
 

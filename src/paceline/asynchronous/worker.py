@@ -340,23 +340,20 @@ class Asynchronous:
         The user's model is to hold the global model by then, and the optimizers the state that goes on.
         """
         clocks = old_clocks(old, len(self._streams))
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, dict[str, Any]] | None = None
         if old.size > 1:
+            found = {}
             pieces = OldPieces(old, [span.numel for span in self._layout.spans], self.rule.sharded)
             for stream, clock in zip(self._streams, clocks, strict=True):
                 alike = [(rank, clock) for rank in range(self._transport.world.size)]
                 found |= cut_anew(pieces, stream.every, self._server.pieces, alike)
         return lambda: self._begin(found, clocks)
 
-    def _begin(self, found: dict[int, dict[str, Any]], clocks: list[int]) -> None:
+    def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
         """Own what was found, or the model and the optimizers as they are; then all begin at the global model."""
         for span in self._layout.spans:
             span.read(span.pulled)
-            if not found:
-                optimizer = self._optimizer_of.get(span.number) if self._gradient else None
-                for number, state in of_one(span, optimizer, self._server.pieces).items():
-                    self._server.pieces[number].load(state)
-        for number, state in found.items():
+        for number, state in (self._of_one() if found is None else found).items():
             self._server.pieces[number].load(state)
         for stream, clock in zip(self._streams, clocks, strict=True):
             stream.clock = clock
@@ -366,3 +363,11 @@ class Asynchronous:
         self._service.settle()
         for stream in self._streams:
             stream.rested()
+
+    def _of_one(self) -> dict[int, dict[str, Any]]:
+        """This worker's pieces of what a single worker had."""
+        found: dict[int, dict[str, Any]] = {}
+        for span in self._layout.spans:
+            optimizer = self._optimizer_of.get(span.number) if self._gradient else None
+            found |= of_one(span, optimizer, self._server.pieces)
+        return found
