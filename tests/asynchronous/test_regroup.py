@@ -255,6 +255,10 @@ def test_under_a_bound_all_are_at_one_clock(tmp_path: Path) -> None:
         run = paceline.attach(model, optimizer, "ssp(staleness=2)")
         run.resume(tmp_path / "c")
         found = [run.blocks, run.minibatches]
+        assert isinstance(run._engine, Asynchronous)
+        for piece in run._engine._server.pieces.values():
+            assert piece.clocks.state() == [[worker, 5] for worker in range(3)]
+        run._transport.barrier()
         train(model, optimizer, rank(), 0, 4)
         found.append(run.blocks)
         run.close()
