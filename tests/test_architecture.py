@@ -55,6 +55,7 @@ FLOORS: dict[str, int] = {
     "amp": 4,
     "checks": 4,
     "checkpoint": 4,
+    "regroup": 4,
     "ending": 4,
     "export": 4,
     "watch": 4,

@@ -110,11 +110,6 @@ def test_none_there(tmp_path: Path) -> None:
         resume(tmp_path / "nothing")
 
 
-def test_another_number_of_workers(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="made by 2 workers and this run has 3"):
-        resume(saved(tmp_path / "c"), workers=3)
-
-
 def test_another_rule(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"made under the rule bmuf_adam\(period=3\), and this run has bmuf"):
         resume(saved(tmp_path / "c"), rule="bmuf(period=3)")

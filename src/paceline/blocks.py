@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.errors import UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.fragments import Modules
 from paceline.lanes import BufferLane, Lane, ParameterLane
+from paceline.regroup import Old
 from paceline.rule import Rule
 from paceline.schedule import EveryBlock
 from paceline.update import BlockUpdate, Named, Work
@@ -78,9 +79,9 @@ class Blocks:
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.turns = Turns([0] * len(self.updates))
-        self._sent: dict[int, int] = {}  # fragment -> minibatches up to the end of its block that is under way
         self.entered = [0] * len(self.updates)
-        """Of each fragment, minibatches of this worker up to the end of the last block that was applied."""
+        """Of each fragment, minibatches of this worker up to the end of its last block; its exchange may be under way,
+        and will be in the global model."""
 
     # -- over time --------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Blocks:
         fragment, turns = self.next, self.turns
         work = Work(0 if idle else turns.since[fragment], total, leaving=leaving)
         turns.since[fragment], turns.begun = 0, turns.begun + 1
-        self._sent[fragment] = total
+        self.entered[fragment] = total
         behind = self._schedule.overlap > 0 and not leaving
         self.updates[fragment].begin(work, behind)
         if behind:
@@ -128,7 +129,6 @@ class Blocks:
 
     def land(self, fragment: int) -> Meeting:
         """Apply the exchange of a fragment that `begin` sent."""
-        self.entered[fragment] = self._sent[fragment]
         return self.updates[fragment].land(self.turns.made.pop(fragment, None))
 
     @property
@@ -206,7 +206,7 @@ class Blocks:
             for update, since in zip(self.updates, turns.since, strict=True)
         ]
         rows[0]["turns"] = [turns.begun, turns.steps, sorted(turns.made.items())]
-        rows[0]["entered"] = [self.entered, sorted(self._sent.items())]
+        rows[0]["entered"] = self.entered
         return rows
 
     def load(self, rows: list[dict[str, Any]]) -> None:
@@ -214,9 +214,46 @@ class Blocks:
         for update, row in zip(self.updates, rows, strict=True):
             update.load(row["outer"], row["numbers"], row["passing"])
         begun, steps, made = rows[0]["turns"]
-        self.entered, sent = list(rows[0]["entered"][0]), rows[0]["entered"][1]
-        self._sent = {int(fragment): int(total) for fragment, total in sent}
+        self.entered = list(rows[0]["entered"])
         self.turns = Turns([row["since"] for row in rows], {int(f): int(n) for f, n in made}, begun, steps)
+
+    # -- from another number of workers -----------------------------------------------------------
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a block begins with something that optimizers kept on the workers, each by itself."""
+        return any(choice not in ("compensate", "reset") for update in self.updates for choice in update.choices)
+
+    def saved(self, old: Old) -> list[dict[str, Any]]:
+        """What all workers held alike of every fragment, out of a checkpoint of another number of workers.
+
+        Nothing where it was made without blocks: by one worker, or by the processes of one host that were one.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        rows: list[dict[str, Any]] = []
+        for number, update in enumerate(self.updates):
+            at: tuple[str | int, ...] = ("exchange", "blocks", number)
+            row = {name: old.part(0, *at, name) for name in ("outer", "numbers", "turns")}
+            if row["outer"] is None:
+                return []
+            row["said"] = old.part(0, *at, "passing", "flight", "said")
+            misfit = update.misfit(row["outer"])
+            if misfit:
+                raise CheckpointError(f"the checkpoint does not fit what is exchanged: {misfit}")
+            rows.append(row)
+        return rows
+
+    def regroup(self, rows: list[dict[str, Any]]) -> None:
+        """Begin new blocks from what `saved` gave, or first ones where that is nothing; after the optimizers' own."""
+        if not rows:
+            for update in self.updates:
+                update.start()
+        for update, row in zip(self.updates, rows, strict=False):
+            update.regroup(row["outer"], row["numbers"], row["said"])
+        begun = int(rows[0]["turns"][0]) if rows else 0
+        self.turns = Turns([0] * len(self.updates), {}, begun, self._schedule.ends(begun - 1) if begun else 0)
 
 
 def staggered(owned: Owned, fragments: int) -> list[Owned]:

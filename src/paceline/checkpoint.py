@@ -10,6 +10,7 @@
 
 Files are written into `PATH.partial` and the directory is renamed when all workers are done, so that PATH is the old
 checkpoint or the new one and never half of each. Formats do not notice flipped bytes; the sums do.
+Another number of workers reads the files of all ranks (:mod:`paceline.regroup`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from torch import Tensor
 from paceline.errors import CheckpointError
 from paceline.transport import Transport
 from paceline.tree import build, flatten
-from paceline.world import World
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -78,7 +78,7 @@ def save(
             sums[GLOBAL] = sha256(partial / GLOBAL)
     except (OSError, CheckpointError, SafetensorError) as error:
         problem = str(error)
-    everybody = _all_well(transport, problem, "could not be written", sums)
+    everybody = all_well(transport, problem, "could not be written", sums)
     if maker:
         (partial / MARK).unlink()
         manifest = {"format": FORMAT, **about, "size": world.size, "files": _merge(everybody)}
@@ -100,14 +100,14 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
             _start_over(path, partial, mark)
     except (OSError, CheckpointError) as error:
         problem = str(error)
-    mark = _all_well(transport, problem, "could not be started", {"mark": mark})[0]["mark"]
+    mark = all_well(transport, problem, "could not be started", {"mark": mark})[0]["mark"]
     try:
         if world.local_rank == 0 and not maker and not _has(partial, mark):
             maker = True
             _start_over(path, partial, mark)
     except (OSError, CheckpointError) as error:
         problem = str(error)
-    _all_well(transport, problem, "could not be started")
+    all_well(transport, problem, "could not be started")
     return maker
 
 
@@ -165,7 +165,7 @@ def _write_durably(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:
+def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:
     """Everybody's sums; the same error on all workers where one had a problem."""
     everybody = transport.gather_json({"problem": problem, "sums": sums or {}})
     world = transport.world
@@ -196,20 +196,40 @@ def _replace(partial: Path, path: Path) -> None:
         os.close(handle)
 
 
-def load(path: Path, transport: Transport) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(manifest, this worker's state); on every worker, or the same error on every worker."""
-    problem, manifest, state = "", {}, {}
+def look(path: Path, transport: Transport) -> dict[str, Any]:
+    """The manifest of a checkpoint, made by any number of workers; or the same error on every worker."""
+    problem, manifest, about = "", {}, ""
     try:
-        manifest = read_manifest(path, transport.world)
-        state = _read_rank(path, transport.world.rank, manifest)
+        manifest = read_manifest(path)
+        about = hashlib.sha256(json.dumps([manifest["size"], sorted(manifest["files"].items())]).encode()).hexdigest()
     except CheckpointError as error:
         problem = str(error)
-    _all_well(transport, problem, f"{path} cannot be resumed")
-    return manifest, state
+    told = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
+    world = transport.world
+    other = [rank for rank, one in enumerate(told) if one != told[0]]
+    if other:
+        raise CheckpointError(
+            world.sign(
+                f"{world.name(0)} and {world.names(other)} find different checkpoints at {path}; copy one of them to "
+                "all hosts"
+            )
+        )
+    return manifest
 
 
-def read_manifest(path: Path, world: World) -> dict[str, Any]:
-    """The manifest of a checkpoint for this cluster."""
+def load(manifest: dict[str, Any], path: Path, transport: Transport) -> dict[str, Any]:
+    """This worker's state, where as many workers saved it; on every worker, or the same error on every worker."""
+    problem, state = "", {}
+    try:
+        state = _read_rank(transport.world.rank, manifest)
+    except CheckpointError as error:
+        problem = str(error)
+    all_well(transport, problem, f"{path} cannot be resumed")
+    return state
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, with the `directory` in which its files are."""
     found = path if (path / MANIFEST).is_file() else path.with_name(path.name + ".old")  # killed between two renames
     file = found / MANIFEST
     if not file.is_file():
@@ -222,28 +242,27 @@ def read_manifest(path: Path, world: World) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     if kind != FORMAT:
         raise CheckpointError(f"{path} has format {kind}, and this paceline reads {FORMAT}")
-    if size != world.size:
-        raise CheckpointError(
-            f"{path} was made by {size} workers and this run has {world.size}; start as many, or begin a new run from "
-            f"the global model in {GLOBAL}"
-        )
     if not isinstance(files, dict):
         raise CheckpointError(f"{file} is damaged: its list of files is a {type(files).__name__}")
+    if not isinstance(size, int) or size < 1:
+        raise CheckpointError(f"{file} is damaged: its number of workers is {size!r}")
     manifest["directory"] = str(found)
     return dict(manifest)
 
 
-def _read_rank(path: Path, rank: int, manifest: dict[str, Any]) -> dict[str, Any]:
-    directory = Path(manifest["directory"])
-    for name in rank_names(rank):
-        file = directory / name
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
-        if sha256(file) != manifest["files"].get(name):
-            raise CheckpointError(
-                f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
-            )
-    tensor_name, json_name = rank_names(rank)
-    tensors = load_file(directory / tensor_name)
-    state: dict[str, Any] = build(json.loads((directory / json_name).read_text(encoding="utf-8")), tensors)
+def checked(manifest: dict[str, Any], name: str) -> Path:
+    """Where a file of the checkpoint is; `CheckpointError` where it is missing or not what was written."""
+    file = Path(manifest["directory"]) / name
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing")
+    if sha256(file) != manifest["files"].get(name):
+        raise CheckpointError(
+            f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
+        )
+    return file
+
+
+def _read_rank(rank: int, manifest: dict[str, Any]) -> dict[str, Any]:
+    tensors, rest = (checked(manifest, name) for name in rank_names(rank))
+    state: dict[str, Any] = build(json.loads(rest.read_text(encoding="utf-8")), load_file(tensors))
     return state

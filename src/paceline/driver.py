@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.data.supply import Leases
 from paceline.fragments import Fragment
+from paceline.regroup import Old
 
 
 class GlobalLane(Protocol):
@@ -93,3 +94,7 @@ class Driver(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
+
+    def regroup(self, old: Old) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place, after the
+        model's, the optimizers' and the flow's own."""

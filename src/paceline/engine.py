@@ -22,6 +22,7 @@ from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
 from paceline.gradient_update import GradientUpdate, Occasion
+from paceline.regroup import Old
 from paceline.rule import Rule, is_block
 from paceline.settings import Settings
 from paceline.topology import Flat
@@ -348,12 +349,40 @@ class Engine:
         """Put back what `state` gave; after the optimizers' own."""
         if self.blocks is not None:
             self.blocks.load(state["blocks"])
-        if self._flow.warm and self.rule.schedule.warmup:
-            self._stop_gradients()
-            if self._inner is not None:
-                self._exchange_gradients(self._inner)
+        self._follow_flow()
         for update, saved in zip(self.gradients, state["gradients"], strict=True):
             update.load(saved)
         exchangers = [one for one in (self._exchanger, self._inner) if one is not None]
         for exchanger, sequence in zip(exchangers, state["sequence"], strict=True):
             exchanger.sequence = sequence
+
+    def _follow_flow(self) -> None:
+        """After a warm-up gradients are exchanged within hosts only."""
+        if self._flow.warm and self.rule.schedule.warmup:
+            self._stop_gradients()
+            if self._inner is not None:
+                self._exchange_gradients(self._inner)
+
+    def regroup(self, old: Old) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place.
+
+        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        """
+        warming = self.rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
+        rows = self.blocks.saved(old) if self.blocks is not None and not warming else []
+        sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
+        names = ("order", "usual", "expected", "exchanges")
+        gradients = [
+            {name: old.part(0, "exchange", "gradients", k, name) for name in names} for k in range(len(self._owned))
+        ]
+
+        def put() -> None:
+            if self.blocks is not None:
+                self.blocks.regroup(rows)
+            self._follow_flow()
+            for update, saved in zip(self.gradients, gradients, strict=False):
+                if saved["order"] is not None:
+                    update.regroup(saved)
+            self._exchanger.sequence = sequence
+
+        return put

@@ -435,6 +435,14 @@ class GradientUpdate:
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):
             chunk.state = restored(kept, chunk.part.wire.device)
 
+    def regroup(self, saved: dict[str, Any]) -> None:
+        """Take over what `state` gave among another number of workers: the counts, and nothing that a codec kept."""
+        self._usual, self._expected, self._exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        if len(saved["order"]) == len(self._named) and not self._chunks:
+            self._build([int(index) for index in saved["order"]])
+        for chunk in self._chunks:
+            chunk.state = {}
+
 
 def _with(meeting: Meeting, footers: list[Footer]) -> Meeting:
     """The meeting as the footers leave it: who was not finite weighs nothing."""

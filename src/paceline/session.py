@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import checkpoint, checks, ending, export, randomness
+from paceline import checkpoint, checks, ending, export, randomness, regroup
 from paceline.amp import skipped
-from paceline.asynchronous import Asynchronous
+from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizers
 from paceline.blocks import Blocks
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
@@ -24,6 +26,7 @@ from paceline.flow import Flow
 from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
+from paceline.regroup import Old
 from paceline.rule import Rule, is_asynchronous
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
@@ -235,22 +238,43 @@ class Run:
         self._watch.note("save", path=str(path))
 
     def resume(self, path: str | Path, **objects: Any) -> None:
-        """Put everything back to where `save` was called; the same bits follow as if the run had never stopped.
+        """Put everything back to where `save` was called.
 
         Call it before the training loop. The loop goes on at `run.epoch`, and `share` in the middle of that epoch.
 
+        On as many workers as saved it, the same bits follow as if the run had never stopped. On another number M the
+        training goes on from the same global model, and M = 1 is the model and the optimizer without any rule:
+
+        - From the checkpoint come the global model, outer state (block momentum, outer moments), the count of steps,
+          schedulers and whatever else is included, those of rank 0 where workers differ, and the workers' positions in
+          the data. A gain that follows the number of workers follows the new one.
+        - The pieces of an asynchronous server are cut anew, with the optimizer's state over them.
+        - An optimizer that steps on the workers gets the mean of their states where a block rule lets them differ:
+          floating-point tensors, and rank 0's for the rest. Under local_state="compensate" and "reset" it gets what a
+          block begins with.
+        - The data go on with what was not in the global model, each sample of the epoch once.
+        - Begun anew are: a block under way (all begin one from the global model, with the rule's look-ahead), what
+          codecs remember (residuals, momentum, factors), simulated clocks, paces, replicas, and what delays are
+          compensated from. A result on its way behind the next block is in the model already.
+        - Random generators are those of the same rank, where there was one, and else follow from the seed and the rank.
+
+        All workers read the files of the old ranks that they need: on a file system that they share, or from copies.
+
         Raises:
-            CheckpointError: there is none, it is damaged, or it belongs to another program or number of workers.
+            CheckpointError: there is none, it is damaged, or it belongs to another program; on every worker alike.
         """
         self._open()
         self.include(**objects)
-        manifest, state = checkpoint.load(Path(path), self._transport)
+        manifest = checkpoint.look(Path(path), self._transport)
         if manifest["rule"] != self.rule.text():
             raise CheckpointError(
                 f"{path} was made under the rule {manifest['rule']}, and this run has {self.rule.text()}; "
                 "use the same rule, or begin a new run from its global model"
             )
-        self._load(path, state)
+        if manifest["size"] == self.world.size:
+            self._load(path, checkpoint.load(manifest, Path(path), self._transport))
+        else:
+            self._regroup(path, Old(manifest))
         self._watch.note("resume", path=str(path))
 
     def _state(self) -> dict[str, Any]:
@@ -265,12 +289,24 @@ class Run:
         }
 
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
-        missing = sorted(set(state["included"]) ^ set(self._included))
+        self._check_included(path, state["included"])
+        self._put(path, state)
+        if self._engine is not None:
+            self._engine.load(state["exchange"])
+        self._feed.load(state["data"])
+        self._transport.barrier()  # nobody asks for data before the ledger is loaded
+        randomness.restore(state["random"])
+
+    def _check_included(self, path: str | Path, saved: Iterable[str]) -> None:
+        missing = sorted(set(saved) ^ set(self._included))
         if missing:
             raise CheckpointError(
                 f"{path} and this run do not include the same objects: {', '.join(missing)} stand in one of them only; "
                 "pass the same names to save and resume"
             )
+
+    def _put(self, path: str | Path, state: dict[str, Any]) -> None:
+        """Give model, optimizers and included objects what was saved of them."""
         for prefix, module in module_list(export.unwrapped(self._model)):
             part = {k.removeprefix(prefix): v for k, v in state["model"].items() if k.startswith(prefix)}
             try:
@@ -282,11 +318,49 @@ class Run:
         for name, thing in self._included.items():
             thing.load_state_dict(state["included"][name])
         self._flow.steps, self._flow.warm = state["flow"]
-        if self._engine is not None:
-            self._engine.load(state["exchange"])
-        self._feed.load(state["data"])
-        self._transport.barrier()  # nobody asks for data before the ledger is loaded
+
+    # -- from another number of workers -----------------------------------------------------------
+
+    def _regroup(self, path: str | Path, old: Old) -> None:
+        """Read and check everything, and only when all workers have done so change what is here."""
+        problem, state, put = "", {}, None
+        try:
+            state = self._read(path, old)
+            put = self._engine.regroup(old) if self._engine is not None else None
+        except (OSError, ValueError, SafetensorError) as error:  # the others are waiting for a word
+            problem = str(error)
+        checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
+        self._feed.regroup(state["data"])  # the first, because it may refuse
+        self._put(path, state)
+        if put is not None:
+            put()
+        self._transport.barrier()
         randomness.restore(state["random"])
+
+    def _read(self, path: str | Path, old: Old) -> dict[str, Any]:
+        """What this worker begins with, besides what the exchanges hold."""
+        self._check_included(path, old.keys(0, "included"))
+        state = {
+            "model": old.model(),
+            "optimizers": self._old_optimizers(old),
+            "included": old.part(0, "included"),
+            "flow": old.part(0, "flow"),
+            "data": [old.part(rank, "data") for rank in range(old.size)],
+            "random": regroup.random_state(old, self.world.rank, self._settings.seed),
+        }
+        regroup.check_model(export.plain_state(self._model), state["model"])
+        regroup.check_optimizers(self._optimizers, state["optimizers"])
+        return state
+
+    def _old_optimizers(self, old: Old) -> list[dict[str, Any]]:
+        """State dictionaries for the optimizers: of one worker, where all held the same or none held any."""
+        if steps_at_owners(self.rule) and self._engine is None:
+            return whole_optimizers(old, self._model, self._owned, self.rule.sharded)
+        apart = not steps_at_owners(self.rule) and not replace(self._flow, warm=old.part(0, "flow", 1)).lockstep
+        if self._blocks is not None and not self._blocks.keeps_state:
+            apart = False  # a block begins with nothing of it
+        found: list[dict[str, Any]] = regroup.mean_optimizers(old) if apart else old.part(0, "optimizers")
+        return found
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine
+from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine, fold
 from paceline.fragments import Modules, fragments
 from paceline.lanes import (
     Lane,
@@ -376,7 +376,14 @@ class BlockUpdate:
     def numbers(self) -> dict[str, object]:
         """The numbers that a checkpoint holds."""
         sums = [int(lane.checksum) for lane in self.lanes]
-        return {"block": self.block, "rho": self.rho, "ahead": self.ahead, "counts": self.counts, "sums": sums}
+        return {
+            "block": self.block,
+            "rho": self.rho,
+            "ahead": self.ahead,
+            "counts": self.counts,
+            "sums": sums,
+            "workers": self.workers,
+        }
 
     def load(self, state: dict[str, Tensor], numbers: dict[str, Any], passing: dict[str, Any]) -> None:
         """Put outer state back, after the optimizers' own; makes the moments' lanes where the saved run had them."""
@@ -404,6 +411,86 @@ class BlockUpdate:
         kept = [restored(state, chunk.device) for chunk, state in zip(self._chunks, saved["codec"], strict=True)]
         arrived = list(zip(self._chunks, kept, strict=True))
         self._flight = Flight.arrived(self._exchanger, meeting, arrived)
+
+    # -- from another number of workers -----------------------------------------------------------
+
+    def misfit(self, outer: dict[str, Tensor]) -> str:
+        """What of saved outer state does not fit the parameters and buffers here; nothing where all does."""
+        for name, tensor in self.state().items():
+            if name in outer and outer[name].shape != tensor.shape:
+                return f"{name} has {tensor.numel()} elements here and {outer[name].numel()} in the checkpoint"
+        names = {name.split("/")[0] for name in outer.keys() ^ self.state().keys()}
+        own = {lane.fragment.key.split("/")[0] for lane in [*self.parameter_lanes, *self.buffer_lanes]}
+        return f"the trained {', '.join(sorted(names & own))} are others" if names & own else ""
+
+    def start(self) -> None:
+        """Begin the first block from the model and the optimizers' state as they are, the same on all workers."""
+        self.block, self.rho, self.ahead = 0, 0.0, 0.0
+        self._renew(any(len(optimizer.state) for optimizer, _ in self._owned))
+        self.capture()
+        self._sum_anew()
+
+    def regroup(self, outer: dict[str, Tensor], numbers: dict[str, Any], said: list[list[int]] | None) -> None:
+        """Begin a new block from the outer state that another number of workers left; after the optimizers' own.
+
+        Args:
+            outer: what `state` gave.
+            numbers: what `numbers` gave.
+            said: the headers of an exchange that had come and had not landed yet: it is in `outer` already.
+        """
+        self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
+        counts = list(numbers["counts"])
+        if said is not None:
+            self._count_in(
+                Meeting(tuple(Header.unpack(row) for row in said)), numbers.get("workers", len(said)), counts
+            )
+        self.ahead = self._coefficients().momentum if self.block else 0.0  # the look-ahead follows the new N
+        met = len(numbers["sums"]) > len(self.parameter_lanes) + len(self.buffer_lanes)  # moments had been exchanged
+        self._renew(met)
+        with torch.no_grad():
+            for name, tensor in self.state().items():
+                tensor.copy_(outer[name])
+            for lane in self.lanes:
+                lane.restore()
+        self._begin_optimizers(counts, met)
+        self._sum_anew()
+
+    def _renew(self, moments: bool) -> None:
+        """No exchange is under way, and codecs remember nothing."""
+        self._chunks, self._flight, self._finite = [], None, True
+        self.moment_lanes = self._make_moment_lanes() if moments else None
+        for lane in self.lanes:
+            lane.fragment.refresh()
+
+    def _count_in(self, meeting: Meeting, workers: int, counts: list[float]) -> None:
+        """Bring the numbers to where an exchange among so many workers brought the outer state."""
+        if meeting.weight == 0:
+            return
+        c = self._rule.coefficients(self.block + 1, workers, self.ahead)
+        self.rho, ahead = self._rule.merging.equivalent_minibatches(self.rho, meeting.tau, c)
+        self.block += 1
+        for number, choice in enumerate(self.choices):
+            counts[number] += meeting.tau + (ahead if choice == "compensate" else 0.0)
+
+    def _begin_optimizers(self, counts: list[float], met: bool) -> None:
+        """What the optimizers have at the start of a block: what is kept beyond it, and nothing of one under way."""
+        for number, ((optimizer, named), choice) in enumerate(zip(self._owned, self.choices, strict=True)):
+            parameters: list[Tensor] = [p for _, p in named]
+            if choice == "compensate" and met:
+                set_step_count(optimizer, parameters, counts[number])
+            elif choice in ("compensate", "reset"):
+                reset_state(optimizer, parameters)
+                counts[number] = 0.0
+            else:
+                counts[number] = step_count(optimizer, parameters)
+        self.counts = counts
+
+    def _sum_anew(self) -> None:
+        """The checksums of what all have taken over, so that the next exchange compares it."""
+        for lane in self.lanes:
+            lane.checksum.zero_()
+            for tensor in lane.state().values():
+                fold(lane.checksum, tensor)
 
 
 def restored(saved: State, device: torch.device) -> State:

@@ -9,6 +9,7 @@ clock between virtual workers (:mod:`.clocked`). The same server answers in both
 
 from __future__ import annotations
 
+from paceline.asynchronous.regroup import steps_at_owners, whole_optimizers
 from paceline.asynchronous.worker import Asynchronous
 
-__all__ = ["Asynchronous"]
+__all__ = ["Asynchronous", "steps_at_owners", "whole_optimizers"]

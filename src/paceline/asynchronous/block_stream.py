@@ -100,3 +100,9 @@ class BlockStream(Stream):
         self.since = int(state["since"])
         for base, saved in zip(self._base, state["base"], strict=True):
             base.copy_(saved)
+
+    def begin(self) -> None:
+        super().begin()
+        self.since = 0
+        for span, base in zip(self.spans, self._base, strict=True):
+            base.copy_(span.pulled)

@@ -184,7 +184,7 @@ class Piece:
         self.anchor.copy_(anchor)
         self._way.load(tensors, about["numbers"])
         self.clocks.load(about["clocks"])
-        if self.ledger is not None and about["ledger"] is not None:
+        if self.ledger is not None and about.get("ledger") is not None:
             with self.ledger.lock:
                 self.ledger.load(about["ledger"])
         self.origins.clear()

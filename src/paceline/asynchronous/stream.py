@@ -81,7 +81,7 @@ class Stream(ABC):
         self.clock = 0
 
     @property
-    def _every(self) -> list[Span]:
+    def every(self) -> list[Span]:
         """Parameters, and the buffers that go with them."""
         return [*self.spans, *self.buffers]
 
@@ -142,19 +142,19 @@ class Stream(ABC):
         self._service.exchange(ticket)
         self._service.wait(ticket)
         if looks:
-            for span in self._every:
+            for span in self.every:
                 span.anchor = span.incoming.clone()
         else:
             self._take(ticket)
 
     def _question(self, looks: bool = False) -> Ticket:
         """A bare pull of everything."""
-        return Ticket(self._number(), [ask for span in self._every for ask in span.asks(None)], looks=looks)
+        return Ticket(self._number(), [ask for span in self.every for ask in span.asks(None)], looks=looks)
 
     def _take(self, ticket: Ticket) -> None:
         """What has arrived is what was pulled last."""
         asks = {ask.piece: ask for ask in ticket.asks}
-        for span in self._every:
+        for span in self.every:
             span.take(asks)
         if KEEPING in asks and asks[KEEPING].news is not None:
             self._service.leases.learn(asks[KEEPING].news)
@@ -169,7 +169,7 @@ class Stream(ABC):
 
     def settle(self) -> None:
         """Leave the global values in the user's tensors."""
-        for span in self._every:
+        for span in self.every:
             span.write(span.pulled)
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -178,14 +178,19 @@ class Stream(ABC):
         """What a checkpoint holds, with nothing under way."""
         return {
             "clock": self.clock,
-            "pulled": [span.pulled for span in self._every],
-            "versions": [[one.version for one in span.ranges] for span in self._every],
+            "pulled": [span.pulled for span in self.every],
+            "versions": [[one.version for one in span.ranges] for span in self.every],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self.clock = int(state["clock"])
-        for span, pulled, versions in zip(self._every, state["pulled"], state["versions"], strict=True):
+        for span, pulled, versions in zip(self.every, state["pulled"], state["versions"], strict=True):
             span.pulled.copy_(pulled)
             for one, version in zip(span.ranges, versions, strict=True):
                 one.version = int(version)
+
+    def begin(self) -> None:
+        """Go on from the global model, as a worker that has nothing of its own; with nothing under way."""
+        self.refresh(looks=False)
+        self.settle()

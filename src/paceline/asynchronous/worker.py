@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.gradient_stream import GradientStream
 from paceline.asynchronous.piece import KEEPING, Piece
+from paceline.asynchronous.regroup import OldPieces, cut_anew, of_one, old_clocks
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Service
 from paceline.asynchronous.spans import Layout, Span
@@ -26,13 +28,14 @@ from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
 from paceline.data import Feed
-from paceline.data.ledger import Ledger
+from paceline.data.ledger import Ledger, Mark
 from paceline.data.supply import Leases
 from paceline.exchange import Timing
 from paceline.flow import Flow
 from paceline.fragments import Modules, averaged_buffers, find_buffers, fragments
 from paceline.outer import Elastic
 from paceline.payload import Gradient
+from paceline.regroup import Old
 from paceline.rule import Rule
 from paceline.schedule.bounded import Bounded
 from paceline.settings import Settings
@@ -71,6 +74,7 @@ class Asynchronous:
         self.rule, self._transport, self._model, self._owned = rule, transport, model, owned
         self._settings, self._flow, self._watch, self._feed = settings, flow, watch, feed
         self._ledger = Ledger()
+        self._pushed = 0
         self._schedule = rule.schedule
         self.closed = self.local = False
         self._gradient = isinstance(rule.payload, Gradient)
@@ -109,9 +113,13 @@ class Asynchronous:
         for k, (optimizer, _) in enumerate(self._owned):
             with_buffers = buffers if k == len(self._owned) - 1 else []
             number = lambda: next(numbers)  # noqa: E731
-            marks = self._feed.take_marks
-            shared = (self._service, self._schedule, spans[k], with_buffers, number, marks, self._tally)
+            shared = (self._service, self._schedule, spans[k], with_buffers, number, self._marks, self._tally)
             self._streams.append(self._stream(optimizer, shared))
+
+    def _marks(self) -> list[Mark]:
+        """The places of the data that go with a push: all that this worker has in hand."""
+        self._pushed = self._flow.steps + int(self._gradient)  # gradients go before their step is counted
+        return self._feed.take_marks()
 
     def _stream(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Stream:
         if self._gradient:
@@ -266,8 +274,8 @@ class Asynchronous:
 
     @property
     def merged(self) -> int:
-        """Minibatches of this worker; which of them are in the global model is in the ledger."""
-        return self._flow.steps
+        """Minibatches of this worker whose work is in the global model, or on its way: the first so many."""
+        return self._pushed
 
     @property
     def leases(self) -> Leases:
@@ -352,3 +360,41 @@ class Asynchronous:
         self._service.settle()
         for stream in self._streams:
             stream.rested()
+
+    def regroup(self, old: Old) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place.
+
+        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        """
+        clocks = old_clocks(old, len(self._streams))
+        found: dict[int, dict[str, Any]] | None = None
+        if old.size > 1:
+            found = {}
+            pieces = OldPieces(old, [span.numel for span in self._layout.spans], self.rule.sharded)
+            for stream, clock in zip(self._streams, clocks, strict=True):
+                alike = [(rank, clock) for rank in range(self._transport.world.size)]
+                found |= cut_anew(pieces, stream.every, self._server.pieces, alike)
+        return lambda: self._begin(found, clocks)
+
+    def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
+        """Own what was found, or the model and the optimizers as they are; then all begin at the global model."""
+        for span in self._layout.spans:
+            span.read(span.pulled)
+        for number, state in (self._of_one() if found is None else found).items():
+            self._server.pieces[number].load(state)
+        for stream, clock in zip(self._streams, clocks, strict=True):
+            stream.clock = clock
+        self._service.settle()  # nobody asks before all have what they own
+        for stream in self._streams:
+            stream.begin()
+        self._service.settle()
+        for stream in self._streams:
+            stream.rested()
+
+    def _of_one(self) -> dict[int, dict[str, Any]]:
+        """This worker's pieces of what a single worker had."""
+        found: dict[int, dict[str, Any]] = {}
+        for span in self._layout.spans:
+            optimizer = self._optimizer_of.get(span.number) if self._gradient else None
+            found |= of_one(span, optimizer, self._server.pieces)
+        return found

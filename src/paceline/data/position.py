@@ -42,6 +42,7 @@ class Position:
         fresh: whether no batch of this epoch was asked for yet.
         rest: epoch -> what was left of it when it was split; an epoch that is not there was whole.
         played: epoch -> the random state at its start, where one worker's own loader gives the order.
+        leased: whether places are leased from the ledger.
         held: leases of which nothing was begun yet.
         begun: gives the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
@@ -53,6 +54,7 @@ class Position:
         self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work is under way
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}
+        self.leased = False
         self.held: deque[Mark] = deque()
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
@@ -123,6 +125,7 @@ class Position:
             "passes": [[epoch, one.cut and list(one.cut), one.batches, one.entered] for epoch, one in self._rows()],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
             "played": [[epoch, start] for epoch, start in self.played.items()],
+            "leased": self.leased,
             "held": [list(mark) for mark in (*self.begun(), *self.held)],
             "epoch_start": self.epoch_start,
             "generators": [generator.get_state() for generator in self.generators],
@@ -151,7 +154,7 @@ class Position:
         """
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
-        if ledger is not None:
+        if ledger is not None and any(state["leased"] for state in states):
             self.rest, self.played = unfinished(ledger, loader), {}
             self.epoch = min(self.rest, default=max(state["epoch"] for state in states))
         else:

@@ -52,6 +52,7 @@ class Share:
     ) -> None:
         self.loader, self._number, self._position, self._feed = loader, number, position, feed
         self._leases = leases
+        position.leased = leases is not None
         self._world = feed.world
         self._plan: Plan | None = None
         self._loading: Loading | None = None

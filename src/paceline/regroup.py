@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint that another number of workers goes on from: N saved it, M resume.
+
+What all N held alike is taken from rank 0's files: the count of steps, schedulers and included objects, the outer
+state. The global model is the checkpoint's. What differed from worker to worker is
+
+- cut anew where it has parts: the pieces of an asynchronous server (:mod:`paceline.asynchronous.regroup`),
+- the mean over the N workers: the state of optimizers that step on the workers,
+- begun anew where it can be neither: what a codec remembers, a block under way, paces, clocks.
+
+Everybody reads only the files that it needs, and checks the sums of those. Nothing is changed before everybody has read
+what it needs and found that it fits.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline import randomness
+from paceline.checkpoint import GLOBAL, checked, rank_names
+from paceline.errors import CheckpointError
+from paceline.tree import build
+
+
+class _Tensors(dict[str, Tensor]):
+    """The tensors of a file, each read when it is asked for, and kept by nobody."""
+
+    def __init__(self, manifest: dict[str, Any], name: str) -> None:
+        super().__init__()
+        self._manifest, self._name = manifest, name
+        self._file: Any = None
+
+    def __missing__(self, key: str) -> Tensor:
+        if self._file is None:
+            self._file = safe_open(checked(self._manifest, self._name), framework="pt")
+        tensor: Tensor = self._file.get_tensor(key)
+        return tensor
+
+
+class Old:
+    """What N workers saved; files are read, and their sums checked, when something in them is asked for.
+
+    Args:
+        manifest: of the checkpoint.
+
+    Attributes:
+        size: N.
+    """
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        self.size = int(manifest["size"])
+        self._manifest = manifest
+        self._rests: dict[int, Any] = {}
+        self._tensors = [_Tensors(manifest, rank_names(rank)[0]) for rank in range(self.size)]
+
+    def _find(self, rank: int, path: tuple[str | int, ...]) -> Any:
+        """The place `path` of a rank's state as JSON, or None."""
+        if rank not in self._rests:
+            file = checked(self._manifest, rank_names(rank)[1])
+            self._rests[rank] = json.loads(file.read_text(encoding="utf-8"))
+        value = self._rests[rank]
+        for step in path:
+            inside = step < len(value) if isinstance(value, list) and isinstance(step, int) else step in (value or ())
+            if not inside:
+                return None
+            value = value[step]
+        return value
+
+    def part(self, rank: int, *path: str | int) -> Any:
+        """What rank `rank` saved under these keys and numbers; None where there is no such place."""
+        return build(self._find(rank, path), self._tensors[rank])
+
+    def keys(self, rank: int, *path: str | int) -> list[str]:
+        """The keys of a dictionary there; none where there is no such place."""
+        return list(self._find(rank, path) or {})
+
+    def model(self) -> dict[str, Tensor]:
+        """The global model."""
+        return load_file(checked(self._manifest, GLOBAL))
+
+
+# -- the optimizers of several workers ---------------------------------------------------------------------------------
+
+
+class _Mean:
+    """The mean of the workers' tensors at one place; the first one's where another has a different shape.
+
+    Sums have 64 bits, so that the mean of equal numbers is that number. What is not finite is left out.
+    """
+
+    def __init__(self, first: Tensor) -> None:
+        self._first, self._fits, self._alike = first, True, True
+        self._total: Tensor | None = None
+        self._count = 0
+        self.add(first)
+
+    def add(self, other: Any) -> None:
+        """One more worker's."""
+        first = self._first
+        if not isinstance(other, Tensor) or other.shape != first.shape or other.dtype != first.dtype:
+            self._fits = False
+            return
+        self._alike = self._alike and torch.equal(other, first)
+        if bool(torch.isfinite(other).all()):
+            wide = other.to(torch.complex128 if other.is_complex() else torch.float64)
+            self._total = self._total.add_(wide) if self._total is not None else wide.clone() if wide is other else wide
+            self._count += 1
+
+    @property
+    def value(self) -> Tensor:
+        """The mean, in the dtype of the tensors."""
+        if self._alike or not self._fits or self._total is None:
+            return self._first
+        return (self._total / self._count).to(self._first.dtype)
+
+
+def mean_optimizers(old: Old) -> list[dict[str, Any]]:
+    """State dictionaries of the optimizers: the mean over the workers of what are floating-point tensors.
+
+    Numbers and parameter groups are rank 0's. What only some workers have, because a parameter had no gradient on the
+    others, is the mean over these.
+    """
+    found: list[dict[str, Any]] = old.part(0, "optimizers")
+    means = [{k: _means(v) for k, v in one["state"].items()} for one in found]
+    for rank in range(1, old.size):
+        for mean, one in zip(means, old.part(rank, "optimizers"), strict=True):
+            for parameter, kept in one["state"].items():
+                known = mean.setdefault(parameter, {})
+                for key, value in kept.items():
+                    if isinstance(known.get(key), _Mean):
+                        known[key].add(value)
+                    elif key not in known:
+                        known[key] = _means({key: value})[key]
+    for one, mean in zip(found, means, strict=True):
+        one["state"] = {
+            parameter: {key: v.value if isinstance(v, _Mean) else v for key, v in kept.items()}
+            for parameter, kept in mean.items()
+        }
+    return found
+
+
+def _means(kept: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of one parameter, with means in the place of its floating-point tensors."""
+    return {k: _Mean(v) if isinstance(v, Tensor) and _floats(v) else v for k, v in kept.items()}
+
+
+def _floats(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+# -- what fits ---------------------------------------------------------------------------------------------------------
+
+
+def check_model(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Raise `CheckpointError` where two state dictionaries are not of one model's shape."""
+    for name in sorted(own.keys() | saved.keys()):
+        if name not in saved or name not in own:
+            where = "the model" if name in own else "the checkpoint"
+            raise CheckpointError(f"the checkpoint does not fit the model: only {where} has {name}")
+        if own[name].shape != saved[name].shape:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: {name} has the shape {tuple(own[name].shape)} here and "
+                f"{tuple(saved[name].shape)} in the checkpoint"
+            )
+
+
+def check_optimizers(optimizers: list[Optimizer], saved: list[dict[str, Any]]) -> None:
+    """Raise `CheckpointError` where the optimizers have other parameters than those that were saved."""
+    own = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    then = [[len(group["params"]) for group in one["param_groups"]] for one in saved]
+    if own != then:
+        raise CheckpointError(
+            f"the checkpoint does not fit the optimizers: their groups have {own} parameters here and {then} in the "
+            "checkpoint"
+        )
+
+
+# -- generators --------------------------------------------------------------------------------------------------------
+
+
+def random_state(old: Old, rank: int, seed: int) -> dict[str, Any]:
+    """The random generators of the new rank `rank`: those of the same old rank, where there was one.
+
+    Others are seeded from the run's seed, the rank and the count of steps.
+    """
+    if rank < old.size:
+        saved: dict[str, Any] = old.part(rank, "random")
+        return saved
+    own = randomness.mix(seed, rank, int(old.part(0, "flow", 0)))
+    with randomness.seeded(own):
+        state = randomness.capture()
+    if "cuda" in state:
+        state["cuda"] = torch.Generator("cuda").manual_seed(own).get_state()
+    return state
