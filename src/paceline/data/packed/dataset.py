@@ -237,4 +237,4 @@ def _opened(path: Path, shard: Shard, where: str) -> BinaryIO:
     if size != shard.bytes:
         file.close()
         raise DataError(f"{where} has {size} bytes, the index says {shard.bytes}; copy it again, or pack again")
-    return file  # type: ignore[return-value]
+    return file

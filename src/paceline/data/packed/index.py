@@ -64,7 +64,7 @@ class Index:
         return sum(shard.samples for shard in self.shards)
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes of all archives."""
         return sum(shard.bytes for shard in self.shards)
 
@@ -104,13 +104,17 @@ class Index:
 
 def _shard(row: Any, number: int, where: str) -> Shard:
     """One row, whose names must not lead anywhere else."""
-    names = {"name": _PLAIN, "sha256": _HEX, "offsets_sha256": _HEX}
-    if isinstance(row, dict):
-        texts = [row.get(key) for key in names]
-        counts = [row.get("bytes"), row.get("samples")]
-        good_texts = all(isinstance(t, str) and p.fullmatch(t) for t, p in zip(texts, names.values(), strict=True))
-        if good_texts and all(type(c) is int and 0 < c < 1 << 62 for c in counts) and texts[0].endswith(".tar"):
-            return Shard(texts[0], counts[0], texts[1], counts[1], texts[2])
+    match row:
+        case {
+            "name": str(name),
+            "bytes": int(size),
+            "sha256": str(sha256),
+            "samples": int(samples),
+            "offsets_sha256": str(offsets),
+        }:
+            good_texts = _PLAIN.fullmatch(name) and _HEX.fullmatch(sha256) and _HEX.fullmatch(offsets)
+            if good_texts and name.endswith(".tar") and 0 < samples < size < 1 << 62:
+                return Shard(name, size, sha256, samples, offsets)
     raise DataError(f"{where}: shard {number} makes no sense ({str(row)[:200]}); copy the index again, or pack again")
 
 

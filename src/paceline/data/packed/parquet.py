@@ -161,8 +161,8 @@ class ParquetDataset(Dataset[Any]):
             table = file.read_row_group(group.number, columns=self._columns, use_threads=False)
         if table.num_rows != group.rows:
             raise DataError(
-                f"{group.url}: row group {group.number} has {table.num_rows} rows, had {group.rows} when this dataset was "
-                "made; make it anew"
+                f"{group.url}: row group {group.number} has {table.num_rows} rows, had {group.rows} when this "
+                "dataset was made; make it anew"
             )
         with kept.lock:
             kept.tables[number] = table

@@ -45,6 +45,15 @@ def file_system(url: str) -> tuple[Any, str]:
     return found
 
 
+def read_up_to(file: BinaryIO, count: int) -> bytes:
+    """At most `count` bytes, without memory for more than there are."""
+    pieces = []
+    while count > 0 and (piece := file.read(min(count, 1 << 20))):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
 @contextlib.contextmanager
 def faults_of(url: str) -> Iterator[None]:
     """Whatever goes wrong with a file becomes one line that names it."""
@@ -71,7 +80,10 @@ class Place:
 
     def __init__(self, root: str) -> None:
         self.root, self.remote = root, is_url(root)
-        self._fs, self._inside = file_system(root) if self.remote else (None, "")
+        self._fs: Any = None
+        self._inside = ""
+        if self.remote:
+            self._fs, self._inside = file_system(root)
 
     def where(self, name: str) -> str:
         """The full name of a file, for messages."""
@@ -98,7 +110,7 @@ class Place:
     def read(self, name: str, largest: int) -> bytes:
         """All of a small file; more than `largest` bytes are refused."""
         with self.open(name) as file:
-            raw = file.read(largest + 1)
+            raw = read_up_to(file, largest + 1)
         if len(raw) > largest:
             raise DataError(f"{self.where(name)} has more than {largest} bytes; it is damaged or no file of this kind")
         return raw

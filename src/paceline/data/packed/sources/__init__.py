@@ -55,8 +55,8 @@ def open_source(text: str, largest: int = LARGEST_SAMPLE) -> Source:
     kind = _kind(path)
     if kind is None or not path.is_file():
         raise DataError(
-            f"{path}: no source of a known kind; give a folder, or a file that ends in .tar (.gz .bz2 .xz .zst), .jsonl "
-            "(the same), .parquet, .ark or .scp"
+            f"{path}: no source of a known kind; give a folder, or a file that ends in .tar (.gz .bz2 .xz .zst), "
+            ".jsonl (the same), .parquet, .ark or .scp"
         )
     return _KINDS[kind]([path], largest)
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ..faults import DataError
+from ..storage import read_up_to
 from .base import ORIGIN, Members, Progress, Task, origin, reading
 
 _SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,16}")
@@ -84,7 +85,7 @@ class Folder:
             if extension in members:
                 raise DataError(f"{path}: a second file of this sample with the extension {extension!r}; rename one")
             with reading(path), path.open("rb") as file:
-                members[extension] = file.read(left + 1)
+                members[extension] = read_up_to(file, left + 1)
             left -= len(members[extension])
             if left < 0:
                 raise DataError(

@@ -29,7 +29,7 @@ from ..faults import DataError
 from .base import Members
 
 LONGEST_KEY = 4096
-_ITEM = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
+_ITEM: dict[str, np.dtype[Any]] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
 
 
 class Reader:
@@ -102,7 +102,7 @@ class Reader:
         count = int(np.prod(shape, dtype=object))
         return np.frombuffer(self._exactly(count * dtype.itemsize, where), dtype).reshape(shape)
 
-    def _compressed(self, token: str, where: str) -> NDArray[np.float32]:
+    def _compressed(self, token: str, where: str) -> NDArray[Any]:
         low, width, rows, columns = struct.unpack("<ffii", self._exactly(16, where))
         if rows < 0 or columns < 0:
             raise DataError(f"{where}: a damaged header ({rows} rows, {columns} columns); copy the ark again")
@@ -110,10 +110,12 @@ class Reader:
         if token == "CM":
             points = self._items(np.dtype("<u2"), (columns, 4), where)
             marks = low + width * np.float32(1 / 65535) * points.astype(np.float32)
-            return _piecewise(self._items(np.dtype("u1"), (columns, rows), where), marks).T
+            found: NDArray[Any] = _piecewise(self._items(np.dtype("u1"), (columns, rows), where), marks).T
+            return found
         most = 65535 if token == "CM2" else 255
         values = self._items(np.dtype("<u2" if token == "CM2" else "u1"), (rows, columns), where)
-        return low + values.astype(np.float32) * (width * np.float32(1 / most))
+        found = low + values.astype(np.float32) * (width * np.float32(1 / most))
+        return found
 
     def _wave(self, where: str) -> bytes:
         head = b"RI" + self._exactly(10, where)
@@ -134,11 +136,12 @@ class Reader:
         return self._file.read(count)
 
 
-def _piecewise(codes: NDArray[np.uint8], marks: NDArray[np.float32]) -> NDArray[np.float32]:
+def _piecewise(codes: NDArray[Any], marks: NDArray[Any]) -> NDArray[Any]:
     """codes [columns, rows], marks [columns, 4]; linear between the marks at the codes 0, 64, 192 and 255."""
     code = codes.astype(np.float32)
     p0, p25, p75, p100 = (marks[:, k : k + 1] for k in range(4))
     low = p0 + (p25 - p0) * code * np.float32(1 / 64)
     middle = p25 + (p75 - p25) * (code - 64) * np.float32(1 / 128)
     high = p75 + (p100 - p75) * (code - 192) * np.float32(1 / 63)
-    return np.where(codes <= 64, low, np.where(codes <= 192, middle, high)).astype(np.float32)
+    found: NDArray[Any] = np.where(codes <= 64, low, np.where(codes <= 192, middle, high)).astype(np.float32)
+    return found

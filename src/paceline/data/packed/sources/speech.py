@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..faults import DataError
+from ..storage import read_up_to
 from .base import ORIGIN, Members, Progress, Task, no_shuffle, origin, reading, ready
 from .kaldi import Reader
 
@@ -96,7 +97,7 @@ class Scp:
         with reading(path), path.open("rb") as file:
             begins = file.read(2)
             if offset is None and begins != b"\0B":  # a file of its own: wav, flac, ...
-                raw = begins + file.read(self._largest)
+                raw = begins + read_up_to(file, self._largest)
                 suffix = path.suffix[1:].lower()
                 if len(raw) > self._largest or not re.fullmatch("[a-z0-9_-]{1,16}", suffix):
                     raise DataError(f"{where}: {path} is no value of an ark, and has no extension or is too large")

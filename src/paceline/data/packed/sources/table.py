@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet (needs the extra `paceline[parquet]`): each row is a sample.
 
-A column of bytes becomes a member `column.ext`, whose extension follows from what the bytes begin with; so does a column
-of {bytes, path} as image and audio data sets have it, whose extension follows from the path. All other columns together
-are the member json. What is null is left out of the members and is null in the json.
+A column of bytes becomes a member `column.ext`, whose extension follows from what the bytes begin with; so does a
+column of {bytes, path} as image and audio data sets have it, whose extension follows from the path. All other columns
+together are the member json. What is null is left out of the members and is null in the json.
 """
 
 from __future__ import annotations
