@@ -8,7 +8,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +23,7 @@ from .console import err, error_panel, near, out, refuse
 
 if TYPE_CHECKING:
     from paceline.data.packed.pack import Done, Result
-    from paceline.data.packed.plan import Plan
+    from paceline.data.packed.plan import Need, Plan
     from paceline.data.packed.verify import Report
 
 DAMAGED = 1
@@ -74,7 +74,7 @@ def pack_command(
     _tell_packed(result, output)
 
 
-def _teller(bar: Progress, task: TaskID):  # type: ignore[no-untyped-def]
+def _teller(bar: Progress, task: TaskID) -> Callable[[Done], None]:
     from paceline.data.packed.sizes import bytes_text
 
     def told(done: Done) -> None:
@@ -194,7 +194,7 @@ def plan_command(
     raise typer.Exit(0 if plan.feeds else 1)
 
 
-def _measure(text: str, need, seconds: float, bytes_per_sample: int | None) -> Plan:  # type: ignore[no-untyped-def]
+def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None) -> Plan:
     from paceline.data.packed import measure
     from paceline.data.packed.plan import judge
     from paceline.data.packed.storage import Place

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +34,25 @@ class FileCache(Protocol):
         """Fetch these in the background, in this order."""
 
 
+class _File:
+    """A file descriptor that is closed when nobody holds it any more.
+
+    So a thread may still read from a shard that another one has just put out of the few that are kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
 class _Open:
     """A shard in use: its offsets, int64 [samples + 1], and its file where that is local."""
 
-    def __init__(self, offsets: NDArray[np.int64], file: BinaryIO | None) -> None:
+    def __init__(self, offsets: NDArray[np.int64], file: _File | None) -> None:
         self.offsets, self.file = offsets, file
 
 
@@ -164,11 +179,12 @@ class PackedDataset(Dataset[Any]):
         shard = self._index.shards[number]
         opened = self._use(number, shard)
         if opened.file is not None:
-            yield opened.file.fileno(), opened.offsets
+            yield opened.file.descriptor, opened.offsets
             return
         where = join(self._root, shard.name)
-        with self._file(where, shard.sha256) as path, _opened(path, shard, where) as file:
-            yield file.fileno(), opened.offsets
+        with self._file(where, shard.sha256) as path:
+            file = _opened(path, shard, where)
+            yield file.descriptor, opened.offsets
 
     def _use(self, number: int, shard: Shard) -> _Open:
         if self._kept.process != os.getpid():
@@ -229,12 +245,11 @@ def _local(where: str) -> Iterator[Path]:
     yield local_path(where)
 
 
-def _opened(path: Path, shard: Shard, where: str) -> BinaryIO:
+def _opened(path: Path, shard: Shard, where: str) -> _File:
     """The shard's file, of the size that it must have."""
     with faults_of(where):
-        file = path.open("rb", buffering=0)
-    size = os.fstat(file.fileno()).st_size
+        file = _File(path)
+        size = os.fstat(file.descriptor).st_size
     if size != shard.bytes:
-        file.close()
         raise DataError(f"{where} has {size} bytes, the index says {shard.bytes}; copy it again, or pack again")
     return file

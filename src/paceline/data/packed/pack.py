@@ -86,7 +86,7 @@ def pack(
         os.rename(partial, out)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise DataError(f"cannot write {error.filename or partial}: {error.strerror or error}") from error
+        raise DataError(f"packing failed at {error.filename or partial}: {error.strerror or error}") from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

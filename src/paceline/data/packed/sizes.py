@@ -28,16 +28,16 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def parse_rate(text: str, name: str) -> float:
-    """Bytes a second of `1Gbit`, `200Mbit` (divided by 8) or `100MB`, `100MiB`.
+    """Bytes a second of `1Gbit`, `200Mbps` (divided by 8) or `100MB`, `100MiB`.
 
     Raises:
         DataError: no rate, or 0; `name` says whose.
     """
-    cut = re.sub(r"(/s|ps)\s*$", "", text.strip())
-    match = re.fullmatch(_NUMBER + r"([kmgt]?)bits?", cut, re.IGNORECASE)
+    cut = re.sub(r"/s\s*$", "", text.strip())
+    match = re.fullmatch(_NUMBER + r"([kmgt]?)(bits?|bps)", cut, re.IGNORECASE)
     if match and float(match[1]) > 0:
         return float(match[1]) * _DECIMAL[match[2].upper()] / 8
-    if not match and re.search("[bB]$", cut):
+    if not match and cut.endswith("B"):  # Gb may be bits or bytes, so nobody guesses
         return float(parse_bytes(cut, name))
     raise DataError(f"{name} must be a rate such as 1Gbit or 100MB, got {text!r}")
 

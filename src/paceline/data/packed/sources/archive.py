@@ -37,7 +37,7 @@ class Archive:
                     stream.told()
                     yield ready(sample)
         if self._hidden:
-            self.progress.notes.append(f"{self._hidden} hidden members were left out")
+            self.progress.notes.append(f"{self._hidden} hidden member(s) were left out")
 
     def _grouped(self, members: TarStream, name: str) -> Iterator[Members]:
         key: str | None = None

@@ -50,7 +50,7 @@ class Folder:
                 self.progress.fraction = number / len(groups)
                 yield partial(self._read, group)
         if self._hidden:
-            self.progress.notes.append(f"{self._hidden} hidden files were left out")
+            self.progress.notes.append(f"{self._hidden} hidden file(s) were left out")
 
     def _groups(self, below: str, above: tuple[str, ...]) -> Iterator[Group]:
         folder = self._root / below
