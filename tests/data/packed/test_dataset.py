@@ -82,6 +82,11 @@ def test_a_sample_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "pread", pread)
     data[7]
     assert len(reads) == 1
+    first = data.shard_sizes[0]
+    data.__getitems__([0, first - 1])  # the first shard's offsets are known now
+    reads.clear()
+    data.__getitems__(list(reversed(range(first))))
+    assert len(reads) == 1  # neighbours are one read
 
 
 @pytest.mark.processes

@@ -56,6 +56,10 @@ def test_headers_are_those_of_tarfile() -> None:
         extracted = tar.extractfile(member)
         assert extracted is not None and extracted.read() == b"hello"
     assert parse_header(raw[:BLOCK], "here") == ("000000001.jpg", 5, b"0")
+    for name, size in (("a", 0), ("x" * 100, 8**11 - 1), ("000000001.jpg", 12345)):
+        theirs = tarfile.TarInfo(name)
+        theirs.size = size
+        assert make_header(name, size) == theirs.tobuf(tarfile.USTAR_FORMAT)
 
 
 def test_a_member_beyond_what_tar_can_say_is_refused() -> None:
@@ -63,6 +67,8 @@ def test_a_member_beyond_what_tar_can_say_is_refused() -> None:
         make_header("a" * 101, 1)
     with pytest.raises(DataError, match="does not fit"):
         make_header("a", 8**11)
+    with pytest.raises(DataError, match="does not fit"):
+        make_header("é", 1)
 
 
 def test_the_offset_is_that_of_the_first_header() -> None:

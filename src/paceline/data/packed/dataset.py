@@ -6,9 +6,12 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,7 +98,7 @@ class PackedDataset(Dataset[Any]):
             if path.stat().st_size > LARGEST_INDEX:
                 raise DataError(f"{where} has more than {LARGEST_INDEX} bytes; it is damaged or no index")
             self._index = Index.from_json(path.read_bytes(), where)
-        self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [shards + 1]
+        self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
         self._kept = _Kept()
 
     @property
@@ -110,7 +113,7 @@ class PackedDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         """Samples."""
-        return int(self._begins[-1])
+        return self._begins[-1]
 
     def __getitem__(self, index: int) -> Any:
         """One sample.
@@ -123,21 +126,22 @@ class PackedDataset(Dataset[Any]):
         return members if self._decode is None else self._decode(members)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples, in the order asked for; each shard is opened once."""
+        """Several samples, in the order asked for; each shard is opened once, neighbours are one read."""
         found: dict[int, dict[str, bytes]] = {}
         for number, samples in self._by_shard(indices).items():
             with self._shard(number) as (descriptor, offsets):
-                for sample in sorted(samples):
-                    found[sample] = self._read(descriptor, offsets, number, sample)
+                for first, last in _runs(sorted(samples)):
+                    read = self._read(descriptor, offsets, number, first, last)
+                    found.update(zip(range(first, last + 1), read, strict=True))
         members = [dict(found[self._checked(index)]) for index in indices]
         return members if self._decode is None else [self._decode(sample) for sample in members]
 
     def members(self, index: int) -> dict[str, bytes]:
         """One sample as it is packed: extension -> bytes."""
         sample = self._checked(index)
-        number = self._shard_of(sample)
+        number = bisect_right(self._begins, sample) - 1
         with self._shard(number) as (descriptor, offsets):
-            return self._read(descriptor, offsets, number, sample)
+            return self._read(descriptor, offsets, number, sample, sample)[0]
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Have the cache fetch the shards of these samples, in the order in which they are needed."""
@@ -158,20 +162,20 @@ class PackedDataset(Dataset[Any]):
             raise IndexError(f"sample {sample} of {self._root}, which has {len(self)}")
         return sample
 
-    def _shard_of(self, sample: int) -> int:
-        return int(np.searchsorted(self._begins, sample, side="right")) - 1
-
     def _by_shard(self, indices: Iterable[int]) -> dict[int, set[int]]:
         grouped: dict[int, set[int]] = {}
         for index in indices:
             sample = self._checked(index)
-            grouped.setdefault(self._shard_of(sample), set()).add(sample)
+            grouped.setdefault(bisect_right(self._begins, sample) - 1, set()).add(sample)
         return grouped
 
     def _file(self, where: str, sha256: str | None = None) -> AbstractContextManager[Path]:
         if self._cache is not None and self._remote:
             return self._cache.open(where, sha256)
         return _local(where)
+
+    def _where(self, number: int) -> str:
+        return join(self._root, self._index.shards[number].name)
 
     @contextmanager
     def _shard(self, number: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -205,20 +209,39 @@ class PackedDataset(Dataset[Any]):
                 kept.shards.popitem(last=False)  # its file is closed when the last reader lets go of it
         return opened
 
-    def _read(self, descriptor: int, offsets: NDArray[np.int64], number: int, sample: int) -> dict[str, bytes]:
-        """One read of a sample's part of the shard."""
-        place = sample - int(self._begins[number])
-        begin, end = int(offsets[place]), int(offsets[place + 1])
-        where = join(self._root, self._index.shards[number].name)
-        with faults_of(where):
-            raw = os.pread(descriptor, end - begin, begin)
-        if len(raw) == end - begin:
-            members = split_sample(raw, f"{sample:09d}.")
-            if members is not None:
-                return members
-        raise DataError(
-            f"{where} is damaged at byte {begin} (sample {sample}); see `paceline data verify {self._root}`"
-        )
+    def _read(
+        self, descriptor: int, offsets: NDArray[np.int64], number: int, first: int, last: int
+    ) -> list[dict[str, bytes]]:
+        """The samples first .. last of a shard, in one read."""
+        start = self._begins[number]
+        bounds = offsets[first - start : last - start + 2].tolist()
+        begin, count = bounds[0], bounds[-1] - bounds[0]
+        try:
+            raw = os.pread(descriptor, count, begin)
+            while len(raw) < count and (more := os.pread(descriptor, count - len(raw), begin + len(raw))):
+                raw += more  # the kernel gives at most 2 GiB at a time
+        except OSError as error:
+            raise DataError(f"cannot read {self._where(number)}: {error.strerror}") from error
+        found = []
+        for sample, (low, high) in zip(range(first, last + 1), pairwise(bounds), strict=True):
+            members = split_sample(raw[low - begin : high - begin], f"{sample:09d}.")
+            if members is None or high - begin > len(raw):
+                raise DataError(
+                    f"{self._where(number)} is damaged at byte {low} (sample {sample}); see `paceline data verify`"
+                )
+            found.append(members)
+        return found
+
+
+def _runs(samples: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of every run of neighbours."""
+    first = last = samples[0]
+    for sample in samples[1:]:
+        if sample != last + 1:
+            yield first, last
+            first = sample
+        last = sample
+    yield first, last
 
 
 def split_sample(raw: bytes, key: str) -> dict[str, bytes] | None:

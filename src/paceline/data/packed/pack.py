@@ -14,6 +14,7 @@ from pathlib import Path
 from .faults import DataError
 from .index import Index
 from .sources import Members, Source, Task
+from .sources.base import Ready
 from .tar import BLOCK
 from .writer import ShardWriter
 
@@ -134,6 +135,9 @@ def _read(tasks: Iterator[Task], jobs: int) -> Iterator[Members]:
     with ThreadPoolExecutor(jobs, "pack") as pool:
         try:
             for task in tasks:
+                if isinstance(task, Ready) and not waiting:
+                    yield task()
+                    continue
                 waiting.append(pool.submit(task))
                 if len(waiting) >= AHEAD * jobs:
                     yield waiting.popleft().result()

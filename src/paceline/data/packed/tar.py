@@ -18,6 +18,9 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 LONGEST_NAME = 1 << 16  # bytes of an extended header
 _ZEROS = bytes(BLOCK)
+_EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)  # the header of a file without name and data
+_OWNER, _TIME, _REST = _EMPTY[100:124], _EMPTY[135:148], _EMPTY[156:]
+_BASE = sum(_EMPTY) - sum(_EMPTY[148:156]) + 8 * ord(" ")
 _REGULAR = (b"0", b"\0", b"7")
 _WHAT = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device", b"6": "a pipe"}
 
@@ -51,12 +54,11 @@ def make_header(name: str, size: int) -> bytes:
     Raises:
         DataError: the name or the size does not fit ustar.
     """
-    try:
-        raw = tarfile.TarInfo(name)
-        raw.size = size
-        return raw.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
-    except ValueError as error:
-        raise DataError(f"a member {name!r} of {size} bytes does not fit a tar archive: {error}") from error
+    raw, digits = name.encode("utf-8", "replace"), b"%011o" % size
+    if not name.isascii() or not 0 < len(raw) <= 100 or not 0 <= size < 8**11:
+        raise DataError(f"a member {name!r} of {size} bytes does not fit a tar archive; shorten or rename it")
+    stated = _BASE + sum(raw) + sum(digits) - 11 * ord("0")
+    return b"".join((raw.ljust(100, b"\0"), _OWNER, digits, _TIME, b"%06o\0 " % stated, _REST))
 
 
 def padding(size: int) -> int:

@@ -43,9 +43,8 @@ def test_members_that_follow_each_other_are_a_sample(tmp_path: Path) -> None:
 def test_a_tar_comes_back_and_several_are_one_source(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(3):
-        write(
-            tmp_path / "in" / f"{number}.tar.gz", *((f"{number}/{k}.txt", f"{number} {k}".encode()) for k in range(5))
-        )
+        members = [(f"{number}/{k}.txt", f"{number} {k}".encode()) for k in range(5)]
+        write(tmp_path / "in" / f"{number}.tar.gz", *members)
     pack(open_source(str(tmp_path / "in")), tmp_path / "out")
     expected = {f"{number}/{k}": {"txt": f"{number} {k}".encode()} for number in range(3) for k in range(5)}
     assert by_key(back(tmp_path / "out")) == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..faults import DataError
 from ..tar import Member, TarStream, split_name
-from .base import ORIGIN, Members, Progress, Stream, Task, no_shuffle, origin, reading, ready
+from .base import ORIGIN, Members, Progress, Ready, Stream, Task, no_shuffle, origin, reading
 
 
 class Archive:
@@ -35,7 +35,7 @@ class Archive:
             with stream as file, reading(path):
                 for sample in self._grouped(TarStream(file, str(path), self._largest), str(path)):
                     stream.told()
-                    yield ready(sample)
+                    yield Ready(sample)
         if self._hidden:
             self.progress.notes.append(f"{self._hidden} hidden member(s) were left out")
 

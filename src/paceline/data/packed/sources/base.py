@@ -65,9 +65,14 @@ def origin(key: str, **more: Any) -> bytes:
     return json.dumps({"key": key, **more}).encode()
 
 
-def ready(members: Members) -> Task:
-    """A sample that is read already."""
-    return lambda: members
+class Ready:
+    """A task whose sample is read already, so that no thread is needed for it."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def __call__(self) -> Members:
+        return self._members
 
 
 @contextlib.contextmanager

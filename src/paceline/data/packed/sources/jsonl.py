@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..faults import DataError
-from .base import Members, Progress, Stream, Task, no_shuffle, reading, ready
+from .base import Members, Progress, Ready, Stream, Task, no_shuffle, reading
 
 
 class Lines:
@@ -36,7 +36,7 @@ class Lines:
             yield from self._shuffled(seed)
             return
         for _, number, _, line, path in self._lines():
-            yield ready(_sample(line, f"{path} line {number}"))
+            yield Ready(_sample(line, f"{path} line {number}"))
 
     def _lines(self) -> Iterator[tuple[int, int, int, bytes, Path]]:
         """(file, line from 1, offset, line, path) of every line that is not empty."""

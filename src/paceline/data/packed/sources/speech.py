@@ -12,7 +12,7 @@ import numpy as np
 
 from ..faults import DataError
 from ..storage import read_up_to
-from .base import ORIGIN, Members, Progress, Task, no_shuffle, origin, reading, ready
+from .base import ORIGIN, Members, Progress, Ready, Task, no_shuffle, origin, reading
 from .kaldi import Reader
 
 
@@ -37,7 +37,7 @@ class Ark:
                 size = max(1, path.stat().st_size)
                 reader = Reader(file, str(path), self._largest)
                 while (key := reader.key()) is not None:
-                    yield ready({**reader.value(), ORIGIN: origin(key)})
+                    yield Ready({**reader.value(), ORIGIN: origin(key)})
                     self.progress.fraction = (which + file.tell() / size) / len(self._paths)
 
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from ..faults import DataError
 from ..parquet import pyarrow_parquet
-from .base import Members, Progress, Task, no_shuffle, ready
+from .base import Members, Progress, Ready, Task, no_shuffle
 
 ROWS = 64  # decoded at a time
 _MAGIC = (
@@ -73,7 +73,7 @@ class Table:
                         f"{path} row {number}: more than {self._largest} bytes; give a larger --largest-sample if that "
                         "is meant"
                     )
-                yield ready(sample)
+                yield Ready(sample)
                 number += 1
             self.progress.fraction = (which + number / count) / len(self._paths)
 
