@@ -97,11 +97,11 @@ def pack(
 def _make(partial: Path) -> None:
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(partial):
+            raise DataError(
+                f"{partial} exists: another pack is at work, or one was killed; remove it when nobody packs there"
+            )
         partial.mkdir()
-    except FileExistsError as error:
-        raise DataError(
-            f"{partial} exists: another pack is at work, or one was killed; remove it when nobody packs there"
-        ) from error
     except OSError as error:
         raise DataError(f"cannot make {partial}: {error.strerror or error}; choose another place") from error
 
