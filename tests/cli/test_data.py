@@ -71,6 +71,7 @@ def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
         (["{}/a.tar", "{}/out", "--seed", "1"], "pack it without --seed, then pack what came out"),
         (["{}/a.tar", "{}/out"], "a.tar at byte 0: cut off within a header"),
         (["{}/in", "{}/file/out"], "choose another place"),
+        (["{}/in", "{}/in/cat/out"], "would be packed into itself"),
         (["{}/empty", "{}/out"], "no samples"),
     ],
 )

@@ -100,11 +100,8 @@ def test_a_cache_is_for_urls() -> None:
 
 def test_small_files_want_packing_and_small_shards_growing() -> None:
     small = holding(10_000, kind="files")
-    assert (
-        plan(Need(8, 1, 400.0), 10, 20, data=small)
-        .advice[0]
-        .startswith("pack them (paceline data pack): files of 10 KB")
-    )
+    found = plan(Need(8, 1, 400.0), 10, 20, data=small)
+    assert found.advice[0] == "pack them (paceline data pack): files of 10 KB cost 1 ms each to open"
     shards = holding(4 * MB)
     found = plan(Need(8, 1, 400.0), 40, 80, data=shards, first_byte_s=0.05)  # a shard takes 0.1 s, half of it to begin
     assert found.advice[0] == "larger shards: 50 % of a 4 MB file's time passes before its first byte"

@@ -79,6 +79,9 @@ class PackedDataset(Dataset[Any]):
         decode: called with the dict of each sample.
         cache: fetches remote files; needed for a URL.
 
+    Attributes:
+        shard_sizes: samples in each shard, in order.
+
     Raises:
         DataError: there is no index, it is damaged, or a cache is missing.
     """
@@ -98,13 +101,9 @@ class PackedDataset(Dataset[Any]):
             if path.stat().st_size > LARGEST_INDEX:
                 raise DataError(f"{where} has more than {LARGEST_INDEX} bytes; it is damaged or no index")
             self._index = Index.from_json(path.read_bytes(), where)
+        self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
         self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
         self._kept = _Kept()
-
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        """Samples in each shard, in order."""
-        return [shard.samples for shard in self._index.shards]
 
     @property
     def urls(self) -> Sequence[str]:

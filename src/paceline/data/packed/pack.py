@@ -15,6 +15,7 @@ from .faults import DataError
 from .index import Index
 from .sources import Members, Source, Task
 from .sources.base import Ready
+from .sources.folder import Folder
 from .tar import BLOCK
 from .writer import ShardWriter
 
@@ -80,6 +81,8 @@ def pack(
         raise DataError(f"--jobs must be at least 1, got {jobs}")
     if os.path.lexists(out):
         raise DataError(f"{out} exists already; remove it, or choose another place")
+    if isinstance(source, Folder) and out.resolve().is_relative_to(source.root.resolve()):
+        raise DataError(f"{out} lies within {source.root}, which would be packed into itself; choose another place")
     partial = out.with_name(out.name + ".partial")
     _make(partial)
     try:

@@ -64,6 +64,9 @@ class ParquetDataset(Dataset[Any]):
         columns: which to read; None reads all.
         cache: fetches remote files as a whole.
 
+    Attributes:
+        shard_sizes: rows in each row group, in order.
+
     Raises:
         DataError: a file is missing, no Parquet, or without one of the columns.
     """
@@ -77,13 +80,9 @@ class ParquetDataset(Dataset[Any]):
         self._columns, self._cache = None if columns is None else list(columns), cache
         given = [paths] if isinstance(paths, (str, Path)) else list(paths)
         self._groups = [group for url in _files(map(str, given)) for group in self._scan(url)]
+        self.shard_sizes: Sequence[int] = [group.rows for group in self._groups]
         self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [row groups + 1]
         self._kept = _Kept()
-
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        """Rows in each row group, in order."""
-        return [group.rows for group in self._groups]
 
     @property
     def urls(self) -> Sequence[str]:

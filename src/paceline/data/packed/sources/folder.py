@@ -34,7 +34,7 @@ class Folder:
     """
 
     def __init__(self, root: Path, largest: int) -> None:
-        self._root, self._largest = root, largest
+        self.root, self._largest = root, largest
         self.progress = Progress()
         self._hidden = 0
 
@@ -53,7 +53,7 @@ class Folder:
             self.progress.notes.append(f"{self._hidden} hidden file(s) were left out")
 
     def _groups(self, below: str, above: tuple[str, ...]) -> Iterator[Group]:
-        folder = self._root / below
+        folder = self.root / below
         real = os.path.realpath(folder)
         if real in above:
             raise DataError(f"{folder} is a link to a folder above itself; remove the link")
@@ -80,7 +80,7 @@ class Folder:
         members: Members = {}
         left = self._largest
         for name in names:
-            path = self._root / below / name
+            path = self.root / below / name
             extension = _parts(name)[1]
             if extension in members:
                 raise DataError(f"{path}: a second file of this sample with the extension {extension!r}; rename one")
