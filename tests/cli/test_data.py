@@ -65,7 +65,7 @@ def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
         (["{}/in", "{}/in"], "in exists already"),
         (["{}/in", "{}/out", "--shard-size", "big"], "--shard-size must be a size such as 64MiB or 200GB, got 'big'"),
         (["{}/in", "{}/out", "--shard-size", "1"], "--shard-size must be at least 2048 bytes, got 1"),
-        (["{}/in", "{}/out", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["{}/in", "{}/out", "--jobs", "0"], "--jobs must lie in 1..256, got 0"),
         (["{}/in", "{}/out", "--seed", "-1"], "--seed must be at least 0, got -1"),
         (["{}/in", "{}/out", "--largest-sample", "5"], "give a larger --largest-sample"),
         (["{}/a.tar", "{}/out", "--seed", "1"], "pack it without --seed, then pack what came out"),
@@ -116,7 +116,7 @@ def test_verify_without_an_index(tmp_path: Path) -> None:
     result = call("verify", tmp_path)
     assert result.exit_code == 1
     assert "index.json does not exist" in result.stderr
-    refused(call("verify", packed(tmp_path), "--jobs", 0), "--jobs must be at least 1")
+    refused(call("verify", packed(tmp_path), "--jobs", 0), "--jobs must lie in 1..256, got 0")
 
 
 def test_plan_says_need_and_have(tmp_path: Path) -> None:

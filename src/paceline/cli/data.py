@@ -116,13 +116,13 @@ def verify_command(
     Exit code 0: whole; 1: something is damaged; 2: there is no such place.
     """
     from paceline.data.packed.storage import Place, is_url, local_path
-    from paceline.data.packed.verify import read_index, verify
+    from paceline.data.packed.verify import MOST_JOBS, read_index, verify
 
     if not is_url(place) and not local_path(place).is_dir():
         refuse(f"{place} is no directory; give the directory or the URL that holds index.json")
     threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
-    if threads < 1:
-        refuse(f"--jobs must be at least 1, got {threads}")
+    if not 1 <= threads <= MOST_JOBS:
+        refuse(f"--jobs must lie in 1..{MOST_JOBS}, got {threads}")
     try:
         opened = Place(place)
         total = read_index(opened).total_bytes

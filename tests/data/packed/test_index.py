@@ -74,8 +74,10 @@ def saved(array: Any) -> bytes:
     ("raw", "says"),
     [
         (b"", "cannot be read"),
-        (offsets_to_bytes(OFFSETS)[:-1], "cannot be read"),
-        (saved(np.array([print], dtype=object)), "cannot be read"),  # what would have to be unpickled
+        (offsets_to_bytes(OFFSETS)[:40], "cannot be read"),
+        (offsets_to_bytes(OFFSETS)[:-1], r"holds int64\[5\] in 39 bytes, not int64\[5\]"),
+        (offsets_to_bytes(OFFSETS).replace(b"(5,), ", b"(10000000000000,), ")[:128], r"holds int64\[10000000000000\]"),
+        (saved(np.array([print], dtype=object)), "holds object"),  # what would have to be unpickled
         (saved(OFFSETS.astype(np.int32)), "holds int32"),
         (saved(OFFSETS[:-1]), r"not int64\[5\]"),
         (saved(OFFSETS + 512), "do not fit"),

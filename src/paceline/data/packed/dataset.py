@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from .faults import DataError
 from .index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
-from .storage import faults_of, is_url, join, local_path
+from .storage import faults_of, is_url, join, local_path, read_up_to
 from .tar import BLOCK, padding
 
 KEPT = 16  # shards whose offsets (and files, where they are local) are kept
@@ -199,7 +199,7 @@ class PackedDataset(Dataset[Any]):
                 return kept.shards[number]
         where = join(self._root, shard.offsets_name)
         with self._file(where, shard.offsets_sha256) as path, faults_of(where), path.open("rb") as file:
-            offsets = offsets_from_bytes(file.read(shard.offsets_bytes), shard, where)
+            offsets = offsets_from_bytes(read_up_to(file, shard.offsets_bytes), shard, where)
         name = join(self._root, shard.name)
         opened = _Open(offsets, None if self._remote else _opened(Path(name), shard, name))
         with kept.lock:

@@ -21,6 +21,7 @@ from .writer import ShardWriter
 
 SHARD_BYTES = 64 << 20
 AHEAD = 2  # samples in memory for each thread
+MOST_JOBS = 256
 MOST_KINDS = 20
 OTHER = "other"
 
@@ -77,8 +78,8 @@ def pack(
     """
     if shard_bytes < 4 * BLOCK:
         raise DataError(f"--shard-size must be at least {4 * BLOCK} bytes, got {shard_bytes}")
-    if jobs < 1:
-        raise DataError(f"--jobs must be at least 1, got {jobs}")
+    if not 1 <= jobs <= MOST_JOBS:
+        raise DataError(f"--jobs must lie in 1..{MOST_JOBS}, got {jobs}")
     if os.path.lexists(out):
         raise DataError(f"{out} exists already; remove it, or choose another place")
     if isinstance(source, Folder) and out.resolve().is_relative_to(source.root.resolve()):

@@ -208,7 +208,9 @@ def _notes(need: Need, holding: Holding, remote: bool, several: Speed) -> list[s
         )
         if need.cache_bytes:
             found.append("a path is read as it is: the cache is for URLs and was left out")
-    elif need.cache_bytes:
+    else:
+        found.append("files were read by ranges through fsspec; the cache fetches them whole, perhaps faster")
+    if remote and need.cache_bytes:
         known = holding.bytes is not None
         found.append(
             "the cache's own disk was not measured"

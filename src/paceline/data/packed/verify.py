@@ -18,6 +18,7 @@ from .storage import Place, local_path
 from .tar import BLOCK, END, padding, parse_header
 
 PIECE = 1 << 20
+MOST_JOBS = 256
 
 
 @dataclass(frozen=True)

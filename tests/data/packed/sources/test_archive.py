@@ -65,6 +65,15 @@ def test_hidden_members_are_left_out(tmp_path: Path) -> None:
     assert source.progress.notes == ["1 hidden member(s) were left out"]
 
 
+def test_members_that_do_not_follow_each_other_are_noted(tmp_path: Path) -> None:
+    apart = open_source(str(write(tmp_path / "a.tar", ("1.a", b""), ("2.a", b""), ("1.b", b""), ("2.b", b""))))
+    assert len(list(apart.tasks(None))) == 4
+    assert apart.progress.notes[0].startswith("every sample has one member (a, b)")
+    together = open_source(str(write(tmp_path / "a.tar", ("1.a", b""), ("1.b", b""), ("2.a", b""))))
+    assert len(list(together.tasks(None))) == 2
+    assert together.progress.notes == []
+
+
 def test_names_that_lead_elsewhere_write_nothing_elsewhere(tmp_path: Path) -> None:
     work = tmp_path / "deep" / "work"
     work.mkdir(parents=True)

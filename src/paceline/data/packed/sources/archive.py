@@ -24,6 +24,8 @@ class Archive:
         self._paths, self._largest = paths, largest
         self.progress = Progress()
         self._hidden = 0
+        self._together = False  # some sample has several members
+        self._extensions: set[str] = set()  # a few of them
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each run of members with one key."""
@@ -38,6 +40,11 @@ class Archive:
                     yield Ready(sample)
         if self._hidden:
             self.progress.notes.append(f"{self._hidden} hidden member(s) were left out")
+        if len(self._extensions) > 1 and not self._together:
+            self.progress.notes.append(
+                f"every sample has one member ({', '.join(sorted(self._extensions))}): members of a sample must follow "
+                "each other; make the archive with tar --sort=name if they belong together"
+            )
 
     def _grouped(self, members: TarStream, name: str) -> Iterator[Members]:
         key: str | None = None
@@ -68,6 +75,9 @@ class Archive:
                 f"{name} at byte {member.offset}: the sample of {member.name!r} has more than {self._largest} bytes; "
                 "give a larger --largest-sample if that is meant"
             )
+        self._together = self._together or bool(sample)
+        if len(self._extensions) < 5:
+            self._extensions.add(extension)
         sample[extension] = member.data
 
 
