@@ -23,6 +23,7 @@ Task = Callable[[], Members]
 """Reads one sample; several run at once in threads."""
 
 LARGEST_SAMPLE = 1 << 30  # bytes
+ZST_PIECE = 1 << 12  # bytes; they unpack to 128 MiB at most
 ORIGIN = "source.json"
 """Extension of the member that says what a sample was called where it came from."""
 
@@ -136,20 +137,46 @@ def _zst(raw: BinaryIO, path: Path) -> io.RawIOBase:
         import zstandard
     except ImportError as error:
         raise DataError(f"{path}: .zst needs zstandard, which is not installed: pip install zstandard") from error
-    return _Zst(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True), zstandard.ZstdError)
+    return _Zst(raw, zstandard.ZstdDecompressor(), zstandard.ZstdError)
 
 
 class _Zst(io.RawIOBase):
-    """zstandard's reader, whose errors are those of the other formats."""
+    """Frames one after another; unlike zstandard's own reader it says so where the last one is cut off.
 
-    def __init__(self, reader: Any, error: type[Exception]) -> None:
-        self._reader, self._error = reader, error
+    Args:
+        raw: compressed.
+        library: makes an object that unpacks one frame.
+        error: what that raises.
+    """
+
+    def __init__(self, raw: BinaryIO, library: Any, error: type[Exception]) -> None:
+        self._raw, self._library, self._error = raw, library, error
+        self._frame: Any = None
+        self._packed = self._unpacked = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        while not self._unpacked and self._more():
+            pass
+        count = min(len(buffer), len(self._unpacked))
+        buffer[:count], self._unpacked = self._unpacked[:count], self._unpacked[count:]
+        return count
+
+    def _more(self) -> bool:
+        """Unpack a piece; False at the end."""
+        self._packed = self._packed or self._raw.read(ZST_PIECE)
+        if not self._packed:
+            if self._frame is not None:
+                raise EOFError("the last frame has no end")
+            return False
+        self._frame = self._frame or self._library.decompressobj()
         try:
-            return int(self._reader.readinto(buffer))
+            self._unpacked = self._frame.decompress(self._packed)
         except self._error as error:
             raise EOFError(str(error)) from error
+        self._packed = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = None
+        return True

@@ -52,6 +52,8 @@ class Lines:
                             f"{path} line {number}: more than {self._largest} bytes; give a larger --largest-sample if "
                             "that is meant"
                         )
+                    if not line.endswith(b"\n"):
+                        file.read(1)  # the last line, or one that the end of a damaged file cut: this raises then
                     if line.strip():
                         stream.told()
                         yield which, number, offset, line, path
