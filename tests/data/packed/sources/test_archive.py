@@ -74,6 +74,19 @@ def test_members_that_do_not_follow_each_other_are_noted(tmp_path: Path) -> None
     assert together.progress.notes == []
 
 
+def test_what_follows_the_end_mark_is_looked_at(tmp_path: Path) -> None:
+    raw = write(tmp_path / "a.tar", ("1.a", b"1")).read_bytes()
+    (tmp_path / "two.tar").write_bytes(raw + raw)
+    two = open_source(str(tmp_path / "two.tar"))
+    assert len(list(two.tasks(None))) == 1
+    assert "goes on after its end mark" in two.progress.notes[0]
+    packed_up = bytearray(gzip.compress(raw))
+    packed_up[-8] ^= 1  # the sum of all of it, which is the last thing to be read
+    (tmp_path / "a.tar.gz").write_bytes(packed_up)
+    with pytest.raises(DataError, match=r"a\.tar\.gz"):
+        samples(tmp_path / "a.tar.gz")
+
+
 def test_names_that_lead_elsewhere_write_nothing_elsewhere(tmp_path: Path) -> None:
     work = tmp_path / "deep" / "work"
     work.mkdir(parents=True)

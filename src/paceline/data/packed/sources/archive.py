@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from ..faults import DataError
 from ..tar import Member, TarStream, split_name
@@ -38,6 +39,7 @@ class Archive:
                 for sample in self._grouped(TarStream(file, str(path), self._largest), str(path)):
                     stream.told()
                     yield Ready(sample)
+                self._drain(file, path)
         if self._hidden:
             self.progress.notes.append(f"{self._hidden} hidden member(s) were left out")
         if len(self._extensions) > 1 and not self._together:
@@ -45,6 +47,14 @@ class Archive:
                 f"every sample has one member ({', '.join(sorted(self._extensions))}): members of a sample must follow "
                 "each other; make the archive with tar --sort=name if they belong together"
             )
+
+    def _drain(self, file: BinaryIO, path: Path) -> None:
+        """Read what follows the end mark: sums of compressed files stand there, and perhaps another archive."""
+        followed = False
+        while piece := file.read(1 << 20):
+            followed = followed or piece.count(0) < len(piece)
+        if followed:
+            self.progress.notes.append(f"{path} goes on after its end mark; what follows was not read (cut it apart)")
 
     def _grouped(self, members: TarStream, name: str) -> Iterator[Members]:
         key: str | None = None
