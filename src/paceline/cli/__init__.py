@@ -7,6 +7,7 @@
                status.py draws the bottom line, failure.py says what went wrong
     report     logs -> page, pictures and a short table
     explain    a recipe's five choices, equation, defaults and bytes
+    data       pack samples into shards, verify them, plan a storage
     console    where all of them print
 """
 

@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import doctor, explain, report, run
+from . import data, doctor, explain, report, run
 
 app = typer.Typer(
     name="paceline",
@@ -23,6 +23,7 @@ app.command("run", context_settings=run.CONTEXT)(run.command)
 app.command("report")(report.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
+app.add_typer(data.app, name="data")
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline data`: pack samples into shards, verify them, plan whether a storage feeds the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from paceline.errors import PacelineError
+
+from .console import err, error_panel, near, out, refuse
+
+if TYPE_CHECKING:
+    from paceline.data.packed.pack import Done, Result
+    from paceline.data.packed.plan import Need, Plan
+    from paceline.data.packed.verify import Report
+
+DAMAGED = 1
+MOST_READERS = 32
+REFRESH = 64  # samples between two looks at the bar
+
+app = typer.Typer(
+    help="Pack data into shards, verify them, plan a storage.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command("pack")
+def pack_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, or a .tar (.gz .bz2 .xz .zst), .jsonl, .parquet, .ark or .scp file.", show_default=False
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to make.", show_default=False)],
+    shard_size: Annotated[str, typer.Option(help="Most bytes of a shard: 64MiB, 1GB.")] = "64MiB",
+    seed: Annotated[
+        int | None, typer.Option(help="Shuffle with this seed; without it the source's order is kept.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Samples read at once; the default follows the machine.")] = None,
+    largest_sample: Annotated[str, typer.Option(help="A sample above this size is refused.")] = "1GiB",
+) -> None:
+    """Pack a source into tar shards (WebDataset's convention) with an index.
+
+    Files of a folder that differ only after the last dot are one sample; their folder is kept as its class.
+    Exit code 0: packed; 2: it could not be, and nothing was left.
+    """
+    from paceline.data.packed.pack import pack
+    from paceline.data.packed.sizes import parse_bytes
+    from paceline.data.packed.sources import open_source
+
+    threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
+    if seed is not None and seed < 0:
+        refuse(f"--seed must be at least 0, got {seed}")
+    try:
+        shard_bytes = parse_bytes(shard_size, "--shard-size")
+        opened = open_source(source, parse_bytes(largest_sample, "--largest-sample"))
+        with _ended_politely(), _bar("packing") as (bar, task):
+            told = _teller(bar, task)
+            result = pack(opened, output, shard_bytes=shard_bytes, seed=seed, jobs=threads, told=told)
+    except PacelineError as error:
+        refuse(str(error))
+    _tell_packed(result, output)
+
+
+def _teller(bar: Progress, task: TaskID) -> Callable[[Done], None]:
+    from paceline.data.packed.sizes import bytes_text
+
+    def told(done: Done) -> None:
+        if done.samples % REFRESH and done.samples > 1:
+            return
+        shards = f"{done.shards} shard{'s' if done.shards > 1 else ''}"
+        about = f"{done.samples:,} samples, {bytes_text(done.bytes)}, {shards}"
+        total = None if done.fraction is None else 1.0
+        bar.update(task, completed=done.fraction or 0.0, total=total, about=about)
+
+    return told
+
+
+def _tell_packed(result: Result, output: Path) -> None:
+    from paceline.data.packed.sizes import bytes_text
+
+    index, console = result.index, out()
+    count = len(index.shards)
+    size = bytes_text(index.total_bytes)
+    console.print(
+        f"{near(output)}: {index.samples:,} samples in {count:,} shard{'s' if count > 1 else ''}, {size}",
+        soft_wrap=True,
+        markup=False,
+    )
+    for kind, number in sorted(result.kinds.items(), key=lambda item: -item[1]):
+        console.print(f"  {number:,} of {kind}", soft_wrap=True, markup=False)
+    for note in result.notes:
+        err().print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+@app.command("verify")
+def verify_command(
+    place: Annotated[str, typer.Argument(help="A packed data set: a directory or a URL.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="Look at sizes only.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Shards read at once; the default follows the machine.")] = None,
+) -> None:
+    """Hold packed shards against their index: sums, sizes, counts, offsets.
+
+    Exit code 0: whole; 1: something is damaged; 2: there is no such place.
+    """
+    from paceline.data.packed.storage import Place, is_url, local_path
+    from paceline.data.packed.verify import MOST_JOBS, read_index, verify
+
+    if not is_url(place) and not local_path(place).is_dir():
+        refuse(f"{place} is no directory; give the directory or the URL that holds index.json")
+    threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
+    if not 1 <= threads <= MOST_JOBS:
+        refuse(f"--jobs must lie in 1..{MOST_JOBS}, got {threads}")
+    try:
+        opened = Place(place)
+        total = read_index(opened).total_bytes
+        with _bar("verifying") as (bar, task):
+            bar.update(task, total=total)
+            report = verify(opened, quick=quick, jobs=threads, told=lambda shard: bar.advance(task, shard.bytes))
+    except PacelineError as error:
+        err().print(error_panel("damaged", Text(str(error), style="default")))
+        raise typer.Exit(DAMAGED) from error
+    _tell_verified(report, quick)
+    raise typer.Exit(DAMAGED if report.damaged else 0)
+
+
+def _tell_verified(report: Report, quick: bool) -> None:
+    from paceline.data.packed.sizes import bytes_text
+
+    console, index = out(), report.index
+    for damage in report.damaged:
+        for fault in damage.faults:
+            console.print(Text.assemble(("DAMAGED ", "bold red"), (f"{damage.shard}: ", "bold"), fault), soft_wrap=True)
+    for note in report.notes:
+        err().print(f"note: {note}", soft_wrap=True, markup=False)
+    size = f"{index.samples:,} samples in {len(index.shards):,} shards, {bytes_text(index.total_bytes)}"
+    if report.damaged:
+        console.print(Text(f"damaged: {len(report.damaged)} of {len(index.shards)} shards; {size}", style="bold red"))
+    else:
+        checked = "sizes fit (sums were not made)" if quick else "whole"
+        console.print(Text(f"{checked}: {size}", style="bold green"), soft_wrap=True)
+
+
+@app.command("plan")
+def plan_command(
+    place: Annotated[str, typer.Argument(help="Where the data lie: a directory or a URL.", show_default=False)],
+    workers: Annotated[int, typer.Option(help="Number of workers, on all hosts together.")],
+    samples_per_second: Annotated[float, typer.Option(help="Samples a second that each worker consumes.")],
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 1,
+    cache: Annotated[str | None, typer.Option(help="Cache of each host, for a URL: 200GB.")] = None,
+    link: Annotated[str | None, typer.Option(help="Link of a host to the storage: 1Gbit, 100MB.")] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of each of the two measurements.")] = 5.0,
+    bytes_per_sample: Annotated[
+        str | None, typer.Option(help="Size of a sample, where the files do not tell: 120KB.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Measure a storage and say whether it feeds the workers.
+
+    Exit code 0: it does; 1: workers would wait; 2: the question makes no sense.
+    """
+    from paceline.data.packed.plan import Need
+    from paceline.data.packed.sizes import parse_bytes, parse_rate
+
+    if workers < 1 or not 1 <= hosts <= workers:
+        refuse(f"--workers must be at least 1 and --hosts lie in 1..workers, got {workers} and {hosts}")
+    if not (samples_per_second > 0 and math.isfinite(samples_per_second)):
+        refuse(f"--samples-per-second must be above 0, got {samples_per_second:g}")
+    if not 0.1 <= seconds <= 600:
+        refuse(f"--seconds must lie in 0.1..600, got {seconds:g}")
+    try:
+        rate = None if link is None else parse_rate(link, "--link")
+        kept = 0 if cache is None else parse_bytes(cache, "--cache")
+        size = None if bytes_per_sample is None else parse_bytes(bytes_per_sample, "--bytes-per-sample")
+        plan = _measure(place, Need(workers, hosts, samples_per_second, rate, kept), seconds, size)
+    except PacelineError as error:
+        refuse(str(error))
+    if as_json:
+        print(json.dumps(plan.to_json()), flush=True)
+    else:
+        _tell_plan(plan)
+    raise typer.Exit(0 if plan.feeds else 1)
+
+
+def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None) -> Plan:
+    from paceline.data.packed import measure
+    from paceline.data.packed.plan import judge
+    from paceline.data.packed.storage import Place
+
+    place = Place(text)
+    readers = min(MOST_READERS, max(2, need.workers_a_host))
+    with _bar("measuring") as (bar, task):
+        bar.update(task, total=3, about="files")
+        holding = measure.look(place, bytes_per_sample)
+        bar.update(task, completed=1, about="one reader")
+        latency = measure.first_byte_s(place, holding)
+        one = measure.speed(place, holding, 1, seconds)
+        bar.update(task, completed=2, about=f"{readers} readers")
+        several = measure.speed(place, holding, readers, seconds)
+    return judge(need, holding, place.remote, latency, one, several)
+
+
+def _tell_plan(plan: Plan) -> None:
+    from paceline.data.packed.sizes import bytes_text
+
+    console, holding, need = out(), plan.holding, plan.need
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    what = "shards" if holding.kind == "packed" else "files"
+    total = "more than was looked at" if holding.bytes is None else bytes_text(holding.bytes)
+    facts.add_row("data", f"{len(holding.files):,} {what}, {total}; {bytes_text(holding.bytes_per_sample)} a sample")
+    facts.add_row("first byte", f"after {1e3 * plan.first_byte_s:.3g} ms")
+    facts.add_row("one reader", f"{bytes_text(plan.one.bytes_s)}/s")
+    facts.add_row(f"{plan.several.readers} readers", f"{bytes_text(plan.several.bytes_s)}/s")
+    all_workers = need.workers * need.samples_s * holding.bytes_per_sample
+    facts.add_row("need in all", f"{bytes_text(all_workers)}/s on {need.hosts} host{'s' if need.hosts > 1 else ''}")
+    console.print(facts)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("a host", "from cache", "needs", "has", "waits"):
+        table.add_column(column, justify="left" if column == "a host" else "right")
+    for epoch in plan.epochs:
+        rates = f"{bytes_text(epoch.need_bytes_s)}/s", f"{bytes_text(epoch.have_bytes_s)}/s"
+        table.add_row(epoch.name, f"{100 * epoch.hits:.0f} %", *rates, f"{100 * epoch.waiting:.0f} %")
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(Text(plan.verdict, style="bold green" if plan.feeds else "bold red"), soft_wrap=True)
+    for advice in plan.advice:
+        console.print(f"  -> {advice}", soft_wrap=True, markup=False)
+    for note in plan.notes:
+        console.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _bar(name: str) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar on the terminal, and nothing in a file."""
+    console = err()
+    columns = (
+        SpinnerColumn(),
+        TextColumn(name),
+        BarColumn(),
+        TextColumn("{task.fields[about]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar, bar.add_task(name, total=None, about="")
+
+
+@contextlib.contextmanager
+def _ended_politely() -> Iterator[None]:
+    """SIGTERM ends packing as Ctrl-C does, so that what is half written is removed."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed data set as a map-style dataset: a sample is one seek and one read."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from .faults import DataError
+from .index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
+from .storage import faults_of, is_url, join, local_path, read_up_to
+from .tar import BLOCK, padding
+
+KEPT = 16  # shards whose offsets (and files, where they are local) are kept
+
+
+class FileCache(Protocol):
+    """Where remote files are fetched to."""
+
+    def open(self, url: str, sha256: str | None = None) -> AbstractContextManager[Path]:
+        """The file on this machine, which stays there within the context."""
+
+    def prefetch(self, urls: Iterable[str]) -> None:
+        """Fetch these in the background, in this order."""
+
+
+class _File:
+    """A file descriptor that is closed when nobody holds it any more.
+
+    So a thread may still read from a shard that another one has just put out of the few that are kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class _Open:
+    """A shard in use: its offsets, int64 [samples + 1], and its file where that is local."""
+
+    def __init__(self, offsets: NDArray[np.int64], file: _File | None) -> None:
+        self.offsets, self.file = offsets, file
+
+
+class _Kept:
+    """The shards that this process used last; a forked child begins with none."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.lock = threading.Lock()
+        self.shards: OrderedDict[int, _Open] = OrderedDict()
+
+
+class PackedDataset(Dataset[Any]):
+    """The samples of a packed data set, in its order.
+
+    A sample is a dict of member extension -> bytes, or what `decode` makes of it. It can be pickled, and used in worker
+    processes that were forked or spawned: reading moves no file offset that others share.
+
+    Args:
+        path_or_url: the directory with index.json, or a URL of one.
+        decode: called with the dict of each sample.
+        cache: fetches remote files; needed for a URL.
+
+    Attributes:
+        shard_sizes: samples in each shard, in order.
+
+    Raises:
+        DataError: there is no index, it is damaged, or a cache is missing.
+    """
+
+    def __init__(
+        self,
+        path_or_url: str | Path,
+        decode: Callable[[dict[str, bytes]], Any] | None = None,
+        cache: FileCache | None = None,
+    ) -> None:
+        self._root, self._decode, self._cache = str(path_or_url), decode, cache
+        self._remote = is_url(self._root)
+        if self._remote and cache is None:
+            raise DataError(f"{self._root} is remote: give cache=Cache(directory, cap_bytes), which fetches its shards")
+        where = join(self._root, INDEX)
+        with self._file(where) as path, faults_of(where):
+            if path.stat().st_size > LARGEST_INDEX:
+                raise DataError(f"{where} has more than {LARGEST_INDEX} bytes; it is damaged or no index")
+            self._index = Index.from_json(path.read_bytes(), where)
+        self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
+        self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
+        self._kept = _Kept()
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """URL or path of each shard, in order."""
+        return [join(self._root, shard.name) for shard in self._index.shards]
+
+    def __len__(self) -> int:
+        """Samples."""
+        return self._begins[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample.
+
+        Raises:
+            IndexError: there is no such sample.
+            DataError: its shard is missing or damaged.
+        """
+        members = self.members(index)
+        return members if self._decode is None else self._decode(members)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several samples, in the order asked for; each shard is opened once, neighbours are one read."""
+        found: dict[int, dict[str, bytes]] = {}
+        for number, samples in self._by_shard(indices).items():
+            with self._shard(number) as (descriptor, offsets):
+                for first, last in _runs(sorted(samples)):
+                    read = self._read(descriptor, offsets, number, first, last)
+                    found.update(zip(range(first, last + 1), read, strict=True))
+        members = [dict(found[self._checked(index)]) for index in indices]
+        return members if self._decode is None else [self._decode(sample) for sample in members]
+
+    def members(self, index: int) -> dict[str, bytes]:
+        """One sample as it is packed: extension -> bytes."""
+        sample = self._checked(index)
+        number = bisect_right(self._begins, sample) - 1
+        with self._shard(number) as (descriptor, offsets):
+            return self._read(descriptor, offsets, number, sample, sample)[0]
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Have the cache fetch the shards of these samples, in the order in which they are needed."""
+        if self._cache is not None and self._remote:
+            shards = [self._index.shards[number] for number in self._by_shard(indices)]
+            self._cache.prefetch(join(self._root, n) for shard in shards for n in (shard.offsets_name, shard.name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without open files."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _kept=_Kept())
+
+    def _checked(self, index: int) -> int:
+        sample = operator.index(index)
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {self._root}, which has {len(self)}")
+        return sample
+
+    def _by_shard(self, indices: Iterable[int]) -> dict[int, set[int]]:
+        grouped: dict[int, set[int]] = {}
+        for index in indices:
+            sample = self._checked(index)
+            grouped.setdefault(bisect_right(self._begins, sample) - 1, set()).add(sample)
+        return grouped
+
+    def _file(self, where: str, sha256: str | None = None) -> AbstractContextManager[Path]:
+        if self._cache is not None and self._remote:
+            return self._cache.open(where, sha256)
+        return _local(where)
+
+    def _where(self, number: int) -> str:
+        return join(self._root, self._index.shards[number].name)
+
+    @contextmanager
+    def _shard(self, number: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """(file descriptor, offsets [samples + 1]) of a shard, whose file is there within the context."""
+        shard = self._index.shards[number]
+        opened = self._use(number, shard)
+        if opened.file is not None:
+            yield opened.file.descriptor, opened.offsets
+            return
+        where = join(self._root, shard.name)
+        with self._file(where, shard.sha256) as path:
+            file = _opened(path, shard, where)
+            yield file.descriptor, opened.offsets
+
+    def _use(self, number: int, shard: Shard) -> _Open:
+        if self._kept.process != os.getpid():
+            self._kept = _Kept()
+        kept = self._kept
+        with kept.lock:
+            if number in kept.shards:
+                kept.shards.move_to_end(number)
+                return kept.shards[number]
+        where = join(self._root, shard.offsets_name)
+        with self._file(where, shard.offsets_sha256) as path, faults_of(where), path.open("rb") as file:
+            offsets = offsets_from_bytes(read_up_to(file, shard.offsets_bytes), shard, where)
+        name = join(self._root, shard.name)
+        opened = _Open(offsets, None if self._remote else _opened(Path(name), shard, name))
+        with kept.lock:
+            kept.shards[number] = opened
+            while len(kept.shards) > KEPT:
+                kept.shards.popitem(last=False)  # its file is closed when the last reader lets go of it
+        return opened
+
+    def _read(
+        self, descriptor: int, offsets: NDArray[np.int64], number: int, first: int, last: int
+    ) -> list[dict[str, bytes]]:
+        """The samples first .. last of a shard, in one read."""
+        start = self._begins[number]
+        bounds = offsets[first - start : last - start + 2].tolist()
+        begin, count = bounds[0], bounds[-1] - bounds[0]
+        try:
+            raw = os.pread(descriptor, count, begin)
+            while len(raw) < count and (more := os.pread(descriptor, count - len(raw), begin + len(raw))):
+                raw += more  # the kernel gives at most 2 GiB at a time
+        except OSError as error:
+            raise DataError(f"cannot read {self._where(number)}: {error.strerror}") from error
+        found = []
+        for sample, (low, high) in zip(range(first, last + 1), pairwise(bounds), strict=True):
+            members = split_sample(raw[low - begin : high - begin], f"{sample:09d}.")
+            if members is None or high - begin > len(raw):
+                raise DataError(
+                    f"{self._where(number)} is damaged at byte {low} (sample {sample}); see `paceline data verify`"
+                )
+            found.append(members)
+        return found
+
+
+def _runs(samples: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of every run of neighbours."""
+    first = last = samples[0]
+    for sample in samples[1:]:
+        if sample != last + 1:
+            yield first, last
+            first = sample
+        last = sample
+    yield first, last
+
+
+def split_sample(raw: bytes, key: str) -> dict[str, bytes] | None:
+    """The members of one sample, whose names begin with `key`; None where `raw` is anything else."""
+    members: dict[str, bytes] = {}
+    at = 0
+    while at < len(raw):
+        try:
+            name = raw[at : at + 100].rstrip(b"\0").decode("ascii")
+            size = int(raw[at + 124 : at + 135], 8)
+        except ValueError:
+            return None
+        begin = at + BLOCK
+        at = begin + size + padding(size)
+        extension = name.removeprefix(key)
+        if size < 0 or at > len(raw) or extension == name or extension in members:
+            return None
+        members[extension] = raw[begin : begin + size]
+    return members
+
+
+@contextmanager
+def _local(where: str) -> Iterator[Path]:
+    yield local_path(where)
+
+
+def _opened(path: Path, shard: Shard, where: str) -> _File:
+    """The shard's file, of the size that it must have."""
+    with faults_of(where):
+        file = _File(path)
+        size = os.fstat(file.descriptor).st_size
+    if size != shard.bytes:
+        raise DataError(f"{where} has {size} bytes, the index says {shard.bytes}; copy it again, or pack again")
+    return file

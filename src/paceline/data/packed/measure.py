@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a storage holds, and how fast this machine reads it: one reader alone, and several at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from .faults import DataError
+from .index import INDEX
+from .storage import Place, file_system, is_url, local_path
+from .verify import read_index
+
+MOST_FILES = 100_000  # looked at where there is no index
+PROBES = 7  # of the first byte
+PATIENCE_S = 60.0  # for a storage that does not answer, beyond the time of the measurement
+SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 16 << 20
+QUICK_S = 0.1  # pieces grow while each takes less
+_STREAM = re.compile(r".*\.(tar|tgz|txz|tbz2|tzst|jsonl|ndjson|parquet|pq|ark)(\.gz|\.bz2|\.xz|\.zst)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What lies at a place.
+
+    Attributes:
+        kind: "packed" or "files".
+        files: (name, bytes) of those that were looked at.
+        bytes: of all files; None where there are more than were looked at.
+        bytes_per_sample: mean.
+        notes: what these numbers leave open.
+    """
+
+    kind: str
+    files: tuple[tuple[str, int], ...]
+    bytes: int | None
+    bytes_per_sample: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def file_bytes(self) -> float:
+        """Mean size of a file."""
+        return sum(size for _, size in self.files) / len(self.files)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A measurement.
+
+    Attributes:
+        readers: threads that read at once.
+        bytes: read by all of them.
+        seconds: until the last of them had finished its piece.
+        files: opened; some more than once where there are few.
+    """
+
+    readers: int
+    bytes: int
+    seconds: float
+    files: int
+
+    @property
+    def bytes_s(self) -> float:
+        """Bytes a second of all readers together."""
+        return self.bytes / self.seconds
+
+
+def look(place: Place, bytes_per_sample: float | None = None) -> Holding:
+    """What lies at a place: its index, or else its files.
+
+    Raises:
+        DataError: there is nothing, or nobody can say how large a sample is.
+    """
+    try:
+        place.size(INDEX)
+    except DataError:
+        return _files(place, bytes_per_sample)
+    index = read_index(place)
+    files = tuple((shard.name, shard.bytes) for shard in index.shards)
+    return Holding("packed", files, index.total_bytes, bytes_per_sample or index.total_bytes / index.samples)
+
+
+def _files(place: Place, bytes_per_sample: float | None) -> Holding:
+    listed = _remote(place.root) if place.remote else _local(place.root)
+    files = tuple(islice(listed, MOST_FILES + 1))
+    complete = len(files) <= MOST_FILES
+    files = tuple((name, size) for name, size in files[:MOST_FILES] if size > 0)
+    if not files:
+        raise DataError(f"{place.root} has no files with data; check the path")
+    total = sum(size for _, size in files)
+    notes = [] if complete else [f"only the first {MOST_FILES:,} files were looked at"]
+    if bytes_per_sample is None:
+        if all(_STREAM.fullmatch(name) for name, _ in files):
+            raise DataError(
+                f"{place.root}: nobody can tell from such files how large a sample is; give --bytes-per-sample, or "
+                "pack them first"
+            )
+        bytes_per_sample = total / len({os.path.splitext(name)[0] for name, _ in files})
+        notes.append("files whose names differ only after the last dot were taken as one sample")
+    return Holding("files", files, total if complete else None, bytes_per_sample, tuple(notes))
+
+
+def _local(root: str) -> Iterator[tuple[str, int]]:
+    path = local_path(root)
+    if path.is_file():
+        raise DataError(f"{root} is a file; give the folder that holds the data")
+    if not path.exists():
+        raise DataError(f"{root} does not exist; check the path")
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            full = os.path.join(folder, name)
+            if not name.startswith(".") and os.path.isfile(full):
+                yield os.path.relpath(full, path), os.path.getsize(full)
+
+
+def _remote(root: str) -> Iterator[tuple[str, int]]:
+    system, inside = file_system(root)
+    try:
+        for _, _, found in system.walk(inside, detail=True):
+            for about in found.values():
+                if about.get("type") == "file":
+                    yield about["name"].removeprefix(inside).lstrip("/"), int(about.get("size") or 0)
+    except Exception as error:
+        raise DataError(f"cannot list {root}: {type(error).__name__}: {error}") from error
+
+
+def first_byte_s(place: Place, holding: Holding) -> float:
+    """Seconds from asking for a file to its first KiB: the median over a few files.
+
+    Raises:
+        DataError: a file cannot be read, or the storage does not answer.
+    """
+    found: list[float] = []
+
+    def probe() -> None:
+        for name, size in _chosen(holding, PROBES):
+            began = time.perf_counter()
+            next(_pieces(place, name, min(size, 1024)))
+            found.append(time.perf_counter() - began)
+
+    _together([probe], 0.0, place.root)
+    return statistics.median(found)
+
+
+def speed(place: Place, holding: Holding, readers: int, seconds: float) -> Speed:
+    """Read whole files in random order for some seconds.
+
+    Raises:
+        DataError: a file cannot be read, or the storage does not answer.
+    """
+    counts, ends, opened = [0] * readers, [0.0] * readers, [0] * readers
+    began = time.perf_counter()
+
+    def read(number: int) -> None:
+        while True:
+            for name, size in _chosen(holding, len(holding.files)):
+                opened[number] += 1
+                for piece in _pieces(place, name, size):
+                    counts[number] += piece
+                    ends[number] = time.perf_counter()
+                    if ends[number] - began >= seconds:
+                        return
+
+    _together([lambda n=number: read(n) for number in range(readers)], seconds, place.root)  # type: ignore[misc]
+    return Speed(readers, sum(counts), max(max(ends) - began, 1e-9), sum(opened))
+
+
+def _chosen(holding: Holding, count: int) -> list[tuple[str, int]]:
+    return random.sample(holding.files, min(count, len(holding.files)))
+
+
+def _pieces(place: Place, name: str, size: int) -> Iterator[int]:
+    """Read a file; the bytes of each piece. The kernel is asked to forget a local file first."""
+    if not is_url(place.root):
+        with place.open(name) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while size > 0 and (count := len(file.read(min(size, SMALLEST_PIECE)))):
+                size -= count
+                yield count
+        return
+    at, piece = 0, SMALLEST_PIECE
+    while at < size:
+        began = time.perf_counter()
+        count = len(place.read_part(name, at, min(size, at + piece)))
+        if count == 0:
+            return
+        yield count
+        at += count
+        if time.perf_counter() - began < QUICK_S:
+            piece = min(LARGEST_PIECE, 2 * piece)
+
+
+def _together(works: list[Callable[[], None]], seconds: float, root: str) -> None:
+    """Run them in threads, which a storage that hangs cannot keep this program in."""
+    faults: list[Exception] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    until = time.monotonic() + seconds + PATIENCE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if faults:
+        raise faults[0]
+    if hung := sum(thread.is_alive() for thread in threads):
+        raise DataError(f"{root}: {hung} of {len(works)} readers had no answer within {seconds + PATIENCE_S:.0f} s")

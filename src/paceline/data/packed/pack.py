@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source -> a packed data set: all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .faults import DataError
+from .index import Index
+from .sources import Members, Source, Task
+from .sources.base import Ready
+from .sources.folder import Folder
+from .tar import BLOCK
+from .writer import ShardWriter
+
+SHARD_BYTES = 64 << 20
+AHEAD = 2  # samples in memory for each thread
+MOST_JOBS = 256
+MOST_KINDS = 20
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How far packing is."""
+
+    samples: int
+    bytes: int
+    shards: int
+    fraction: float | None  # of the source; None where that cannot be told
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was packed.
+
+    Attributes:
+        index: of the new data set.
+        kinds: extensions of a sample, joined by " + " -> number of such samples.
+        notes: what was passed over.
+    """
+
+    index: Index
+    kinds: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def pack(
+    source: Source,
+    out: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    seed: int | None = None,
+    jobs: int = 1,
+    told: Callable[[Done], None] = lambda done: None,
+) -> Result:
+    """Write a packed data set.
+
+    It grows in `OUT.partial`, which is renamed when it is whole and removed when packing fails. Memory holds `2 jobs`
+    samples and one shard's offsets.
+
+    Args:
+        source: where samples come from.
+        out: directory that must not exist.
+        shard_bytes: most bytes of a shard; one sample may be larger.
+        seed: of a shuffled order; None keeps the source's.
+        jobs: samples read at once.
+        told: called after every sample.
+
+    Raises:
+        DataError: the source is damaged or empty, or `out` cannot be made.
+    """
+    if shard_bytes < 4 * BLOCK:
+        raise DataError(f"--shard-size must be at least {4 * BLOCK} bytes, got {shard_bytes}")
+    if not 1 <= jobs <= MOST_JOBS:
+        raise DataError(f"--jobs must lie in 1..{MOST_JOBS}, got {jobs}")
+    if os.path.lexists(out):
+        raise DataError(f"{out} exists already; remove it, or choose another place")
+    if isinstance(source, Folder) and out.resolve().is_relative_to(source.root.resolve()):
+        raise DataError(f"{out} lies within {source.root}, which would be packed into itself; choose another place")
+    partial = out.with_name(out.name + ".partial")
+    _make(partial)
+    try:
+        result = _write(source, partial, shard_bytes, seed, jobs, told)
+        os.rename(partial, out)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise DataError(f"packing failed at {error.filename or partial}: {error.strerror or error}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return result
+
+
+def _make(partial: Path) -> None:
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(partial):
+            raise DataError(
+                f"{partial} exists: another pack is at work, or one was killed; remove it when nobody packs there"
+            )
+        partial.mkdir()
+    except OSError as error:
+        raise DataError(f"cannot make {partial}: {error.strerror or error}; choose another place") from error
+
+
+def _write(
+    source: Source, directory: Path, shard_bytes: int, seed: int | None, jobs: int, told: Callable[[Done], None]
+) -> Result:
+    writer = ShardWriter(directory, shard_bytes)
+    kinds: Counter[str] = Counter()
+    try:
+        for members in _read(source.tasks(seed), jobs):
+            writer.add(members)
+            kind = " + ".join(sorted(members))
+            kinds[kind if kind in kinds or len(kinds) < MOST_KINDS else OTHER] += 1
+            told(Done(writer.samples, writer.bytes, writer.shards, source.progress.fraction))
+        if writer.samples == 0:
+            raise DataError("the source has no samples; check that it is the right path")
+        index = writer.finish()
+    finally:
+        writer.abandon()
+    return Result(index, dict(kinds), tuple(source.progress.notes))
+
+
+def _read(tasks: Iterator[Task], jobs: int) -> Iterator[Members]:
+    """What the tasks give, in their order, `jobs` of them at once."""
+    if jobs == 1:
+        for task in tasks:
+            yield task()
+        return
+    waiting: deque[Future[Members]] = deque()
+    with ThreadPoolExecutor(jobs, "pack") as pool:
+        try:
+            for task in tasks:
+                if isinstance(task, Ready) and not waiting:
+                    yield task()
+                    continue
+                waiting.append(pool.submit(task))
+                if len(waiting) >= AHEAD * jobs:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

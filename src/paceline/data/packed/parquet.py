@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of Parquet files as a map-style dataset (needs the extra `paceline[parquet]`); row groups are its shards."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from .dataset import FileCache
+from .faults import DataError
+from .storage import file_system, is_url, local_path
+
+KEPT = 4  # decoded row groups
+
+
+def pyarrow_parquet() -> Any:
+    """The library.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError("Parquet needs pyarrow, which is not installed: pip install 'paceline[parquet]'") from error
+    return parquet
+
+
+class _Group(NamedTuple):
+    """Where a row group lies."""
+
+    url: str
+    number: int  # within its file
+    rows: int
+
+
+class _Kept:
+    """The row groups that this process decoded last."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.lock = threading.Lock()
+        self.tables: OrderedDict[int, Any] = OrderedDict()
+
+
+class ParquetDataset(Dataset[Any]):
+    """The rows of Parquet files, in the order of the files; a row is a dict of column -> Python value.
+
+    One row group is decoded at a time and four are kept. Without a cache, remote files are read by ranges: the footer
+    when this is made, then the row groups that are asked for. It can be pickled, and used in worker processes.
+
+    Args:
+        paths: files, folders of them, or URLs of files.
+        columns: which to read; None reads all.
+        cache: fetches remote files as a whole.
+
+    Attributes:
+        shard_sizes: rows in each row group, in order.
+
+    Raises:
+        DataError: a file is missing, no Parquet, or without one of the columns.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        columns: Sequence[str] | None = None,
+        cache: FileCache | None = None,
+    ) -> None:
+        self._columns, self._cache = None if columns is None else list(columns), cache
+        given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+        self._groups = [group for url in _files(map(str, given)) for group in self._scan(url)]
+        self.shard_sizes: Sequence[int] = [group.rows for group in self._groups]
+        self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [row groups + 1]
+        self._kept = _Kept()
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """File of each row group, in order."""
+        return [group.url for group in self._groups]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return int(self._begins[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One row.
+
+        Raises:
+            IndexError: there is no such row.
+            DataError: its file is missing or damaged.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several rows, in the order asked for; each row group is read once."""
+        wanted: dict[int, list[tuple[int, int]]] = {}  # row group -> (place in the answer, row)
+        for place, index in enumerate(indices):
+            number, row = self._find(index)
+            wanted.setdefault(number, []).append((place, row))
+        found: list[dict[str, Any]] = [{}] * len(indices)
+        for number, rows in wanted.items():
+            table = self._table(number).take([row for _, row in rows])
+            for (place, _), values in zip(rows, table.to_pylist(), strict=True):
+                found[place] = values
+        return found
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Have the cache fetch the files of these rows, in the order in which they are needed."""
+        if self._cache is not None:
+            urls = dict.fromkeys(self._groups[self._find(index)[0]].url for index in indices)
+            self._cache.prefetch(url for url in urls if is_url(url))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was decoded."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _kept=_Kept())
+
+    def _find(self, index: int) -> tuple[int, int]:
+        row = operator.index(index)
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        number = int(np.searchsorted(self._begins, row, side="right")) - 1
+        return number, row - int(self._begins[number])
+
+    def _scan(self, url: str) -> list[_Group]:
+        """The row groups of a file."""
+        with self._file(url, whole=False) as file:
+            metadata = file.metadata
+            missing = set(self._columns or ()) - set(file.schema_arrow.names)
+            if missing:
+                names = ", ".join(file.schema_arrow.names)
+                raise DataError(f"{url} has no column {sorted(missing)[0]!r}; it has {names}")
+            rows = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
+        return [_Group(url, number, count) for number, count in enumerate(rows) if count]
+
+    def _table(self, number: int) -> Any:
+        if self._kept.process != os.getpid():
+            self._kept = _Kept()
+        kept = self._kept
+        with kept.lock:
+            if number in kept.tables:
+                kept.tables.move_to_end(number)
+                return kept.tables[number]
+        group = self._groups[number]
+        with self._file(group.url, whole=True) as file:
+            # without threads of its own: those of a parent do not live in a forked child
+            table = file.read_row_group(group.number, columns=self._columns, use_threads=False)
+        if table.num_rows != group.rows:
+            raise DataError(
+                f"{group.url}: row group {group.number} has {table.num_rows} rows, had {group.rows} when this "
+                "dataset was made; make it anew"
+            )
+        with kept.lock:
+            kept.tables[number] = table
+            while len(kept.tables) > KEPT:
+                kept.tables.popitem(last=False)
+        return table
+
+    @contextlib.contextmanager
+    def _file(self, url: str, whole: bool) -> Iterator[Any]:
+        """An open file; with `whole`, remote ones come from the cache where there is one."""
+        parquet = pyarrow_parquet()
+        try:
+            with ExitStack() as stack:
+                if not is_url(url):
+                    source: Any = str(local_path(url))
+                elif whole and self._cache is not None:
+                    source = str(stack.enter_context(self._cache.open(url)))
+                else:
+                    system, path = file_system(url)
+                    source = stack.enter_context(system.open(path, "rb"))
+                yield stack.enter_context(parquet.ParquetFile(source))
+        except DataError:
+            raise
+        except FileNotFoundError as error:
+            raise DataError(f"{url} does not exist; check the path") from error
+        except Exception as error:  # pyarrow's errors are ValueError, OSError, IndexError and others
+            raise DataError(f"cannot read {url} as Parquet: {' '.join(str(error).split())}") from error
+
+
+def _files(given: Iterable[str]) -> Iterator[str]:
+    """Each file; a folder stands for its .parquet files in the order of their names."""
+    any_given = False
+    for url in given:
+        any_given = True
+        if is_url(url) or not local_path(url).is_dir():
+            yield url
+            continue
+        found = sorted(p for p in local_path(url).iterdir() if p.suffix in (".parquet", ".pq"))
+        if not found:
+            raise DataError(f"{url} holds no .parquet file; give the files themselves")
+        yield from map(str, found)
+    if not any_given:
+        raise DataError("no Parquet file was given; give at least one path")

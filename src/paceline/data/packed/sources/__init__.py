@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where samples are packed from: a path -> the source that reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..faults import DataError
+from ..index import INDEX
+from ..storage import is_url, local_path
+from .archive import Archive
+from .base import LARGEST_SAMPLE, Members, Progress, Source, Task, reading
+from .folder import Folder
+from .jsonl import Lines
+from .repack import Packed
+from .speech import Ark, Scp
+from .table import Table
+
+__all__ = ["LARGEST_SAMPLE", "Members", "Progress", "Source", "Task", "open_source"]
+
+_PACKED = r"(\.gz|\.bz2|\.xz|\.zst)?"
+_KINDS: dict[str, Callable[[Sequence[Path], int], Source]] = {
+    rf".*(\.tar{_PACKED}|\.tgz|\.txz|\.tbz2|\.tzst)": Archive,
+    rf".*\.(jsonl|ndjson){_PACKED}": Lines,
+    r".*\.(parquet|pq)": Table,
+    r".*\.ark": Ark,
+}
+
+
+def open_source(text: str, largest: int = LARGEST_SAMPLE) -> Source:
+    """The source at a path.
+
+    A folder whose files are all tars, all JSONL, all Parquet or all arks is read as these files in the order of their
+    names; any other folder is one whose files are samples.
+
+    Args:
+        text: a path.
+        largest: bytes; a sample above it is refused.
+
+    Raises:
+        DataError: it does not exist, or is of no kind that can be packed.
+    """
+    if is_url(text):
+        raise DataError(f"{text}: a source must be a path of this machine; mount the storage or copy it first")
+    path = local_path(text)
+    if path.is_dir():
+        return _folder(path, largest)
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the path")
+    if path.suffix == ".scp":
+        return Scp(path, largest)
+    kind = _kind(path)
+    if kind is None or not path.is_file():
+        raise DataError(
+            f"{path}: no source of a known kind; give a folder, or a file that ends in .tar (.gz .bz2 .xz .zst), "
+            ".jsonl (the same), .parquet, .ark or .scp"
+        )
+    return _KINDS[kind]([path], largest)
+
+
+def _kind(path: Path) -> str | None:
+    return next((kind for kind in _KINDS if re.fullmatch(kind, path.name, re.IGNORECASE)), None)
+
+
+def _folder(path: Path, largest: int) -> Source:
+    if (path / INDEX).is_file() and any(path.glob("*.idx")):
+        return Packed(path)
+    kinds: set[str | None] = set()
+    files = []
+    with reading(path), os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            kinds.add(_kind(Path(entry.name)) if entry.is_file() else None)
+            if kinds == {None} or len(kinds) > 1:
+                break  # a folder of samples, perhaps of very many
+            files.append(Path(entry.path))
+    if any(path.glob("*.scp")):
+        raise DataError(f"{path} holds Kaldi's lists; give one of the .scp files itself")
+    if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+        return _KINDS[kind](sorted(files), largest)
+    return Folder(path, largest)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tar archives, plain or compressed: members that follow each other and share a key are one sample (WebDataset)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from ..faults import DataError
+from ..tar import Member, TarStream, split_name
+from .base import ORIGIN, Members, Progress, Ready, Stream, Task, no_shuffle, origin, reading
+
+
+class Archive:
+    """The samples of archives; memory holds one of them.
+
+    Args:
+        paths: archives, read one after another.
+        largest: bytes of a sample above which it is refused.
+    """
+
+    def __init__(self, paths: Sequence[Path], largest: int) -> None:
+        self._paths, self._largest = paths, largest
+        self.progress = Progress()
+        self._hidden = 0
+        self._together = False  # some sample has several members
+        self._extensions: set[str] = set()  # a few of them
+
+    def tasks(self, seed: int | None) -> Iterator[Task]:
+        """One task for each run of members with one key."""
+        if seed is not None:
+            raise no_shuffle(str(self._paths[0]), "a tar")
+        for number, path in enumerate(self._paths):
+            count = len(self._paths)
+            stream = Stream(path, self.progress, (number / count, (number + 1) / count))
+            with stream as file, reading(path):
+                for sample in self._grouped(TarStream(file, str(path), self._largest), str(path)):
+                    stream.told()
+                    yield Ready(sample)
+                self._drain(file, path)
+        if self._hidden:
+            self.progress.notes.append(f"{self._hidden} hidden member(s) were left out")
+        if len(self._extensions) > 1 and not self._together:
+            self.progress.notes.append(
+                f"every sample has one member ({', '.join(sorted(self._extensions))}): members of a sample must follow "
+                "each other; make the archive with tar --sort=name if they belong together"
+            )
+
+    def _drain(self, file: BinaryIO, path: Path) -> None:
+        """Read what follows the end mark: sums of compressed files stand there, and perhaps another archive."""
+        followed = False
+        while piece := file.read(1 << 20):
+            followed = followed or piece.count(0) < len(piece)
+        if followed:
+            self.progress.notes.append(f"{path} goes on after its end mark; what follows was not read (cut it apart)")
+
+    def _grouped(self, members: TarStream, name: str) -> Iterator[Members]:
+        key: str | None = None
+        sample: Members = {}
+        size = 0
+        for member in members:
+            if member.name.rpartition("/")[2].startswith("."):
+                self._hidden += 1
+                continue
+            next_key, extension = split_name(member.name)
+            if next_key != key:
+                if key is not None:
+                    yield _named(sample, key)
+                key, sample, size = next_key, {}, 0
+            size += len(member.data)
+            self._add(sample, extension, member, size, name)
+        if key is not None:
+            yield _named(sample, key)
+
+    def _add(self, sample: Members, extension: str, member: Member, size: int, name: str) -> None:
+        extension = re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.|$)|^\.", "_", extension.lower()) or "bin"
+        if extension in sample:
+            raise DataError(
+                f"{name} at byte {member.offset}: {member.name!r} is the sample's second member of this kind; rename it"
+            )
+        if size > self._largest:
+            raise DataError(
+                f"{name} at byte {member.offset}: the sample of {member.name!r} has more than {self._largest} bytes; "
+                "give a larger --largest-sample if that is meant"
+            )
+        self._together = self._together or bool(sample)
+        if len(self._extensions) < 5:
+            self._extensions.add(extension)
+        sample[extension] = member.data
+
+
+def _named(sample: Members, key: str) -> Members:
+    sample.setdefault(ORIGIN, origin(key))
+    return sample

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet (needs the extra `paceline[parquet]`): each row is a sample.
+
+A column of bytes becomes a member `column.ext`, whose extension follows from what the bytes begin with; so does a
+column of {bytes, path} as image and audio data sets have it, whose extension follows from the path. All other columns
+together are the member json. What is null is left out of the members and is null in the json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from ..faults import DataError
+from ..parquet import pyarrow_parquet
+from .base import Members, Progress, Ready, Task, no_shuffle
+
+ROWS = 64  # decoded at a time
+_MAGIC = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n", "png"),
+    (b"GIF8", "gif"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    (b"\xff\xfb", "mp3"),
+    (b"\x93NUMPY", "npy"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"%PDF", "pdf"),
+)
+
+
+class Table:
+    """The rows of Parquet files, one after another.
+
+    Args:
+        paths: the files.
+        largest: bytes of a row's members above which it is refused.
+    """
+
+    def __init__(self, paths: Sequence[Path], largest: int) -> None:
+        self._paths, self._largest = paths, largest
+        self.progress = Progress()
+
+    def tasks(self, seed: int | None) -> Iterator[Task]:
+        """One task for each row."""
+        if seed is not None:
+            raise no_shuffle(str(self._paths[0]), "a Parquet file")
+        parquet = pyarrow_parquet()
+        for which, path in enumerate(self._paths):
+            try:
+                with parquet.ParquetFile(path) as file:
+                    yield from self._rows(file, which, path)
+            except DataError:
+                raise
+            except Exception as error:  # pyarrow's errors are ValueError, OSError and others
+                raise DataError(f"cannot read {path} as Parquet: {' '.join(str(error).split())}") from error
+
+    def _rows(self, file: Any, which: int, path: Path) -> Iterator[Task]:
+        number, count = 0, max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(batch_size=ROWS, use_threads=False):
+            for row in batch.to_pylist():
+                sample = sample_of(row, f"{path} row {number}")
+                if sum(map(len, sample.values())) > self._largest:
+                    raise DataError(
+                        f"{path} row {number}: more than {self._largest} bytes; give a larger --largest-sample if that "
+                        "is meant"
+                    )
+                yield Ready(sample)
+                number += 1
+            self.progress.fraction = (which + number / count) / len(self._paths)
+
+
+def sample_of(row: Mapping[str, Any], where: str) -> Members:
+    """A row's members.
+
+    Raises:
+        DataError: two columns would share a member, or a value has no place in JSON.
+    """
+    members: Members = {}
+    rest: dict[str, Any] = {}
+    for column, value in row.items():
+        found = _binary(column, value)
+        if found is None:
+            rest[column] = value
+        elif found[0] in members:
+            raise DataError(f"{where}: two columns would be the member {found[0]!r}; rename column {column!r}")
+        else:
+            members[found[0]] = found[1]
+    if rest or not members:
+        try:
+            members["json"] = json.dumps(rest, default=_plain).encode()
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{where}: {error}; leave the column out, or make it plain, before packing") from error
+    return members
+
+
+def _binary(column: str, value: Any) -> tuple[str, bytes] | None:
+    """(extension, bytes) of a value that becomes a member."""
+    name = re.sub("[^A-Za-z0-9_-]", "_", column) or "_"
+    if isinstance(value, bytes):
+        return f"{name}.{_kind(value)}", value
+    if isinstance(value, dict) and set(value) == {"bytes", "path"} and isinstance(value["bytes"], bytes):
+        suffix = Path(str(value["path"] or "")).suffix[1:].lower()
+        return f"{name}.{suffix if re.fullmatch('[a-z0-9]{1,8}', suffix) else _kind(value['bytes'])}", value["bytes"]
+    return None
+
+
+def _kind(raw: bytes) -> str:
+    if raw[:4] == b"RIFF" and raw[8:12] in (b"WAVE", b"WEBP"):
+        return "wav" if raw[8:12] == b"WAVE" else "webp"
+    return next((extension for magic, extension in _MAGIC if raw.startswith(magic)), "bin")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (datetime, date, time, timedelta, Decimal, UUID)):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} inside another value has no place in JSON")

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a packed data set what its index says? Every shard is read once, wherever it lies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .faults import DataError
+from .index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
+from .storage import Place, local_path
+from .tar import BLOCK, END, padding, parse_header
+
+PIECE = 1 << 20
+MOST_JOBS = 256
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is wrong with one shard, in one sentence each."""
+
+    shard: str
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What verify found."""
+
+    index: Index
+    damaged: tuple[Damage, ...]
+    notes: tuple[str, ...]
+
+
+def read_index(place: Place) -> Index:
+    """The index of a place.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    return Index.from_json(place.read(INDEX, LARGEST_INDEX), place.where(INDEX))
+
+
+def verify(
+    place: Place, *, quick: bool = False, jobs: int = 1, told: Callable[[Shard], None] = lambda shard: None
+) -> Report:
+    """Hold every shard against the index.
+
+    Args:
+        place: where the data set lies.
+        quick: only look at sizes.
+        jobs: shards read at once.
+        told: called after each shard.
+
+    Raises:
+        DataError: the index is missing or damaged, so that there is nothing to hold against.
+    """
+    index = read_index(place)
+
+    def check(shard: Shard) -> Damage | None:
+        faults = tuple(_sizes(place, shard) if quick else _whole(place, shard))
+        told(shard)
+        return Damage(shard.name, faults) if faults else None
+
+    with ThreadPoolExecutor(max(1, jobs), "verify") as pool:
+        try:
+            damaged = tuple(filter(None, pool.map(check, index.shards)))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return Report(index, damaged, tuple(_strangers(place, index)))
+
+
+def _strangers(place: Place, index: Index) -> Iterator[str]:
+    """Files that no index knows; training does not read them."""
+    if not place.remote:
+        known = {INDEX, *(s.name for s in index.shards), *(s.offsets_name for s in index.shards)}
+        names = sorted(p.name for p in local_path(place.root).iterdir() if p.name not in known)
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            yield f"not in the index, so never read: {', '.join(names[:3])}{more}"
+
+
+def _sizes(place: Place, shard: Shard) -> Iterator[str]:
+    for name, least, most in (
+        (shard.name, shard.bytes, shard.bytes),
+        (shard.offsets_name, 8 * (shard.samples + 1), shard.offsets_bytes),
+    ):
+        try:
+            size = place.size(name)
+        except DataError as error:
+            yield str(error)
+        else:
+            if not least <= size <= most:
+                yield f"{name} has {size} bytes, the index says {least}"
+
+
+def _whole(place: Place, shard: Shard) -> Iterator[str]:
+    try:
+        offsets = _offsets(place, shard)
+    except DataError as error:
+        yield str(error)
+        offsets = None
+    try:
+        with place.open(shard.name) as file:
+            reader = _Hashing(file)
+            fault = _walk(reader, shard, offsets)
+            while reader.read(PIECE):
+                pass
+    except DataError as error:
+        yield str(error)
+        return
+    if reader.bytes != shard.bytes:
+        yield f"{shard.name} has {reader.bytes} bytes, the index says {shard.bytes}"
+    elif reader.sha256.hexdigest() != shard.sha256:
+        yield f"{shard.name} has sha256 {reader.sha256.hexdigest()[:16]}..., the index says {shard.sha256[:16]}..."
+    if fault:
+        yield fault
+
+
+def _offsets(place: Place, shard: Shard) -> NDArray[np.int64]:
+    raw = place.read(shard.offsets_name, shard.offsets_bytes)
+    offsets = offsets_from_bytes(raw, shard, place.where(shard.offsets_name))
+    seen = hashlib.sha256(raw).hexdigest()
+    if seen != shard.offsets_sha256:
+        raise DataError(
+            f"{shard.offsets_name} has sha256 {seen[:16]}..., the index says {shard.offsets_sha256[:16]}..."
+        )
+    return offsets
+
+
+class _Hashing:
+    """A file whose sum is made while it is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+
+    def read(self, count: int) -> bytes:
+        """All of `count` bytes where there are so many."""
+        raw = self._file.read(count)
+        self.sha256.update(raw)
+        self.bytes += len(raw)
+        return raw
+
+
+def _walk(file: _Hashing, shard: Shard, offsets: NDArray[np.int64] | None) -> str:
+    """Follow the headers; the first fault, or empty."""
+    key, samples = "", 0
+    while True:
+        at = file.bytes
+        try:
+            header = parse_header(file.read(BLOCK), f"{shard.name} at byte {at}")
+        except DataError as error:
+            return str(error)
+        if header is None:
+            break
+        next_key = header.name.partition(".")[0]
+        if next_key != key:
+            if offsets is not None and (samples >= shard.samples or offsets[samples] != at):
+                return f"{shard.name} has a sample at byte {at}, where {shard.offsets_name} has none"
+            key, samples = next_key, samples + 1
+        left = header.size + padding(header.size)
+        while left > 0 and (piece := file.read(min(left, PIECE))):
+            left -= len(piece)
+        if left > 0:
+            return f"{shard.name} is cut off within {header.name}"
+    if samples != shard.samples:
+        return f"{shard.name} has {samples} samples, the index says {shard.samples}"
+    return "" if at == shard.bytes - len(END) else f"{shard.name} ends at byte {at}, before its last sample"

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing tar archives, also hostile ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from paceline.data.packed import DataError, open_source, pack
+from paceline.data.packed.sources import Members
+
+from ..made import back, by_key, index_of, packed
+
+
+def write(path: Path, *members: tuple[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def samples(path: Path, largest: int = 1 << 20) -> list[Members]:
+    return [task() for task in open_source(str(path), largest).tasks(None)]
+
+
+def test_members_that_follow_each_other_are_a_sample(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", ("x/1.jpg", b"1"), ("x/1.seg.PNG", b"2"), ("x/2.jpg", b"3"), ("README", b"4"))
+    assert samples(path) == [
+        {"jpg": b"1", "seg.png": b"2", "source.json": b'{"key": "x/1"}'},
+        {"jpg": b"3", "source.json": b'{"key": "x/2"}'},
+        {"bin": b"4", "source.json": b'{"key": "README"}'},
+    ]
+
+
+def test_a_tar_comes_back_and_several_are_one_source(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        members = [(f"{number}/{k}.txt", f"{number} {k}".encode()) for k in range(5)]
+        write(tmp_path / "in" / f"{number}.tar.gz", *members)
+    pack(open_source(str(tmp_path / "in")), tmp_path / "out")
+    expected = {f"{number}/{k}": {"txt": f"{number} {k}".encode()} for number in range(3) for k in range(5)}
+    assert by_key(back(tmp_path / "out")) == expected
+
+
+def test_a_shard_of_ours_is_a_tar_like_any_other(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    shard = index_of(place).shards[1]
+    pack(open_source(str(place / shard.name)), tmp_path / "again")
+    first = index_of(place).shards[0].samples
+    assert back(tmp_path / "again") == back(place)[first : first + shard.samples]  # with the names they had
+
+
+def test_hidden_members_are_left_out(tmp_path: Path) -> None:
+    source = open_source(str(write(tmp_path / "a.tar", ("x/._1.jpg", b"0"), ("x/1.jpg", b"1"), (".x/2.jpg", b"2"))))
+    found = [task() for task in source.tasks(None)]
+    assert [json.loads(sample["source.json"])["key"] for sample in found] == ["x/1", ".x/2"]
+    assert source.progress.notes == ["1 hidden member(s) were left out"]
+
+
+def test_members_that_do_not_follow_each_other_are_noted(tmp_path: Path) -> None:
+    apart = open_source(str(write(tmp_path / "a.tar", ("1.a", b""), ("2.a", b""), ("1.b", b""), ("2.b", b""))))
+    assert len(list(apart.tasks(None))) == 4
+    assert apart.progress.notes[0].startswith("every sample has one member (a, b)")
+    together = open_source(str(write(tmp_path / "a.tar", ("1.a", b""), ("1.b", b""), ("2.a", b""))))
+    assert len(list(together.tasks(None))) == 2
+    assert together.progress.notes == []
+
+
+def test_what_follows_the_end_mark_is_looked_at(tmp_path: Path) -> None:
+    raw = write(tmp_path / "a.tar", ("1.a", b"1")).read_bytes()
+    (tmp_path / "two.tar").write_bytes(raw + raw)
+    two = open_source(str(tmp_path / "two.tar"))
+    assert len(list(two.tasks(None))) == 1
+    assert "goes on after its end mark" in two.progress.notes[0]
+    packed_up = bytearray(gzip.compress(raw))
+    packed_up[-8] ^= 1  # the sum of all of it, which is the last thing to be read
+    (tmp_path / "a.tar.gz").write_bytes(packed_up)
+    with pytest.raises(DataError, match=r"a\.tar\.gz"):
+        samples(tmp_path / "a.tar.gz")
+
+
+def test_names_that_lead_elsewhere_write_nothing_elsewhere(tmp_path: Path) -> None:
+    work = tmp_path / "deep" / "work"
+    work.mkdir(parents=True)
+    outside = tmp_path / "evil.txt"
+    path = write(work / "a.tar", ("../../evil.txt", b"1"), (str(outside), b"2"))
+    pack(open_source(str(path)), work / "out")
+    assert sorted(os.listdir(tmp_path)) == ["deep"]
+    assert sorted(os.listdir(work)) == ["a.tar", "out"]
+    assert sorted(by_key(back(work / "out"))) == sorted(["../../evil", str(outside.with_suffix(""))])
+
+
+def test_extensions_no_shard_can_hold_are_made_plain(tmp_path: Path) -> None:
+    (sample,) = samples(write(tmp_path / "a.tar", ("1.a b/../c", b"")))[:1]
+    assert list(sample) == ["bin", "source.json"]  # the last part is `c`
+    (sample,) = samples(write(tmp_path / "a.tar", ("1.. x.é", b"")))
+    assert list(sample) == ["__x._", "source.json"]
+
+
+def test_trouble_in_a_tar_names_file_and_byte(tmp_path: Path) -> None:
+    twice = write(tmp_path / "twice.tar", ("1.jpg", b"1"), ("1.JPG", b"2"))
+    with pytest.raises(DataError, match=r"twice\.tar at byte 1024: '1\.JPG' is the sample's second member"):
+        samples(twice)
+    large = write(tmp_path / "large.tar", ("1.a", bytes(600)), ("1.b", bytes(600)))
+    with pytest.raises(DataError, match=r"large\.tar at byte 1536: the sample of '1\.b' has more than 1000 bytes"):
+        samples(large, 1000)
+    with pytest.raises(DataError, match=r"large\.tar at byte 0: '1\.a' has 600 bytes, more than"):
+        samples(large, 500)
+    (tmp_path / "no.tar").write_bytes(b"this is no archive" * 100)
+    with pytest.raises(DataError, match=r"no\.tar at byte 0: no tar header here"):
+        samples(tmp_path / "no.tar")
+
+
+def test_a_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
+    """2 GB of zeros in some MB of gzip: the header is enough to refuse it."""
+    path = tmp_path / "bomb.tar.gz"
+    info = tarfile.TarInfo("bomb.bin")
+    info.size = 2 << 30
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(info.tobuf())
+        file.write(bytes(1 << 20))
+    with pytest.raises(DataError, match="more than the largest sample"):
+        samples(path)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what was packed: in this process, in workers, from afar, and when something is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from paceline.data.packed import DataError, PackedDataset
+from paceline.data.packed.dataset import KEPT, split_sample
+from paceline.data.packed.tar import make_header, padding
+
+from .made import Double, by_key, folder, index_of, packed
+
+URL = "memory://bucket/set"
+
+
+def text_of(sample: dict[str, bytes]) -> str:
+    return sample["txt"].decode()
+
+
+def same(batch: list[str]) -> list[str]:
+    return batch
+
+
+def test_samples_lengths_and_shards(tmp_path: Path) -> None:
+    place = packed(tmp_path, 30)
+    data = PackedDataset(place)
+    assert len(data) == 30
+    assert sum(data.shard_sizes) == 30 and len(data.shard_sizes) > 3
+    assert list(data.urls) == [str(place / shard.name) for shard in index_of(place).shards]
+    assert by_key(data[number] for number in range(30)) == folder(tmp_path / "again", 30)
+    assert [text_of(sample) for sample in PackedDataset(f"file://{place}")] == [text_of(sample) for sample in data]
+
+
+def test_several_at_once_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    data = PackedDataset(packed(tmp_path, 30), decode=text_of)
+    wanted = [29, 0, 13, 0, 7, 28]
+    assert data.__getitems__(wanted) == [data[number] for number in wanted]
+
+
+def test_a_sample_asked_for_twice_is_not_shared(tmp_path: Path) -> None:
+    first, second = PackedDataset(packed(tmp_path)).__getitems__([3, 3])
+    first.clear()
+    assert second
+
+
+@pytest.mark.parametrize("index", [-1, 20, 1 << 70])
+def test_there_is_no_such_sample(tmp_path: Path, index: int) -> None:
+    data = PackedDataset(packed(tmp_path))
+    with pytest.raises(IndexError, match="which has 20"):
+        data[index]
+    with pytest.raises(IndexError, match="which has 20"):
+        data.__getitems__([0, index])
+
+
+def test_few_shards_are_kept_open(tmp_path: Path) -> None:
+    data = PackedDataset(packed(tmp_path, 3 * KEPT, 4096))
+    assert len(data.shard_sizes) > 2 * KEPT
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(len(data)):
+        data[number]
+    assert len(os.listdir("/proc/self/fd")) - before <= KEPT
+    assert len(data._kept.shards) == KEPT
+
+
+def test_a_sample_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = PackedDataset(packed(tmp_path))
+    reads: list[tuple[int, int]] = []
+    real = os.pread
+
+    def pread(descriptor: int, count: int, offset: int) -> bytes:
+        reads.append((count, offset))
+        return real(descriptor, count, offset)
+
+    data[7]
+    monkeypatch.setattr(os, "pread", pread)
+    data[7]
+    assert len(reads) == 1
+    first = data.shard_sizes[0]
+    data.__getitems__([0, first - 1])  # the first shard's offsets are known now
+    reads.clear()
+    data.__getitems__(list(reversed(range(first))))
+    assert len(reads) == 1  # neighbours are one read
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_loader_processes_read_the_same(tmp_path: Path, start: str) -> None:
+    data = PackedDataset(packed(tmp_path, 40), decode=text_of)
+    here = [data[number] for number in range(40)]  # files are open when the workers are forked
+    loader = DataLoader(data, batch_size=5, num_workers=2, multiprocessing_context=start, collate_fn=same)
+    assert [text for batch in loader for text in batch] == here
+
+
+def test_a_copy_by_pickle_reads_the_same(tmp_path: Path) -> None:
+    data = PackedDataset(packed(tmp_path), decode=text_of)
+    first = data[3]
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy[3] == first
+    assert data[3] == first
+
+
+def test_threads_read_the_same(tmp_path: Path) -> None:
+    data = PackedDataset(packed(tmp_path, 3 * KEPT, 4096), decode=text_of)
+    here = [data[number] for number in range(len(data))]
+    found: list[list[str]] = []
+
+    def read() -> None:
+        found.append([data[number] for number in range(len(data))])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [here] * 4
+
+
+def test_remote_shards_come_through_the_cache(tmp_path: Path) -> None:
+    place = packed(tmp_path, 30)
+    double = Double(URL, place)
+    data = PackedDataset(URL, decode=text_of, cache=double)
+    assert double.opened == ["index.json"]
+    local = PackedDataset(place, decode=text_of)
+    wanted = [29, 0, 29]
+    assert data.__getitems__(wanted) == [local[number] for number in wanted]
+    first, last = index_of(place).shards[0], index_of(place).shards[-1]
+    assert double.opened[1:] == [last.offsets_name, last.name, first.offsets_name, first.name]
+    assert data[0] == local[0]
+    assert double.opened[-1] == first.name  # its offsets are known already
+    assert double.inside == 0  # nothing stays pinned
+    assert list(data.urls) == [f"{URL}/{shard.name}" for shard in index_of(place).shards]
+
+
+def test_what_comes_next_is_prefetched(tmp_path: Path) -> None:
+    place = packed(tmp_path, 30)
+    double = Double(URL, place)
+    PackedDataset(URL, cache=double).prefetch([29, 0, 29])
+    first, last = index_of(place).shards[0], index_of(place).shards[-1]
+    assert double.wished == [f"{URL}/{s}" for s in (last.offsets_name, last.name, first.offsets_name, first.name)]
+
+
+def test_a_url_without_a_cache_is_refused() -> None:
+    with pytest.raises(DataError, match="is remote: give cache="):
+        PackedDataset("s3://bucket/set")
+
+
+def test_a_missing_or_broken_index_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"index.json does not exist"):
+        PackedDataset(tmp_path)
+    (tmp_path / "index.json").write_text("nonsense")
+    with pytest.raises(DataError, match=r"index.json is no JSON"):
+        PackedDataset(tmp_path)
+
+
+def test_a_shard_that_is_cut_off_or_gone_names_its_file(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    data = PackedDataset(place)
+    shard = index_of(place).shards[0]
+    os.truncate(place / shard.name, shard.bytes - 512)
+    with pytest.raises(DataError, match=rf"{shard.name} has {shard.bytes - 512} bytes, the index says {shard.bytes}"):
+        data[0]
+    (place / shard.name).unlink()
+    with pytest.raises(DataError, match=rf"{shard.name} does not exist"):
+        data[0]
+    (place / shard.offsets_name).unlink()
+    with pytest.raises(DataError, match=rf"{shard.offsets_name} does not exist"):
+        data[0]
+
+
+def test_a_shard_whose_headers_moved_is_not_read_as_if_nothing_were(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    shard = index_of(place).shards[0]
+    path = place / shard.name
+    raw = path.read_bytes()
+    path.write_bytes(raw[512:] + raw[:512])
+    with pytest.raises(DataError, match=rf"{shard.name} is damaged at byte 0 \(sample 0\)"):
+        PackedDataset(place)[0]
+
+
+def piece(name: str, data: bytes) -> bytes:
+    return make_header(name, len(data)) + data + bytes(padding(len(data)))
+
+
+def test_only_members_of_the_sample_are_taken() -> None:
+    good = piece("000000001.a", b"1") + piece("000000001.b.c", b"22")
+    assert split_sample(good, "000000001.") == {"a": b"1", "b.c": b"22"}
+    assert split_sample(good, "000000002.") is None
+    assert split_sample(good[:-512], "000000001.") is None  # its last data are missing
+    assert split_sample(good + piece("000000001.a", b"3"), "000000001.") is None  # twice
+    assert split_sample(b"\xff" * 1024, "000000001.") is None
+    assert split_sample(bytes(1024), "000000001.") is None

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing: everything once, shards within their size, all or nothing, and other tools read it."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.data.packed import DataError, open_source, pack
+from paceline.data.packed.pack import OTHER, Done
+from paceline.data.packed.sources import Members, Progress, Task
+
+from .made import back, by_key, folder, index_of
+
+
+class Given:
+    """A source of what the test says."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self.progress = Progress()
+        self._tasks = tasks
+
+    def tasks(self, seed: int | None) -> Iterator[Task]:
+        yield from self._tasks
+
+
+def given(*samples: Members) -> Given:
+    def task(sample: Members) -> Callable[[], Members]:
+        return lambda: sample
+
+    return Given([task(sample) for sample in samples])
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_every_sample_once_in_shards_of_the_size_asked_for(tmp_path: Path, jobs: int, seed: int | None) -> None:
+    made = folder(tmp_path / "in", 40)
+    result = pack(open_source(str(tmp_path / "in")), tmp_path / "out", shard_bytes=12_000, seed=seed, jobs=jobs)
+    assert by_key(back(tmp_path / "out")) == made
+    assert result.index == index_of(tmp_path / "out")
+    assert len(result.index.shards) > 3
+    assert result.kinds == {"jpg + source.json + txt": 40}
+    for shard in result.index.shards:
+        raw = (tmp_path / "out" / shard.name).read_bytes()
+        assert len(raw) == shard.bytes <= 12_000
+        assert hashlib.sha256(raw).hexdigest() == shard.sha256
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_threads_change_nothing(tmp_path: Path) -> None:
+    folder(tmp_path / "in", 40)
+    for jobs in (1, 4):
+        pack(open_source(str(tmp_path / "in")), tmp_path / str(jobs), shard_bytes=12_000, seed=3, jobs=jobs)
+    assert index_of(tmp_path / "1") == index_of(tmp_path / "4")  # with all sums
+
+
+def test_a_seed_is_an_order(tmp_path: Path) -> None:
+    folder(tmp_path / "in", 40)
+    orders = []
+    for number, seed in enumerate([None, 1, 1, 2]):
+        pack(open_source(str(tmp_path / "in")), tmp_path / str(number), seed=seed)
+        orders.append(list(by_key(back(tmp_path / str(number)))))
+    assert orders[0] == sorted(orders[0])
+    assert orders[1] == orders[2]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_tarfile_reads_the_shards(tmp_path: Path) -> None:
+    made = folder(tmp_path / "in", 10)
+    pack(open_source(str(tmp_path / "in")), tmp_path / "out", shard_bytes=12_000)
+    found = []
+    for shard in index_of(tmp_path / "out").shards:
+        with tarfile.open(tmp_path / "out" / shard.name, "r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                assert file is not None
+                found.append((member.name, file.read()))
+    texts = [data for name, data in found if name.endswith(".txt")]
+    assert sorted(texts) == sorted(sample["txt"] for sample in made.values())
+    assert [name for name, _ in found[:4]] == [
+        "000000000.jpg",
+        "000000000.txt",
+        "000000000.source.json",
+        "000000001.jpg",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # of another library
+def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    made = folder(tmp_path / "in", 30)
+    pack(open_source(str(tmp_path / "in")), tmp_path / "out", shard_bytes=12_000)
+    urls = [str(tmp_path / "out" / shard.name) for shard in index_of(tmp_path / "out").shards]
+    found = list(webdataset.WebDataset(urls, shardshuffle=False))
+    assert [sample["__key__"] for sample in found] == [f"{number:09d}" for number in range(30)]
+    assert by_key({k: v for k, v in s.items() if not k.startswith("__")} for s in found) == made
+
+
+def test_the_offsets_are_where_samples_begin(tmp_path: Path) -> None:
+    folder(tmp_path / "in", 20)
+    pack(open_source(str(tmp_path / "in")), tmp_path / "out", shard_bytes=12_000)
+    for shard in index_of(tmp_path / "out").shards:
+        begins: dict[str, int] = {}
+        with tarfile.open(tmp_path / "out" / shard.name, "r:") as tar:
+            for member in tar:
+                begins.setdefault(member.name.split(".")[0], member.offset)
+        offsets = np.load(tmp_path / "out" / shard.offsets_name, allow_pickle=False)
+        assert offsets.dtype == np.int64
+        assert offsets.tolist() == [*begins.values(), shard.bytes - 1024]
+
+
+def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None:
+    pack(given({"a": b"1"}, {"a": bytes(10_000)}, {"a": b"3"}), tmp_path / "out", shard_bytes=4096)
+    assert [(s.samples, s.bytes) for s in index_of(tmp_path / "out").shards] == [
+        (1, 2048),
+        (1, 512 + 10_240 + 1024),
+        (1, 2048),
+    ]
+
+
+def test_what_samples_consist_of_is_counted_within_bounds(tmp_path: Path) -> None:
+    samples: list[Members] = [{f"e{number}": b""} for number in range(30)]
+    result = pack(given(*samples), tmp_path / "out")
+    assert sum(result.kinds.values()) == 30
+    assert result.kinds[OTHER] == 10
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    folder(tmp_path / "in", 5)
+    told: list[Done] = []
+    pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, told=told.append)
+    assert [done.samples for done in told] == [1, 2, 3, 4, 5]
+    fractions = [done.fraction or 0.0 for done in told]
+    assert fractions == sorted(fractions) and fractions[-1] == 0.8
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_nothing_is_left_of_a_pack_that_failed(tmp_path: Path, jobs: int) -> None:
+    def broken() -> Members:
+        raise DataError("in/7.jpg is damaged")
+
+    tasks: list[Task] = [lambda: {"a": b"1"}] * 10
+    with pytest.raises(DataError, match=r"in/7.jpg"):
+        pack(Given([*tasks, broken, *tasks]), tmp_path / "out", jobs=jobs)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_when_somebody_presses_ctrl_c(tmp_path: Path) -> None:
+    def interrupted(done: Done) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(given({"a": b"1"}), tmp_path / "out", told=interrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DataError, match=r"out.partial: No space left on device"):
+        pack(given({"a": b"1"}), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"out exists already"):
+        pack(given({"a": b"1"}), tmp_path / "out")
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of somebody else")
+    with pytest.raises(DataError, match="another pack is at work"):
+        pack(given({"a": b"1"}), tmp_path / "other")
+    assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of somebody else"
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [({}, "has no member"), ({"a/b": b""}, "'a/b'"), ({"": b""}, "''"), ({"a..b": b""}, "'a..b'"), ({"é": b""}, "'é'")],
+)
+def test_a_sample_that_would_not_come_back_is_refused(tmp_path: Path, sample: Members, says: str) -> None:
+    with pytest.raises(DataError, match=f"sample 0.*{says}"):
+        pack(given(sample), tmp_path / "out")
+
+
+def test_settings_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--shard-size must be at least 2048 bytes, got 5"):
+        pack(given({"a": b""}), tmp_path / "out", shard_bytes=5)
+    with pytest.raises(DataError, match=r"--jobs must lie in 1\.\.256, got 0"):
+        pack(given({"a": b""}), tmp_path / "out", jobs=0)
+    with pytest.raises(DataError, match="no samples"):
+        pack(given(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_few_samples_are_in_memory(tmp_path: Path) -> None:
+    """A task is started only when no more than 2 jobs samples wait."""
+    lock, started, written = threading.Lock(), 0, 0
+    most = 0
+
+    def task() -> Members:
+        nonlocal started, most
+        with lock:
+            started += 1
+            most = max(most, started - written)
+        return {"a": b"1"}
+
+    def told(done: Done) -> None:
+        nonlocal written
+        written = done.samples
+
+    pack(Given([task] * 200), tmp_path / "out", jobs=3, told=told)
+    assert started == 200
+    assert most <= 2 * 3

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planning: cases that can be solved by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.data.packed.measure import Holding, Speed
+from paceline.data.packed.plan import Need, Plan, judge
+
+MB = 10**6
+
+
+def holding(file_bytes: int = 100 * MB, files: int = 100, kind: str = "packed", **more: object) -> Holding:
+    given = {"bytes": files * file_bytes, "bytes_per_sample": 1e5} | more
+    return Holding(kind, tuple((str(k), file_bytes) for k in range(files)), **given)  # type: ignore[arg-type]
+
+
+def plan(
+    need: Need,
+    one: float,
+    several: float,
+    *,
+    data: Holding | None = None,
+    remote: bool = True,
+    first_byte_s: float = 1e-3,
+    readers: int = 8,
+) -> Plan:
+    """Judge speeds in MB/s."""
+    speeds = Speed(1, int(one * MB), 1.0, 10), Speed(readers, int(several * MB), 1.0, 10)
+    return judge(need, data or holding(), remote, first_byte_s, *speeds)
+
+
+def test_a_storage_that_is_fast_enough() -> None:
+    found = plan(Need(8, 1, 400.0), one=100, several=640)  # needs 8 x 400 x 100 KB = 320 MB/s
+    assert found.feeds
+    assert found.verdict == "yes: 8 workers would be fed; a host has 640 MB/s and needs 320 MB/s"
+    assert found.advice == ()
+    (epoch,) = found.epochs
+    assert (epoch.need_bytes_s, epoch.have_bytes_s, epoch.waiting, epoch.hits) == (320e6, 640e6, 0.0, 0.0)
+
+
+def test_a_storage_that_has_little_room() -> None:
+    found = plan(Need(8, 1, 400.0), one=40, several=321)
+    assert found.feeds
+    assert found.verdict.startswith("barely: 8 workers")
+    assert found.advice == ("more readers: speed still grew at 8; about 10 a host, if it goes on so",)
+
+
+def test_a_storage_that_gives_half() -> None:
+    found = plan(Need(8, 1, 400.0), one=150, several=160)
+    assert not found.feeds
+    assert found.epochs[0].waiting == 0.5
+    assert "would wait about 50 % of the time; a host has 160 MB/s and needs 320 MB/s" in found.verdict
+
+
+def test_hosts_share_the_need_and_the_fullest_counts() -> None:
+    need = Need(9, 2, 400.0)
+    assert need.workers_a_host == 5
+    found = plan(need, one=100, several=250)
+    assert found.epochs[0].need_bytes_s == 5 * 400 * 1e5
+    assert any("measured from one host" in note and "360 MB/s in all" in note for note in found.notes)
+
+
+def test_the_link_is_a_ceiling() -> None:
+    found = plan(Need(8, 1, 400.0, link_bytes_s=125e6), one=300, several=900)
+    assert found.epochs[0].have_bytes_s == 125e6
+    assert found.advice[0].startswith("a link of 3.2 Gbit/s a host")  # 320 MB/s x 1.25 x 8
+
+
+def test_a_cache_of_one_host_helps_from_the_second_epoch_on() -> None:
+    found = plan(Need(8, 1, 400.0, cache_bytes=6_000 * MB), one=150, several=160)
+    first, later = found.epochs
+    assert (first.hits, later.hits) == (0.0, 0.6)  # 6 of 10 GB
+    assert later.need_bytes_s == pytest.approx(128e6)
+    assert (first.waiting, later.waiting) == (0.5, 0.0)
+    assert not found.feeds
+    assert "50 % of the time in the first epoch and be fed in later epochs" in found.verdict
+
+
+def test_a_cache_of_several_hosts_has_seen_only_its_part() -> None:
+    found = plan(Need(8, 4, 1600.0, cache_bytes=6_000 * MB), one=150, several=160)
+    assert [epoch.hits for epoch in found.epochs] == [0.0, 0.25, 0.6]
+    assert found.epochs[0].need_bytes_s == 320e6
+
+
+def test_how_large_a_cache_must_be_is_said() -> None:
+    found = plan(Need(8, 1, 400.0), one=150, several=160)
+    assert "a cache of 6 GB a host, for all epochs but the first" in found.advice  # 1 - 160 / 400 of 10 GB
+
+
+def test_a_cache_is_for_urls() -> None:
+    found = plan(Need(8, 1, 400.0, cache_bytes=10**12), one=150, several=160, remote=False)
+    assert [epoch.name for epoch in found.epochs] == ["every epoch"]
+    assert any("the cache is for URLs and was left out" in note for note in found.notes)
+    assert not any("cache" in advice for advice in found.advice)
+
+
+def test_small_files_want_packing_and_small_shards_growing() -> None:
+    small = holding(10_000, kind="files")
+    found = plan(Need(8, 1, 400.0), 10, 20, data=small)
+    assert found.advice[0] == "pack them (paceline data pack): files of 10 KB cost 1 ms each to open"
+    shards = holding(4 * MB)
+    found = plan(Need(8, 1, 400.0), 40, 80, data=shards, first_byte_s=0.05)  # a shard takes 0.1 s, half of it to begin
+    assert found.advice[0] == "larger shards: 50 % of a 4 MB file's time passes before its first byte"
+
+
+def test_data_of_unknown_size_are_judged_for_one_epoch() -> None:
+    found = plan(Need(8, 1, 400.0, cache_bytes=10**9), 150, 160, data=holding(bytes=None))
+    assert len(found.epochs) == 1
+    assert any("later epochs are not judged" in note for note in found.notes)
+
+
+def test_what_was_not_measured_is_said() -> None:
+    found = plan(Need(64, 1, 1.0), 150, 160, data=holding(files=3))
+    assert "measured with 8 readers, a host will have 64 workers" in found.notes
+    assert "there are few files, so some were read more than once" in found.notes
+    assert found.notes[-1] == "decoding and augmentation were not measured"
+
+
+def test_json_holds_the_numbers() -> None:
+    found = json.loads(json.dumps(plan(Need(8, 2, 400.0), 100, 640).to_json()))
+    assert found["need_bytes_s"] == 320e6
+    assert found["need_bytes_s_a_host"] == 160e6
+    assert found["several"]["bytes_s"] == 640e6
+    assert found["epochs"][0]["waiting"] == 0.0
+    assert found["holding"]["files"] == 100
+    assert found["feeds"] is True

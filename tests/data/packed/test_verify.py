@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify finds what was done to a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.data.packed import DataError, verify
+from paceline.data.packed.index import Shard, offsets_to_bytes
+from paceline.data.packed.storage import Place
+from paceline.data.packed.verify import Report
+
+from .made import index_of, packed
+
+
+def examine(place: Path | str, quick: bool = False) -> Report:
+    return verify(Place(str(place)), quick=quick, jobs=2)
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def test_a_whole_data_set(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    told: list[Shard] = []
+    report = verify(Place(str(place)), told=told.append)
+    assert (report.damaged, report.notes) == ((), ())
+    assert report.index == index_of(place)
+    assert sorted(told, key=lambda shard: shard.name) == list(report.index.shards)
+    assert examine(place, quick=True).damaged == ()
+
+
+def test_one_flipped_bit_anywhere_in_a_shard_is_found(tmp_path: Path) -> None:
+    place = packed(tmp_path, 4, 4096)
+    shard = index_of(place).shards[1]
+    for at in range(0, shard.bytes, 97):
+        flip(place / shard.name, at)
+        (damage,) = examine(place).damaged
+        assert damage.shard == shard.name
+        assert any("sha256" in fault for fault in damage.faults)
+        flip(place / shard.name, at)
+    assert examine(place).damaged == ()
+
+
+def test_every_damaged_shard_is_named(tmp_path: Path) -> None:
+    place = packed(tmp_path, 30)
+    shards = index_of(place).shards
+    flip(place / shards[0].name, 700)
+    os.truncate(place / shards[1].name, shards[1].bytes - 600)
+    (place / shards[2].name).unlink()
+    flip(place / shards[3].offsets_name, 137)
+    (place / shards[4].offsets_name).unlink()
+    report = examine(place)
+    assert len(shards) > 5
+    assert [damage.shard for damage in report.damaged] == [shard.name for shard in shards[:5]]
+    said = [" ".join(damage.faults) for damage in report.damaged]
+    assert "sha256" in said[0]
+    assert f"has {shards[1].bytes - 600} bytes, the index says {shards[1].bytes}" in said[1]
+    assert "does not exist" in said[2]
+    assert shards[3].offsets_name in said[3]
+    assert "does not exist" in said[4]
+    quick = examine(place, quick=True).damaged
+    assert [damage.shard for damage in quick] == [shards[k].name for k in (1, 2, 4)]
+
+
+def forge(place: Path, number: int, **changes: object) -> None:
+    """Write an index whose sums are right and whose other numbers are not."""
+    found = json.loads((place / "index.json").read_text())
+    found["shards"][number].update(changes)
+    found["samples"] = sum(shard["samples"] for shard in found["shards"])
+    (place / "index.json").write_text(json.dumps(found))
+
+
+def test_offsets_that_were_made_for_another_order_are_found(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    shard = index_of(place).shards[0]
+    offsets = np.load(place / shard.offsets_name)
+    offsets[1] += 512
+    raw = offsets_to_bytes(offsets)
+    (place / shard.offsets_name).write_bytes(raw)
+    forge(place, 0, offsets_sha256=hashlib.sha256(raw).hexdigest())
+    (damage,) = examine(place).damaged
+    assert f"where {shard.offsets_name} has none" in damage.faults[0]
+
+
+def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    shard = index_of(place).shards[0]
+    raw = offsets_to_bytes(np.delete(np.load(place / shard.offsets_name), 1))
+    (place / shard.offsets_name).write_bytes(raw)
+    forge(place, 0, samples=shard.samples - 1, offsets_sha256=hashlib.sha256(raw).hexdigest())
+    (damage,) = examine(place).damaged
+    assert "has a sample at byte" in damage.faults[0]
+
+
+def test_files_that_no_index_knows_are_noted(tmp_path: Path) -> None:
+    place = packed(tmp_path)
+    (place / "shard-99999.tar").write_bytes(b"")
+    assert examine(place).notes == ("not in the index, so never read: shard-99999.tar",)
+
+
+def test_without_an_index_there_is_nothing_to_hold_against(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"index.json does not exist"):
+        examine(tmp_path)
+
+
+@pytest.fixture
+def remote() -> Iterator[str]:
+    """An empty place in fsspec's memory."""
+    import fsspec
+
+    url = f"memory://{uuid.uuid4().hex}"
+    yield url
+    system = fsspec.filesystem("memory")
+    if system.exists(url):
+        system.rm(url, recursive=True)
+
+
+def test_a_remote_data_set(tmp_path: Path, remote: str) -> None:
+    import fsspec
+
+    place = packed(tmp_path)
+    system = fsspec.filesystem("memory")
+    for path in place.iterdir():
+        system.pipe_file(f"{remote}/{path.name}", path.read_bytes())
+    assert examine(remote).damaged == () == examine(remote, quick=True).damaged
+    shard = index_of(place).shards[0]
+    system.pipe_file(f"{remote}/{shard.name}", (place / shard.name).read_bytes()[:-512])
+    assert [damage.shard for damage in examine(remote).damaged] == [shard.name]
+    system.rm_file(f"{remote}/{shard.name}")
+    (damage,) = examine(remote, quick=True).damaged
+    assert f"{remote}/{shard.name} does not exist" in damage.faults[0]
+
+
+def test_a_protocol_that_nobody_speaks() -> None:
+    with pytest.raises(DataError, match=r"cannot open nonsense://x"):
+        Place("nonsense://x")
