@@ -36,7 +36,7 @@ def file_name(url: str) -> str:
 
 def extension(url: str) -> str:
     """The ending of a url's path (".tar", ".tar.gz"), if it is harmless as a part of a file's name; else ""."""
-    found = re.search(r"[^/](\.tar)?(\.[A-Za-z0-9_]{1,12})$", urlsplit(url).path)
+    found = re.search(r"[^/](\.tar)?(\.[A-Za-z0-9_]{1,12})\Z", urlsplit(url).path)
     return f"{found.group(1) or ''}{found.group(2)}" if found else ""
 
 
