@@ -81,7 +81,7 @@ def test_a_directory_that_vanished(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("directory", ["file/cache", "/proc/cache"])
 def test_a_directory_that_cannot_be_made(tmp_path: Path, directory: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CacheError, match="the cache directory .*cache"):
+    with pytest.raises(CacheError, match=r"the cache directory .*cache"):
         Cache(tmp_path / directory)
 
 

@@ -56,6 +56,7 @@ def test_what_the_caller_says_of_the_content_holds(tmp_path: Path) -> None:
             assert server.requests["a"] == 2
             with pytest.raises(CorruptFileError, match="sha256:" + "0" * 64 + " expected"), cache.open(url, "0" * 64):
                 pass
+            assert cache.cached([url]) == {url}, "a caller's mistake must not cost the others their file"
 
 
 def test_another_version_than_the_cached_one_is_fetched_if_the_caller_names_it(server: Server, tmp_path: Path) -> None:
@@ -122,9 +123,7 @@ def test_the_last_error_of_a_silent_source_names_it(server: Server, tmp_path: Pa
             cache.read(url)
 
 
-def test_a_lost_source_is_survived_as_long_as_the_cache_lasts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_source_is_survived_as_long_as_the_cache_lasts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Server() as server:
         urls = [server.put(str(i), bytes([i])) for i in range(4)]
         cache = Cache(tmp_path, retries=1, timeout_s=5)

@@ -73,7 +73,7 @@ class Obtainer:
             if self.is_there(url, sha256):
                 self._store.share(lock)
                 return True
-            self._store.drop(url)
+            self._store.drop(url, complete=not self._worth_keeping(url))
             wait = Patience(self._timeout_s, self._store.complete_bytes, self._no_room(url))
             self._fetch(url, sha256, rank, lock, lambda size: self._wait_for_room(url, size, rank, lock, wait))
             return False
@@ -132,7 +132,7 @@ class Obtainer:
         finally:
             if not committed:
                 with contextlib.suppress(CacheError):
-                    store.drop(url)
+                    store.drop(url, complete=False)
         self._sizes.pop(key_of(url), None)
         self._sound[key_of(url)] = self._state(url)
         return True
@@ -147,12 +147,17 @@ class Obtainer:
                 ) from error
             self._store.commit(entry, lock)
 
+    def _worth_keeping(self, url: str) -> bool:
+        """Whether a sound file that is not what this caller wants may stay until the wanted one has come."""
+        entry, cap = self._store.look(url), self._store.cap_bytes
+        return entry is not None and self.is_there(url, None) and (cap is None or 2 * entry.size <= cap)
+
     def _wait_for_room(self, url: str, size: int | None, rank: Rank, lock: FileLock, patient: Patience) -> bool:
         pause = SHORTEST_S
         while not self._store.reserve(url, size, rank, lock):
             patient()
             time.sleep(pause)
-            pause = min(2 * pause, 10 * LONGEST_S)
+            pause = min(2 * pause, 2 * LONGEST_S)
         return True
 
     def is_there(self, url: str, sha256: str | None) -> bool:

@@ -125,6 +125,7 @@ class Store:
     def commit(self, entry: Entry, lock: FileLock) -> None:
         """Give a fetched file its name; from now on the lock is shared with other users."""
         with self._ledger.open() as accounts:
+            remove_file(self.path(entry.url), accounts)  # an older version
             self._meta(entry.url).write_text(json.dumps(asdict(entry)), encoding="utf-8")
             os.replace(self.part(entry.url), self.path(entry.url))
             accounts.claims.pop(key_of(entry.url), None)
@@ -137,13 +138,14 @@ class Store:
         with self._ledger.open():
             lock.share()
 
-    def drop(self, url: str) -> None:
-        """Remove what there is of a file, complete or not; the caller holds its lock alone."""
+    def drop(self, url: str, *, complete: bool = True) -> None:
+        """Remove what there is of a file, or only what is not `complete`; the caller holds its lock alone."""
         with self._ledger.open() as accounts:
             accounts.claims.pop(key_of(url), None)
             self.part(url).unlink(missing_ok=True)
-            remove_file(self.path(url), accounts)
-            self._meta(url).unlink(missing_ok=True)
+            if complete:
+                remove_file(self.path(url), accounts)
+                self._meta(url).unlink(missing_ok=True)
 
     def free(self, size: int, rank: Rank) -> bool:
         """Remove files of at least `size` bytes together if that many can go, or what can; False: none could."""
