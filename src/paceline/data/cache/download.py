@@ -93,11 +93,11 @@ class Downloader:
         )
 
     def _source(self, url: str) -> Source:
-        name = name_of(url)
+        place = url.partition("://")[0] + "://" + url.partition("://")[2].partition("/")[0]
         with self._lock:
-            if name not in self._sources:
-                self._sources[name] = source_for(url, self._options, self._timeout_s)
-            return self._sources[name]
+            if place not in self._sources:
+                self._sources[place] = source_for(url, self._options, self._timeout_s)
+            return self._sources[place]
 
     def _pause(self, name: str, tries: int) -> None:
         """Twice as long each time, and never the same for two workers that failed together."""

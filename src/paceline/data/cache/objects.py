@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from paceline.data.cache.errors import NotServedError, Unavailable
 from paceline.data.cache.source import CHUNK_BYTES, Checksum, Remote, md5_of_etag, scheme_of, sha256_of_hex, shown
@@ -45,7 +45,7 @@ class ObstoreSource:
     def begin(self, url: str) -> Iterator[Remote]:
         """See :class:`paceline.data.cache.source.Source`."""
         _forbid_fork()
-        key = unquote(urlsplit(url).path).lstrip("/")
+        key = url.partition("://")[2].partition("/")[2]  # as it is: %, ? and # are letters like others in a key
         try:
             answer = self._obstore.get(self._store, key)
         except Exception as error:

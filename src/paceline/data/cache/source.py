@@ -113,16 +113,20 @@ def name_of(url: str) -> str:
     """Which source a url belongs to: `scheme://host-or-bucket`, without user names and passwords."""
     if local_path(url) is not None:
         return "file://"
-    parts = urlsplit(url)
-    return f"{parts.scheme.lower()}://{parts.netloc.rpartition('@')[2]}"
+    return f"{scheme_of(url)}://{_host(url)}"
 
 
 def shown(url: str) -> str:
     """A url as it may stand in a message: without its query and without user names, which may hold secrets."""
     if not scheme_of(url):
         return url
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{scheme_of(url)}://{_host(url)}{urlsplit(url).path}"
+
+
+def _host(url: str) -> str:
+    """What stands between `://` and the path; before an @ stands a user, except on Azure, where it is a container."""
+    host = urlsplit(url).netloc
+    return host if scheme_of(url) in ("abfs", "abfss") else host.rpartition("@")[2]
 
 
 def md5_of_base64(text: str | None) -> Checksum | None:

@@ -140,6 +140,8 @@ class Store:
 
     def drop(self, url: str, *, complete: bool = True) -> None:
         """Remove what there is of a file, or only what is not `complete`; the caller holds its lock alone."""
+        if not any(path.exists() for path in (self.part(url), self.path(url), self._meta(url))):
+            return
         with self._ledger.open() as accounts:
             accounts.claims.pop(key_of(url), None)
             self.part(url).unlink(missing_ok=True)
