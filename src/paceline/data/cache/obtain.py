@@ -38,7 +38,7 @@ class Obtainer:
         self._sound: dict[str, State] = {}  # by key: what this process has fetched or checked
         self._digests: dict[str, tuple[State, str]] = {}  # SHA-256 of files whose JSON has none
         self._damaged: dict[str, State] = {}
-        self._sizes: dict[str, int | None] = {}  # of files that had no room when they were first asked for
+        self._likely_bytes: int | None = None  # of the next file: the size of the last one
 
     def pin(self, url: str, sha256: str | None, rank: Rank) -> tuple[FileLock, bool]:
         """Have a file there and keep it there.
@@ -83,18 +83,22 @@ class Obtainer:
 
     def ahead(self, url: str, rank: Rank, turn: Callable[[], bool], took_room: Callable[[], None]) -> bool:
         """Fetch a file for later; False: there is no room now. Somebody else who is fetching it is left to it."""
-        store, lock, key = self._store, self._store.lock(url), key_of(url)
-        if self._store.look(url) is not None:
+        store, lock = self._store, self._store.lock(url)
+        if store.look(url) is not None:
             store.used(url)
             return True
-        if key in self._sizes and not turn():  # ask the source again only when there is room
+        # A request that is broken off for want of room has cost some of the line; so room comes first, for a file as
+        # large as the last one, and what the source says of the size corrects that.
+        likely = self._likely_bytes
+        if likely is not None and not turn():
             return False
         with told(store.directory):
             if not lock.try_acquire(shared=False):
                 return True
 
         def admit(size: int | None) -> bool:
-            self._sizes[key] = size
+            if size is not None:
+                self._likely_bytes = min(size, (store.cap_bytes or size) // 2)
             if not turn() or not store.reserve(url, size, rank, lock):
                 return False
             took_room()
@@ -104,15 +108,11 @@ class Obtainer:
             if store.look(url) is not None:
                 return True
             store.drop(url)
-            if key in self._sizes and not admit(self._sizes[key]):
+            if likely is not None and not (turn() and store.reserve(url, likely, rank, lock)):
                 return False
             return self._fetch(url, None, rank, lock, admit)
         finally:
-            self._end(url, lock)
-
-    def _end(self, url: str, lock: FileLock) -> None:
-        """Let go of a lock that may be shared by now, and of the promise if nothing came of it."""
-        lock.release(remove=not self._store.path(url).exists())
+            lock.release(remove=not store.path(url).exists())
 
     def _fetch(
         self, url: str, sha256: str | None, rank: Rank, lock: FileLock, admit: Callable[[int | None], bool]
@@ -133,7 +133,6 @@ class Obtainer:
             if not committed:
                 with contextlib.suppress(CacheError):
                     store.drop(url, complete=False)
-        self._sizes.pop(key_of(url), None)
         self._sound[key_of(url)] = self._state(url)
         return True
 
