@@ -95,6 +95,21 @@ def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, cure: str
     assert server.requests["a"] == 1
 
 
+def test_a_server_that_falls_silent_is_asked_again(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", BODY)
+    server.fail("a", "hold", "hold")
+    with Cache(tmp_path, timeout_s=0.2, retries=2) as cache:
+        assert cache.read(url) == BODY
+        server.fail("b", *["hold"] * 9)
+        with pytest.raises(CacheError, match="did not answer 3 times: no answer in time"):
+            cache.read(server.put("b", BODY))
+
+
+def test_a_url_that_is_none_is_final(server: Server, tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache, pytest.raises(NotServedError, match=r"no url.*%20"):
+        cache.read(server.url("a b"))
+
+
 def test_pauses_grow_and_differ(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.data.cache import download
 

@@ -12,7 +12,6 @@ import base64
 import binascii
 import hashlib
 import importlib.util
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -189,7 +188,6 @@ def digest_of(path: Path, algorithm: str) -> str | None:
     if made is None:
         return None
     with open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for chunk in iter(_reader(file), b""):
             made.update(chunk)
     return str(made.hexdigest())

@@ -51,6 +51,10 @@ class HttpSource:
             if code < 500 and code not in PASSING:
                 raise NotServedError(_refusal(url, code, reason)) from None
             raise Unavailable(f"the server answered {code} {reason}") from None
+        except (ValueError, http.client.InvalidURL) as error:
+            raise NotServedError(
+                f"{shown(url)} is no url that can be asked for: {error}; write blanks as %20"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(_plain(error)) from error
         with answer:
