@@ -76,6 +76,15 @@ def test_a_file_that_is_needed_now_pushes_out_the_last_wish(server: Server, tmp_
         until(lambda: urls[2] in cache.cached(urls), "the wish was forgotten")
 
 
+def test_a_wish_without_room_does_not_keep_its_file_from_whoever_needs_it_now(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 4)
+    with Cache(tmp_path, 2 * KB, timeout_s=5) as cache:
+        cache.prefetch(urls)
+        until(lambda: cache.cached(urls) == set(urls[:2]), "the first two are not there")
+        for url in (urls[3], urls[2]):
+            assert len(cache.read(url)) == KB
+
+
 def test_a_new_list_forgets_the_old_one(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 6)
     with Cache(tmp_path, 3 * KB) as cache:

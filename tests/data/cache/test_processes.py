@@ -90,6 +90,18 @@ def test_a_file_open_in_another_process_stays_until_that_is_killed(server: Serve
             assert cache.cached(urls) == {urls[1], urls[2]}
 
 
+def test_a_child_of_a_killed_process_keeps_nothing(server: Server, tmp_path: Path) -> None:
+    urls = [server.put(str(i), b"x" * KB) for i in range(2)]
+    with ExitStack() as stack:
+        (worker,) = start(stack, 1, "hold_and_fork", tmp_path, KB, urls[0])
+        worker.go()
+        assert worker.process.stdout is not None and worker.process.stdout.readline() == "held\n"
+        worker.process.kill()
+        worker.process.wait()
+        with Cache(tmp_path, KB, timeout_s=10) as cache:
+            assert cache.read(urls[1]) == b"x" * KB
+
+
 def test_the_cap_holds_for_all_processes_together(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), b"x" * KB) for i in range(12)]
     peak = 0
