@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from paceline.data.cache import Cache, NotServedError
-from paceline.data.cache.source import Checksum, local_path, md5_of_etag, name_of, sha256_of_hex, source_for
+from paceline.data.cache.source import (
+    Checksum,
+    crc32c_of_base64,
+    local_path,
+    md5_of_etag,
+    name_of,
+    sha256_of_hex,
+    source_for,
+)
 from paceline.data.cache.web import checksum_of
 
 MD5 = hashlib.md5(b"x").hexdigest()
@@ -66,6 +74,7 @@ def test_checksums_in_headers(headers: dict[str, str], expected: str | None) -> 
 
 def test_checksums_that_are_none() -> None:
     assert md5_of_etag(None) is None and md5_of_etag('"abc"') is None
+    assert crc32c_of_base64("?") is None and crc32c_of_base64("AAAAAA==") == Checksum("crc32c", "00000000")
     assert sha256_of_hex(3) is None and sha256_of_hex("ab") is None
 
 

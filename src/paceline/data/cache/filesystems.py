@@ -12,6 +12,7 @@ from paceline.data.cache.source import (
     CHUNK_BYTES,
     Checksum,
     Remote,
+    crc32c_of_base64,
     md5_of_base64,
     md5_of_etag,
     scheme_of,
@@ -66,14 +67,8 @@ class FsspecSource:
             or sha256_of_hex(metadata.get("sha256") if isinstance(metadata, Mapping) else None)
             or md5_of_base64(found.get("md5Hash"))
             or (md5_of_etag(found.get("ETag")) if self._s3 else None)
-            or _crc32c(found.get("crc32c"))
+            or crc32c_of_base64(found.get("crc32c"))
         )
-
-
-def _crc32c(text: Any) -> Checksum | None:
-    import base64
-
-    return Checksum("crc32c", base64.b64decode(text).hex()) if isinstance(text, str) and text else None
 
 
 def _chunks(url: str, file: Any) -> Iterator[bytes]:

@@ -138,6 +138,11 @@ def sha256_of_base64(text: str | None) -> Checksum | None:
     return _of_base64("sha256", text, 32)
 
 
+def crc32c_of_base64(text: str | None) -> Checksum | None:
+    """The checksum that Google has for files that were put together from parts."""
+    return _of_base64("crc32c", text, 4)
+
+
 def _of_base64(algorithm: str, text: str | None, length: int) -> Checksum | None:
     try:
         raw = base64.b64decode(text or "", validate=True)
