@@ -497,7 +497,7 @@ def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path)
 def test_the_data_positions_of_all_old_workers_are_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(Feed, "regroup", lambda self, states: given.append(states), raising=False)
-    monkeypatch.setattr(Feed, "state", lambda self: {"of": self._world.rank})
+    monkeypatch.setattr(Feed, "state", lambda self: {"of": self.world.rank})
     simulate(Quadratic("sync", save=tmp_path / "c"), 4)
     simulate(Quadratic("sync", resume=tmp_path / "c"), 3)
     assert given == [[{"of": 0}, {"of": 1}, {"of": 2}, {"of": 3}]] * 3

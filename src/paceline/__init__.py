@@ -16,11 +16,15 @@ from __future__ import annotations
 
 from paceline.attach import attach
 from paceline.errors import (
+    CacheError,
     CheckpointError,
     ClosedError,
+    CorruptFileError,
+    DataError,
     DesyncError,
     MismatchError,
     NonFiniteError,
+    NotServedError,
     PacelineError,
     PeerLostError,
     RuleError,
@@ -37,12 +41,16 @@ from paceline.world import World
 __all__ = [
     "RECIPES",
     "TLS",
+    "CacheError",
     "CheckpointError",
     "Clock",
     "ClosedError",
+    "CorruptFileError",
+    "DataError",
     "DesyncError",
     "MismatchError",
     "NonFiniteError",
+    "NotServedError",
     "PacelineError",
     "PeerLostError",
     "Rule",

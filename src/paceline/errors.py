@@ -8,6 +8,10 @@
     ├── UnsupportedError (ValueError)    the model, the optimizer or the loader cannot be served so
     ├── MismatchError (ValueError)       the workers do not agree on what they train
     ├── CheckpointError (ValueError)     a saved state is damaged or does not fit
+    ├── DataError (ValueError)           a file of data is missing, damaged or of no kind that can be read
+    ├── NotServedError (ValueError)      a source will not give a file, however often it is asked
+    ├── CacheError (RuntimeError)        the cache has no room or no directory, or a source is lost
+    │   └── CorruptFileError             what came is not what its source, or the caller, says it must be
     ├── NonFiniteError (RuntimeError)    no worker has a finite contribution left
     ├── DesyncError (RuntimeError)       workers that must hold the same bits do not
     ├── PeerLostError (RuntimeError)     somebody did not answer before the deadline
@@ -38,6 +42,22 @@ class MismatchError(PacelineError, ValueError):
 
 class CheckpointError(PacelineError, ValueError):
     """A checkpoint is missing, damaged or made by another program."""
+
+
+class DataError(PacelineError, ValueError):
+    """A file of data is missing, damaged or not of a kind that can be read; the message names file and place."""
+
+
+class NotServedError(PacelineError, ValueError):
+    """The source will not give this file, however often it is asked."""
+
+
+class CacheError(PacelineError, RuntimeError):
+    """The cache cannot bring a file: no room, no directory, or a source that does not answer."""
+
+
+class CorruptFileError(CacheError):
+    """Every download of a file had the wrong size or the wrong checksum."""
 
 
 class NonFiniteError(PacelineError, RuntimeError):

@@ -16,11 +16,11 @@ The format is open: any tar reads a shard, and WebDataset iterates it.
 
 from __future__ import annotations
 
-from .dataset import FileCache, PackedDataset
-from .faults import DataError
-from .pack import pack
-from .parquet import ParquetDataset
-from .sources import open_source
-from .verify import verify
+from paceline.data.packed.dataset import FileCache, PackedDataset
+from paceline.data.packed.pack import pack
+from paceline.data.packed.parquet import ParquetDataset
+from paceline.data.packed.sources import open_source
+from paceline.data.packed.verify import verify
+from paceline.errors import DataError
 
 __all__ = ["DataError", "FileCache", "PackedDataset", "ParquetDataset", "open_source", "pack", "verify"]

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from .faults import DataError
-from .index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
-from .storage import faults_of, is_url, join, local_path, read_up_to
-from .tar import BLOCK, padding
+from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
+from paceline.data.packed.storage import faults_of, is_url, join, local_path, read_up_to
+from paceline.data.packed.tar import BLOCK, padding
+from paceline.errors import DataError
 
 KEPT = 16  # shards whose offsets (and files, where they are local) are kept
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .faults import DataError
-from .tar import BLOCK, END
+from paceline.data.packed.tar import BLOCK, END
+from paceline.errors import DataError
 
 FORMAT = "paceline-packed"
 VERSION = 1

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from .faults import DataError
-from .index import INDEX
-from .storage import Place, file_system, is_url, local_path
-from .verify import read_index
+from paceline.data.packed.index import INDEX
+from paceline.data.packed.storage import Place, file_system, is_url, local_path
+from paceline.data.packed.verify import read_index
+from paceline.errors import DataError
 
 MOST_FILES = 100_000  # looked at where there is no index
 PROBES = 7  # of the first byte

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from .dataset import FileCache
-from .faults import DataError
-from .storage import file_system, is_url, local_path
+from paceline.data.packed.dataset import FileCache
+from paceline.data.packed.storage import file_system, is_url, local_path
+from paceline.errors import DataError
 
 KEPT = 4  # decoded row groups
 

@@ -13,8 +13,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .measure import Holding, Speed
-from .sizes import bytes_text
+from paceline.data.packed.measure import Holding, Speed
+from paceline.data.packed.sizes import bytes_text
 
 ROOM = 1.25  # have over need below which a plan is tight
 SMALL_FILE = 1 << 20  # bytes

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 
-from .faults import DataError
+from paceline.errors import DataError
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {name: 1024**power for power, name in enumerate(_DECIMAL)}

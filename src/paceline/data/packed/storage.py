@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from .faults import DataError
+from paceline.errors import DataError
 
 
 def is_url(text: str) -> bool:

@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from .faults import DataError
+from paceline.errors import DataError
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

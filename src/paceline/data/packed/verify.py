@@ -12,10 +12,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from .faults import DataError
-from .index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
-from .storage import Place, local_path
-from .tar import BLOCK, END, padding, parse_header
+from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
+from paceline.data.packed.storage import Place, local_path
+from paceline.data.packed.tar import BLOCK, END, padding, parse_header
+from paceline.errors import DataError
 
 PIECE = 1 << 20
 MOST_JOBS = 256

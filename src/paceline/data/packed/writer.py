@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from .faults import DataError
-from .index import INDEX, Index, Shard, offsets_to_bytes
-from .tar import END, make_header, padding
+from paceline.data.packed.index import INDEX, Index, Shard, offsets_to_bytes
+from paceline.data.packed.tar import END, make_header, padding
+from paceline.errors import DataError
 
 EXTENSION = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 LONGEST_EXTENSION = 64

@@ -8,16 +8,16 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..faults import DataError
-from ..index import INDEX
-from ..storage import is_url, local_path
-from .archive import Archive
-from .base import LARGEST_SAMPLE, Members, Progress, Source, Task, reading
-from .folder import Folder
-from .jsonl import Lines
-from .repack import Packed
-from .speech import Ark, Scp
-from .table import Table
+from paceline.data.packed.index import INDEX
+from paceline.data.packed.sources.archive import Archive
+from paceline.data.packed.sources.base import LARGEST_SAMPLE, Members, Progress, Source, Task, reading
+from paceline.data.packed.sources.folder import Folder
+from paceline.data.packed.sources.jsonl import Lines
+from paceline.data.packed.sources.repack import Packed
+from paceline.data.packed.sources.speech import Ark, Scp
+from paceline.data.packed.sources.table import Table
+from paceline.data.packed.storage import is_url, local_path
+from paceline.errors import DataError
 
 __all__ = ["LARGEST_SAMPLE", "Members", "Progress", "Source", "Task", "open_source"]
 

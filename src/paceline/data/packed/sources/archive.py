@@ -8,9 +8,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from ..faults import DataError
-from ..tar import Member, TarStream, split_name
-from .base import ORIGIN, Members, Progress, Ready, Stream, Task, no_shuffle, origin, reading
+from paceline.data.packed.sources.base import (
+    ORIGIN,
+    Members,
+    Progress,
+    Ready,
+    Stream,
+    Task,
+    no_shuffle,
+    origin,
+    reading,
+)
+from paceline.data.packed.tar import Member, TarStream, split_name
+from paceline.errors import DataError
 
 
 class Archive:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from ..faults import DataError
+from paceline.errors import DataError
 
 Members = dict[str, bytes]
 """One sample: extension -> bytes."""

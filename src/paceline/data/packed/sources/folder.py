@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ..faults import DataError
-from ..storage import read_up_to
-from .base import ORIGIN, Members, Progress, Task, origin, reading
+from paceline.data.packed.sources.base import ORIGIN, Members, Progress, Task, origin, reading
+from paceline.data.packed.storage import read_up_to
+from paceline.errors import DataError
 
 _SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,16}")
 Group = tuple[str, str, tuple[str, ...]]

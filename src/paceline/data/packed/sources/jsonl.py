@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..faults import DataError
-from .base import Members, Progress, Ready, Stream, Task, no_shuffle, reading
+from paceline.data.packed.sources.base import Members, Progress, Ready, Stream, Task, no_shuffle, reading
+from paceline.errors import DataError
 
 
 class Lines:

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..faults import DataError
-from .base import Members
+from paceline.data.packed.sources.base import Members
+from paceline.errors import DataError
 
 LONGEST_KEY = 4096
 _ITEM: dict[str, np.dtype[Any]] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import PackedDataset
-from .base import Progress, Task
+from paceline.data.packed.dataset import PackedDataset
+from paceline.data.packed.sources.base import Progress, Task
 
 
 class Packed:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..faults import DataError
-from ..storage import read_up_to
-from .base import ORIGIN, Members, Progress, Ready, Task, no_shuffle, origin, reading
-from .kaldi import Reader
+from paceline.data.packed.sources.base import ORIGIN, Members, Progress, Ready, Task, no_shuffle, origin, reading
+from paceline.data.packed.sources.kaldi import Reader
+from paceline.data.packed.storage import read_up_to
+from paceline.errors import DataError
 
 
 class Ark:

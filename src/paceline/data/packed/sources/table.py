@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ..faults import DataError
-from ..parquet import pyarrow_parquet
-from .base import Members, Progress, Ready, Task, no_shuffle
+from paceline.data.packed.parquet import pyarrow_parquet
+from paceline.data.packed.sources.base import Members, Progress, Ready, Task, no_shuffle
+from paceline.errors import DataError
 
 ROWS = 64  # decoded at a time
 _MAGIC = (

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large objects from a double of S3: the rate of the cache over that of obstore alone.
+
+The double (moto) runs in a process of its own. In turn, several times, the same objects of 16 MB are fetched by obstore
+into memory, by obstore into files, by obstore into files with a check of each against the store's MD5 (which is the
+cache's work), and through an empty cache, with that check and without it (then the cache computes SHA-256, for damage
+on disk); each time by as many threads. `ratio` is that of the medians, ours over obstore's into memory. MD5 takes 20 ms
+of a processor for 16 MB, more than all of obstore's own work, so `ratio` says how many idle processors there are;
+`ratio_same_work` says what the cache itself costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.data.cache import Cache
+
+OBJECT_BYTES = 16 << 20
+SECRETS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
+
+
+def missing() -> str | None:
+    """Why this cannot be measured here; None where it can."""
+    try:
+        import boto3
+        import moto.server
+        import obstore
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    del boto3, moto, obstore
+    return None
+
+
+@contextmanager
+def double() -> Iterator[str]:
+    """The endpoint of a moto server in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                if time.monotonic() > deadline or server.poll() is not None:
+                    raise RuntimeError(f"moto's server did not start: {' '.join(command)}") from None
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def fill(endpoint: str, count: int) -> list[str]:
+    """Put `count` objects; their keys."""
+    import boto3
+
+    client = boto3.client(
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    client.create_bucket(Bucket="bucket")
+    keys = [f"shard-{number}.bin" for number in range(count)]
+    for number, key in enumerate(keys):
+        client.put_object(Bucket="bucket", Key=key, Body=number.to_bytes(4, "big") * (OBJECT_BYTES // 4))
+    client.close()
+    return keys
+
+
+def by_obstore(endpoint: str, keys: list[str], threads: int, directory: Path | None, *, check: bool = False) -> None:
+    """Fetch with obstore alone, into memory or into files, and compare the MD5 with the store's if told to."""
+    import obstore
+    from obstore.store import from_url
+
+    store = from_url("s3://bucket", endpoint=endpoint, client_options={"allow_http": True}, **SECRETS)
+
+    def fetch(key: str) -> None:
+        answer = obstore.get(store, key)
+        if directory is None:
+            assert len(answer.bytes()) == OBJECT_BYTES
+            return
+        md5 = hashlib.md5(usedforsecurity=False)
+        with open(directory / key, "wb", buffering=0) as file:
+            for chunk in answer.stream(min_chunk_size=2 << 20):
+                file.write(chunk)
+                if check:
+                    md5.update(chunk)
+        assert not check or md5.hexdigest() == answer.meta["e_tag"].strip('"')
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fetch, keys))
+
+
+def by_cache(endpoint: str, keys: list[str], threads: int, directory: Path, options: dict[str, Any]) -> None:
+    """Fetch through an empty cache, ahead of use."""
+    urls = [f"s3://bucket/{key}" for key in keys]
+    with Cache(directory, threads=threads, options={"endpoint": endpoint, **SECRETS, **options}) as cache:
+        cache.prefetch(urls)
+        for url in urls:
+            with cache.open(url) as path:
+                assert path.stat().st_size == OBJECT_BYTES
+
+
+def seconds(action: Callable[[Path], None]) -> float:
+    """The time that `action` takes with an empty directory."""
+    directory = Path(tempfile.mkdtemp(prefix="objects-"))
+    try:
+        began = time.perf_counter()
+        action(directory)
+        return time.perf_counter() - began
+    finally:
+        shutil.rmtree(directory)
+
+
+def objects(*, count: int = 12, repeats: int = 7, threads: int = 4) -> dict[str, Any]:
+    """Rates in MB/s (10^6 bytes) and `ratio`, ours over obstore's own; or `skipped`, with the reason."""
+    reason = missing()
+    if reason:
+        return {"ratio": None, "skipped": reason}
+    times: dict[str, list[float]] = {"obstore": [], "obstore_to_files": [], "obstore_to_checked_files": []}
+    times |= {"cache": [], "cache_unchecked": []}
+    with double() as endpoint:
+        keys = fill(endpoint, count)
+        ways: dict[str, Callable[[Path], None]] = {
+            "obstore": lambda _: by_obstore(endpoint, keys, threads, None),
+            "obstore_to_files": lambda directory: by_obstore(endpoint, keys, threads, directory),
+            "obstore_to_checked_files": lambda directory: by_obstore(endpoint, keys, threads, directory, check=True),
+            "cache": lambda directory: by_cache(endpoint, keys, threads, directory, {}),
+            "cache_unchecked": lambda directory: by_cache(endpoint, keys, threads, directory, {"checksums": False}),
+        }
+        for way in ways.values():  # the first of each warms up
+            seconds(way)
+        for _ in range(repeats):
+            for name, way in ways.items():
+                times[name].append(seconds(way))
+    rates = {name: count * OBJECT_BYTES / 1e6 / statistics.median(spent) for name, spent in times.items()}
+    return {
+        "ratio": round(rates["cache"] / rates["obstore"], 3),
+        "ratio_same_work": round(rates["cache"] / rates["obstore_to_checked_files"], 3),
+        "ratio_unchecked": round(rates["cache_unchecked"] / rates["obstore"], 3),
+        "ratio_unchecked_to_files": round(rates["cache_unchecked"] / rates["obstore_to_files"], 3),
+        "mb_per_s": {name: round(rate) for name, rate in rates.items()},
+        "objects": count,
+        "object_bytes": OBJECT_BYTES,
+        "threads": threads,
+        "repeats": repeats,
+    }

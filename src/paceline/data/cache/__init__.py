@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remote files, fetched once a host and there before they are asked for.
+
+`cache` is the face; `source`, `objects`, `web` and `filesystems` know the stores; `store`, `ledger`, `evict` and
+`locks` keep the directory; `download` and `obtain` bring one file; `fetcher` and `wishes` look ahead; `order` says in
+which order to go through files when the cache holds only some of them.
+"""
+
+from __future__ import annotations
+
+from paceline.data.cache.cache import Cache
+from paceline.data.cache.files import Files
+from paceline.data.cache.order import keep_hits
+from paceline.data.cache.stats import Stats
+from paceline.errors import CacheError, CorruptFileError, NotServedError
+
+__all__ = ["Cache", "CacheError", "CorruptFileError", "Files", "NotServedError", "Stats", "keep_hits"]

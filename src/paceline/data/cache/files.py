@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A list of files as a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from paceline.data.cache.cache import Cache
+from paceline.data.cache.source import local_path
+
+
+def bytes_of(path: Path) -> bytes:
+    """The content of a file."""
+    return path.read_bytes()
+
+
+class Files(Dataset[Any]):
+    """One sample for each file: `files[i]` is `read(path)` of the i-th, which stays in the cache while it is read.
+
+    It goes into a `DataLoader` as it is; the loader's processes share the cache's directory.
+
+    Args:
+        urls: urls and local paths, in any mixture.
+        cache: where remote files are kept; None: one in the default directory, made when the first is asked for.
+        read: makes a sample of a path, and has read what it needs of the file when it returns.
+    """
+
+    def __init__(
+        self, urls: Sequence[str | Path], cache: Cache | None = None, read: Callable[[Path], Any] = bytes_of
+    ) -> None:
+        self.urls = [str(url) for url in urls]
+        self._cache, self._read = cache, read
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __getitem__(self, index: int) -> Any:
+        url = self.urls[index]
+        path = local_path(url)
+        if path is not None:
+            return self._read(path)
+        with self.cache.open(url) as path:
+            return self._read(path)
+
+    @property
+    def cache(self) -> Cache:
+        """The cache that holds the files."""
+        if self._cache is None:
+            self._cache = Cache()
+        return self._cache
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Fetch the files of these samples in the background, in this order."""
+        urls = [self.urls[index] for index in indices]
+        if any(local_path(url) is None for url in urls):
+            self.cache.prefetch(urls)

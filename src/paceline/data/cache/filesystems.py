@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that fsspec knows: HDFS, OSS, SFTP, memory, archives, and object stores where obstore is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.data.cache.errors import Unavailable
+from paceline.data.cache.source import (
+    CHUNK_BYTES,
+    Checksum,
+    Remote,
+    crc32c_of_base64,
+    md5_of_base64,
+    md5_of_etag,
+    scheme_of,
+    sha256_of_hex,
+    shown,
+)
+from paceline.errors import NotServedError
+
+REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError)
+
+
+class FsspecSource:
+    """A file system of fsspec.
+
+    Args:
+        url: any url of the file system.
+        options: given to the file system.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        import fsspec
+
+        try:
+            self._files, _ = fsspec.core.url_to_fs(url, **options)
+        except ImportError as error:
+            raise NotServedError(
+                f"{shown(url)}: fsspec needs another library for {scheme_of(url)!r} ({error}); "
+                "for s3, gs and az, pip install 'paceline[remote]'"
+            ) from None
+        except ValueError as error:
+            raise NotServedError(f"{shown(url)}: {error}") from None
+        self._s3 = scheme_of(url) in ("s3", "s3a", "oss")
+
+    @contextmanager
+    def begin(self, url: str) -> Iterator[Remote]:
+        """See :class:`paceline.data.cache.source.Source`."""
+        try:
+            path = self._files._strip_protocol(url)
+            found = self._files.info(path)
+            if found.get("type") == "directory":
+                raise IsADirectoryError("it is a folder")
+            file = self._files.open(path, "rb", block_size=CHUNK_BYTES, cache_type="readahead")
+        except Exception as error:
+            raise _told(url, error) from error
+        with file:
+            size = found.get("size")
+            yield Remote(None if size is None else int(size), self._checksum(found), _chunks(url, file))
+
+    def _checksum(self, found: Mapping[str, Any]) -> Checksum | None:
+        metadata = found.get("metadata") or found.get("Metadata") or {}
+        return (
+            sha256_of_hex(found.get("sha256"))
+            or sha256_of_hex(metadata.get("sha256") if isinstance(metadata, Mapping) else None)
+            or md5_of_base64(found.get("md5Hash"))
+            or (md5_of_etag(found.get("ETag")) if self._s3 else None)
+            or crc32c_of_base64(found.get("crc32c"))
+        )
+
+
+def _chunks(url: str, file: Any) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = file.read(CHUNK_BYTES)
+        except Exception as error:
+            raise _told(url, error) from error
+        if not chunk:
+            return
+        yield bytes(chunk)
+
+
+def _told(url: str, error: Exception) -> Exception:
+    """Clients of many makers raise errors of their own: what is not a clear refusal is worth another try."""
+    if isinstance(error, FileNotFoundError):
+        return NotServedError(f"{shown(url)}: there is no such file; check the url")
+    if isinstance(error, REFUSED) and not isinstance(error, UnicodeError):
+        return NotServedError(f"{shown(url)}: {type(error).__name__}: {error}; check the url and the credentials")
+    return Unavailable(f"{type(error).__name__}: {str(error)[:300]}")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names on disk: made from a hash of the url, and nothing of the url itself but a harmless ending."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the JSON beside a file says. `source` is the store's checksum as `algorithm:digest`.
+
+    At least one of `sha256` and `source` is there: it is what the file on disk is checked against.
+    """
+
+    url: str
+    size: int
+    sha256: str | None
+    source: str | None
+
+
+def key_of(url: str) -> str:
+    """The first 32 hexadecimal digits of the SHA-256 of a url."""
+    return hashlib.sha256(url.encode()).hexdigest()[:32]
+
+
+def file_name(url: str) -> str:
+    """The name of a complete file."""
+    return f"f-{key_of(url)}{extension(url)}"
+
+
+def extension(url: str) -> str:
+    """The ending of a url's path (".tar", ".tar.gz"), if it is harmless as a part of a file's name; else ""."""
+    found = re.search(r"[^/](\.tar)?(\.[A-Za-z0-9_]{1,12})\Z", urlsplit(url).path)
+    return f"{found.group(1) or ''}{found.group(2)}" if found else ""
+
+
+def read_entry(path: Path) -> Entry | None:
+    """The JSON beside a file; None where it is missing or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+        return Entry(str(found["url"]), int(found["size"]), found["sha256"], found["source"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

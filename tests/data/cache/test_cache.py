@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept, what goes, what stays, and that the cap holds at every write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data.cache import Cache, CacheError, NotServedError, download, web
+from paceline.data.cache.names import extension, file_name
+from paceline.errors import ClosedError
+from tests.data.cache.server import Server
+
+KB = 1000
+
+
+def bytes_in(directory: Path) -> int:
+    """Bytes of complete files and of downloads under way."""
+    total = 0
+    for path in directory.iterdir():
+        if path.name.startswith("f-") or path.suffix == ".part":
+            try:
+                total += path.stat().st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def urls_of(server: Server, count: int, size: int = KB) -> list[str]:
+    return [server.put(f"{i}.bin", bytes([i]) * size) for i in range(count)]
+
+
+class Peak:
+    """The most bytes that the directory ever held, looked at after every write."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes, self._lock = 0, threading.Lock()
+        original = download.write_all
+
+        def write(file: Any, chunk: bytes) -> None:
+            original(file, chunk)
+            with self._lock:
+                self.bytes = max(self.bytes, bytes_in(directory))
+
+        monkeypatch.setattr(download, "write_all", write)
+        monkeypatch.setattr(web, "CHUNK_BYTES", 100)
+
+
+def test_a_file_is_fetched_once_and_read_often(server: Server, tmp_path: Path) -> None:
+    url = server.put("a/b.tar.gz", b"hello")
+    with Cache(tmp_path) as cache:
+        assert cache.read(url) == cache.read(url) == b"hello"
+        with cache.open(url) as path:
+            assert path.parent == tmp_path and path.name.endswith(".tar.gz")
+        stats = cache.stats()[server.address]
+    assert server.requests["a/b.tar.gz"] == 1
+    assert (stats.hits, stats.misses, stats.fetched_bytes, stats.retries, stats.corrupt) == (2, 1, 5, 0, 0)
+    assert stats.waited_s > 0
+
+
+def test_what_was_fetched_is_there_after_a_restart(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", b"hello")
+    with Cache(tmp_path) as cache:
+        cache.read(url)
+    with Cache(tmp_path) as again:
+        assert again.cached([url, server.url("b")]) == {url}
+        assert again.read(url) == b"hello"
+    assert server.requests["a"] == 1
+
+
+def test_the_sidecar_is_json_and_says_where_the_file_is_from(server: Server, tmp_path: Path) -> None:
+    url = server.put("a.bin", b"hello")
+    with Cache(tmp_path) as cache:
+        cache.read(url)
+    (sidecar,) = tmp_path.glob("*.meta")
+    said = json.loads(sidecar.read_text())
+    md5 = hashlib.md5(b"hello").hexdigest()
+    assert said == {"url": url, "size": 5, "sha256": None, "source": f"md5:{md5}"}
+
+
+def test_a_local_path_is_itself(tmp_path: Path) -> None:
+    file = tmp_path / "a file.txt"
+    file.write_bytes(b"here")
+    with Cache(tmp_path / "cache") as cache:
+        for url in (str(file), file.as_uri()):
+            with cache.open(url) as path:
+                assert path == file
+        with cache.open(str(file), hashlib.sha256(b"here").hexdigest()) as path:
+            assert path == file
+        with pytest.raises(NotServedError, match="SHA-256"), cache.open(str(file), "0" * 64):
+            pass
+        with pytest.raises(NotServedError, match="no such file"), cache.open(str(tmp_path / "none")):
+            pass
+        assert cache.stats() == {} and not list(cache.directory.glob("f-*"))
+
+
+def test_the_least_recently_used_goes_first(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 5)
+    with Cache(tmp_path, 3 * KB) as cache:
+        for url in urls[:3]:
+            cache.read(url)
+        cache.read(urls[0])
+        cache.read(urls[3])
+        assert cache.cached(urls) == {urls[0], urls[2], urls[3]}
+        cache.read(urls[4])
+        assert cache.cached(urls) == {urls[0], urls[3], urls[4]}
+
+
+def test_use_counts_across_restarts(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 4)
+    with Cache(tmp_path, 3 * KB) as cache:
+        for url in [*urls[:3], urls[0]]:
+            cache.read(url)
+    with Cache(tmp_path, 3 * KB) as cache:
+        cache.read(urls[3])
+        assert cache.cached(urls) == {urls[0], urls[2], urls[3]}
+
+
+def test_a_smaller_cap_is_reached_by_the_next_download(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 6)
+    with Cache(tmp_path, 5 * KB) as cache:
+        for url in urls[:5]:
+            cache.read(url)
+    with Cache(tmp_path, 2 * KB) as cache:
+        cache.read(urls[5])
+        assert cache.cached(urls) == {urls[4], urls[5]}
+
+
+def test_the_cap_holds_at_every_write(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = urls_of(server, 24)
+    peak = Peak(tmp_path, monkeypatch)
+    with Cache(tmp_path, 6 * KB) as cache, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(cache.read, urls * 3)) == [server.bodies[u.rpartition("/")[2]] for u in urls * 3]
+    assert 4 * KB < peak.bytes <= 6 * KB
+    assert bytes_in(tmp_path) <= 6 * KB
+
+
+def test_files_of_unknown_size_go_above_the_cap_one_at_a_time(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = urls_of(server, 16)
+    for url in urls:
+        server.fail(url.rpartition("/")[2], *["unsized"] * 99)
+    peak = Peak(tmp_path, monkeypatch)
+    with Cache(tmp_path, 3 * KB) as cache, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(cache.read, urls)) == [server.bodies[u.rpartition("/")[2]] for u in urls]
+    assert 3 * KB < peak.bytes <= 4 * KB
+    assert bytes_in(tmp_path) <= 3 * KB
+
+
+def test_a_file_larger_than_the_cap_names_both_sizes(server: Server, tmp_path: Path) -> None:
+    known, unknown = server.put("known", b"x" * 3000), server.put("unknown", b"x" * 3000)
+    server.fail("unknown", "unsized")
+    with Cache(tmp_path, 2000) as cache:
+        for url in (known, unknown):
+            with pytest.raises(CacheError, match=r"3000 bytes.*2000"), cache.open(url):
+                pass
+        assert bytes_in(tmp_path) == 0
+
+
+def test_a_file_in_use_is_never_removed(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 5)
+    with Cache(tmp_path, 2 * KB) as cache, cache.open(urls[0]) as path:
+        for url in urls[1:]:
+            cache.read(url)
+        assert path.read_bytes() == bytes(KB)
+    assert server.requests["0.bin"] == 1
+
+
+def test_when_all_is_in_use_one_waits_and_then_hears_so(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 3)
+    with Cache(tmp_path, 2 * KB, timeout_s=0.3) as cache:
+        with cache.open(urls[0]), cache.open(urls[1]):
+            with pytest.raises(CacheError, match=r"no room.*2000 bytes are files in use.*raise cap_bytes"):
+                cache.read(urls[2])
+        assert cache.read(urls[2])  # and nothing is left of the attempt
+
+
+def test_a_waiting_download_goes_on_when_a_file_is_closed(server: Server, tmp_path: Path) -> None:
+    urls = urls_of(server, 2)
+    with Cache(tmp_path, KB, timeout_s=30) as cache, ThreadPoolExecutor(1) as pool:
+        with cache.open(urls[0]):
+            reading = pool.submit(cache.read, urls[1])
+            server.wait_for("1.bin")
+            assert not reading.done()
+        assert reading.result(30) == bytes([1]) * KB
+
+
+def test_many_readers_of_one_file_share_it(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", b"x" * KB)
+    server.fail("a", "hold")
+    with Cache(tmp_path) as cache, ThreadPoolExecutor(6) as pool:
+        reading = [pool.submit(cache.read, url) for _ in range(6)]
+        server.wait_half()
+        server.resume.set()
+        assert {r.result(30) for r in reading} == {b"x" * KB}
+        stats = cache.stats()[server.address]
+    assert server.requests["a"] == 1
+    assert stats.hits + stats.misses == 6 and stats.misses >= 1
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/a.tar", ".tar"),
+        ("s3://bucket/a.tar.gz", ".tar.gz"),
+        ("https://host/a.npy?signature=x/../y.sh", ".npy"),
+        ("https://host/v1.2/file", ""),
+        ("https://host/..", ""),
+        ("https://host/a.%2e%2e", ""),
+        ("https://host/a.tar/../../etc", ""),
+        ("https://host/.hidden", ""),
+        ("https://host/a." + "x" * 40, ""),
+    ],
+)
+def test_only_a_harmless_ending_of_the_url_gets_into_a_name(url: str, expected: str) -> None:
+    assert extension(url) == expected
+    assert "/" not in file_name(url) and len(file_name(url)) < 60
+
+
+def test_files_that_end_like_our_own_do_no_harm(server: Server, tmp_path: Path) -> None:
+    urls = [server.put(f"x.{ending}", ending.encode()) for ending in ("meta", "lock", "part", "wishes")]
+    with Cache(tmp_path, 20) as cache:
+        for url in urls:
+            cache.read(url)
+    with Cache(tmp_path, 20) as cache:
+        assert [cache.read(url) for url in urls] == [b"meta", b"lock", b"part", b"wishes"]
+    assert set(server.requests.values()) == {1}
+
+
+@pytest.mark.parametrize("wrong", [{"cap_bytes": 0}, {"threads": 0}, {"retries": -1}, {"timeout_s": 0.0}])
+def test_numbers_that_make_no_sense(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Cache(tmp_path, **wrong)
+
+
+def test_a_closed_cache_says_so(server: Server, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.close()
+    cache.close()
+    with pytest.raises(ClosedError, match="closed"):
+        cache.read(server.put("a", b"x"))
+
+
+def test_nothing_stays_locked_or_half_done(server: Server, tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        with pytest.raises(NotServedError):
+            cache.read(server.url("none"))
+    assert {path.name for path in tmp_path.iterdir()} == {"ledger"}

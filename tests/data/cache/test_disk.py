@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are full, gone, read-only, or that have changed what was written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.data.cache import Cache, CacheError
+from tests.data.cache.server import Server
+
+BODY = bytes(range(256)) * 16
+MB = 1 << 20
+
+
+def only_file(directory: Path) -> Path:
+    (path,) = directory.glob("f-*")
+    return path
+
+
+def test_a_file_that_was_cut_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", BODY)
+    with Cache(tmp_path) as cache:
+        cache.read(url)
+        os.truncate(only_file(tmp_path), 7)
+        assert cache.read(url) == BODY
+    assert server.requests["a"] == 2
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_file_whose_bits_changed_on_disk_is_fetched_again(tmp_path: Path, checksums: bool) -> None:
+    with Server(checksums=checksums) as server:
+        url = server.put("a", BODY)
+        with Cache(tmp_path) as cache:
+            cache.read(url)
+        path = only_file(tmp_path)
+        path.write_bytes(BODY[:-1] + b"?")
+        with Cache(tmp_path) as cache:
+            assert cache.read(url) == BODY
+            assert cache.stats()[server.address].corrupt == 1
+        assert server.requests["a"] == 2
+
+
+def test_a_damaged_sidecar_means_that_the_file_is_not_there(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", BODY)
+    with Cache(tmp_path, 5000) as cache:
+        cache.read(url)
+        (sidecar,) = tmp_path.glob("*.meta")
+        sidecar.write_text('{"url": ')
+        assert cache.read(url) == BODY
+        assert cache.read(server.put("b", BODY)) == BODY
+    assert server.requests["a"] == 2
+
+
+def test_files_removed_by_hand_are_noticed(server: Server, tmp_path: Path) -> None:
+    urls = [server.put(str(i), BODY) for i in range(3)]
+    with Cache(tmp_path, 2 * len(BODY)) as cache:
+        for url in urls[:2]:
+            cache.read(url)
+    for path in tmp_path.glob("f-*"):
+        path.unlink()
+    with Cache(tmp_path, 2 * len(BODY)) as cache:
+        assert [cache.read(url) for url in urls] == [BODY] * 3
+        assert cache.cached(urls) == set(urls[1:])
+
+
+def test_a_directory_that_vanished(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", BODY)
+    with Cache(tmp_path / "cache") as cache:
+        cache.read(url)
+        shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(CacheError, match=rf"{tmp_path}/cache has vanished"):
+            cache.read(url)
+
+
+@pytest.mark.parametrize("directory", ["file/cache", "/proc/cache"])
+def test_a_directory_that_cannot_be_made(tmp_path: Path, directory: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CacheError, match=r"the cache directory .*cache"):
+        Cache(tmp_path / directory)
+
+
+def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, flags: int, *rest: object, **named: object) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with Cache(tmp_path) as cache:
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(CacheError, match=rf"{tmp_path} cannot be written.*Permission denied.*directory="):
+            cache.read(server.put("a", BODY))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may not mount a file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_makes_old_files_go(server: Server, tiny: Path) -> None:
+    urls = [server.put(f"{i}.bin", bytes([i]) * MB) for i in range(6)]
+    with Cache(tiny) as cache:
+        for url in urls:
+            assert len(cache.read(url)) == MB
+        there = cache.cached(urls)
+        assert urls[5] in there and urls[0] not in there and len(there) >= 2
+        big = server.put("big", b"x" * (3 * MB))
+        assert len(cache.read(big)) == 3 * MB
+
+
+def test_a_full_disk_without_old_files_is_an_error_with_path_and_bytes(server: Server, tiny: Path) -> None:
+    small, big = server.put("small", b"x" * MB), server.put("big", b"x" * (5 * MB))
+    with Cache(tiny) as cache:
+        with pytest.raises(CacheError, match=rf"{tiny} is full: .*\.part could not be written beyond \d+ bytes"):
+            cache.read(big)
+        assert len(cache.read(small)) == MB  # nothing of the attempt is left
+        with cache.open(small), pytest.raises(CacheError, match="is full"):
+            cache.read(big)
+        assert cache.cached([small]) == {small}
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_write(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same without a mount: the third file meets a full disk until one of the first two has gone."""
+    from paceline.data.cache import download
+
+    original = download.write_all
+
+    def write(file: object, chunk: bytes) -> None:
+        if len(list(tmp_path.glob("f-*"))) >= 2:
+            raise OSError(28, "No space left on device")
+        original(file, chunk)
+
+    monkeypatch.setattr(download, "write_all", write)
+    urls = [server.put(str(i), BODY) for i in range(3)]
+    with Cache(tmp_path) as cache:
+        assert [cache.read(url) for url in urls] == [BODY] * 3
+        assert cache.cached(urls) == set(urls[1:])
+        assert cache.stats()[server.address].retries == 0

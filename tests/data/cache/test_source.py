@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores: which backend, what they say of size and checksum, what is a refusal."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data.cache import Cache, NotServedError
+from paceline.data.cache.source import (
+    Checksum,
+    crc32c_of_base64,
+    local_path,
+    md5_of_etag,
+    name_of,
+    sha256_of_hex,
+    source_for,
+)
+from paceline.data.cache.web import checksum_of
+
+MD5 = hashlib.md5(b"x").hexdigest()
+SHA = hashlib.sha256(b"x").hexdigest()
+MD5_64, SHA_64 = (base64.b64encode(bytes.fromhex(digest)).decode() for digest in (MD5, SHA))
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "name"),
+    [
+        ("/a/b c", "/a/b c", "file://"),
+        ("a:b", "a:b", "file://"),
+        ("file:///a/b%20c", "/a/b c", "file://"),
+        ("s3://bucket/key", None, "s3://bucket"),
+        ("HTTPS://user:pw@host:8/x?y", None, "https://host:8"),
+        ("memory://a/b", None, "memory://a"),
+        ("abfss://container@account.dfs.core.windows.net/x", None, "abfss://container@account.dfs.core.windows.net"),
+    ],
+)
+def test_paths_and_names_of_sources(url: str, path: str | None, name: str) -> None:
+    assert local_path(url) == (Path(path) if path else None) and name_of(url) == name
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Content-MD5": MD5_64}, f"md5:{MD5}"),
+        ({"Repr-Digest": f"sha-256=:{SHA_64}:"}, f"sha256:{SHA}"),
+        ({"Digest": f"sha-256={SHA_64}"}, f"sha256:{SHA}"),
+        ({"x-amz-checksum-sha256": SHA_64}, f"sha256:{SHA}"),
+        ({"x-amz-meta-sha256": SHA.upper(), "Content-MD5": MD5_64}, f"sha256:{SHA}"),
+        ({"x-goog-hash": f"crc32c=AAAAAA==,md5={MD5_64}"}, f"md5:{MD5}"),
+        ({"ETag": f'"{MD5}"', "x-amz-request-id": "1"}, f"md5:{MD5}"),
+        ({"ETag": f'"{MD5}-2"', "x-amz-request-id": "1"}, None),
+        ({"ETag": f'"{MD5}"'}, None),
+        ({"ETag": f'"{MD5}"', "x-amz-request-id": "1", "x-amz-server-side-encryption": "aws:kms"}, None),
+        ({"Content-MD5": MD5_64, "Content-Encoding": "gzip"}, None),
+        ({"Content-MD5": "?"}, None),
+        ({}, None),
+    ],
+)
+def test_checksums_in_headers(headers: dict[str, str], expected: str | None) -> None:
+    message = Message()
+    for key, value in headers.items():
+        message[key] = value
+    found = checksum_of(message)  # type: ignore[arg-type]
+    assert (str(found) if found else None) == expected
+
+
+def test_checksums_that_are_none() -> None:
+    assert md5_of_etag(None) is None and md5_of_etag('"abc"') is None
+    assert crc32c_of_base64("?") is None and crc32c_of_base64("AAAAAA==") == Checksum("crc32c", "00000000")
+    assert sha256_of_hex(3) is None and sha256_of_hex("ab") is None
+
+
+def test_an_unknown_backend_and_an_unknown_scheme() -> None:
+    with pytest.raises(ValueError, match="no backend 'carrier pigeon'"):
+        source_for("s3://bucket/x", {"backend": "carrier pigeon"}, 1.0)
+    with pytest.raises(NotServedError, match="nowhere://x"):
+        source_for("nowhere://x", {}, 1.0)
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+
+
+def test_a_file_system_of_fsspec(memory: Any, tmp_path: Path) -> None:
+    memory.pipe("/folder/a.bin", b"hello")
+    with Cache(tmp_path) as cache:
+        assert cache.read("memory://folder/a.bin") == b"hello"
+        memory.rm("/folder/a.bin")
+        assert cache.read("memory://folder/a.bin") == b"hello"
+        with pytest.raises(NotServedError, match="no such file"):
+            cache.read("memory://folder/b.bin")
+        with pytest.raises(NotServedError, match="folder"):
+            cache.read("memory://folder")
+        assert cache.stats()["memory://folder"].fetched_bytes == 5
+
+
+def test_a_file_system_that_stumbles_is_asked_again(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe("/a", b"hello")
+    left, original = [OSError("reset"), TimeoutError("slow")], type(memory).info
+
+    def info(self: Any, path: str, **rest: Any) -> Any:
+        if left:
+            raise left.pop()
+        return original(self, path, **rest)
+
+    monkeypatch.setattr(type(memory), "info", info)
+    with Cache(tmp_path) as cache:
+        assert cache.read("memory://a") == b"hello" and cache.stats()["memory://a"].retries == 2
+
+
+SECRETS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """A bucket with two objects on a double of S3, as options for the cache."""
+    pytest.importorskip("obstore")
+    server_module = pytest.importorskip("moto.server")
+    import boto3
+
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    client = boto3.client(
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    client.create_bucket(Bucket="bucket")
+    client.put_object(Bucket="bucket", Key="dir/a b.bin", Body=b"hello")
+    client.put_object(Bucket="bucket", Key="100%?#.bin", Body=b"percent")
+    client.put_object(Bucket="bucket", Key="signed", Body=b"x", Metadata={"sha256": SHA})
+    client.put_object(Bucket="bucket", Key="wrong", Body=b"y", Metadata={"sha256": SHA})
+    client.close()
+    yield {"endpoint": endpoint, **SECRETS}
+    server.stop()
+
+
+def test_an_object_store(s3: dict[str, str], tmp_path: Path) -> None:
+    with Cache(tmp_path, options=s3) as cache:
+        assert cache.read("s3://bucket/dir/a b.bin") == b"hello"
+        assert cache.read("s3://bucket/100%?#.bin") == b"percent"
+        with pytest.raises(NotServedError, match=r"s3://bucket/none: there is no such object"):
+            cache.read("s3://bucket/none")
+
+
+def test_checksums_of_an_object_store(s3: dict[str, str]) -> None:
+    source = source_for("s3://bucket/x", s3, 10.0)
+    with source.begin("s3://bucket/dir/a b.bin") as remote:
+        assert (remote.size, remote.checksum) == (5, Checksum("md5", hashlib.md5(b"hello").hexdigest()))
+        assert b"".join(remote.chunks) == b"hello"
+    with source.begin("s3://bucket/signed") as remote:
+        assert remote.checksum == Checksum("sha256", SHA)
+
+
+def test_metadata_that_contradicts_the_content_is_an_error(s3: dict[str, str], tmp_path: Path) -> None:
+    from paceline.data.cache import CorruptFileError
+
+    with Cache(tmp_path, options=s3, retries=1) as cache, pytest.raises(CorruptFileError, match=f"sha256:{SHA}"):
+        cache.read("s3://bucket/wrong")
+
+
+def test_an_object_store_that_is_down(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    from paceline.data.cache import CacheError
+
+    with Cache(tmp_path, options={"endpoint": "http://127.0.0.1:9", **SECRETS}, retries=1, timeout_s=5) as cache:
+        with pytest.raises(CacheError, match="s3://bucket did not answer 2 times"):
+            cache.read("s3://bucket/a")
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_after_a_fork_the_object_store_says_that_it_cannot(s3: dict[str, str], tmp_path: Path) -> None:
+    """Its threads do not survive a fork; what is cached is served all the same."""
+    with Cache(tmp_path, options=s3) as cache:
+        cache.read("s3://bucket/signed")
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                text = cache.read("s3://bucket/signed").decode()
+                cache.read("s3://bucket/dir/a b.bin")
+            except NotServedError as error:
+                os.write(sender, f"{text}: {error}".encode())
+            finally:
+                os._exit(0)
+        os.close(sender)
+        with os.fdopen(receiver) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        assert said.startswith("x: process") and "multiprocessing_context='spawn'" in said
