@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService
 
 SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
-LEASE, LEASED, LEFT, ENDS, WAITS, HOLDS, REST = range(BYE + 1, BYE + 8)
+LEASE, LEASED, LEFT, ENDS, DONE, WAITS, HOLDS, REST = range(BYE + 1, BYE + 9)
 """Kinds of frames."""
+LEDGER = (LEASE, LEFT, ENDS, DONE, WAITS, HOLDS)
+"""What is for the keeper of the ledger."""
 
 
 class Line:
@@ -176,7 +178,7 @@ class OwnLine(Line):
         """To oneself nothing has to be said, but to the keeper of the ledger."""
         if kind == REST:
             self._service.rests(self.rank)
-        elif kind in (LEASE, LEFT, ENDS, WAITS, HOLDS):
+        elif kind in LEDGER:
             self._service.desk.handle(self.rank, None, Frame(kind, numbers, None, note))
 
     def run(self) -> None:

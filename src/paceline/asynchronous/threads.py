@@ -27,11 +27,8 @@ from paceline.asynchronous.lines import (
     ANSWER,
     BYE,
     CLOCKS,
-    ENDS,
     FINISH,
-    HOLDS,
-    LEASE,
-    LEFT,
+    LEDGER,
     OUT,
     PULL,
     PUSH,
@@ -39,7 +36,6 @@ from paceline.asynchronous.lines import (
     REST,
     SETTINGS,
     STILL_HERE,
-    WAITS,
     Line,
     OwnLine,
     fresh,
@@ -215,7 +211,7 @@ class ThreadedService:
                 self._changed.notify_all()
         elif frame.kind == OUT:
             self.told(numbers[0], str(frame.note))
-        elif frame.kind in (LEASE, LEFT, ENDS, WAITS, HOLDS):
+        elif frame.kind in LEDGER:
             self.desk.handle(rank, channel, frame)
         elif frame.kind == REST:
             self.rests(rank)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline import randomness
+from paceline.data.ahead import Ahead
 from paceline.data.batches import piece_of_rest, samples_in
 from paceline.data.ledger import ENDLESS, Mark, Question
 from paceline.data.loading import Loading, Ticket
@@ -104,7 +105,8 @@ class Share:
     @property
     def _as_it_is(self) -> bool:
         """Whether the user's own loader is iterated."""
-        return self._world.size == 1 and not self._position.others
+        shards = self._plan is not None and self._plan.in_shards and self._plan.shuffled  # read one after another
+        return self._world.size == 1 and not self._position.others and not shards
 
     def __iter__(self) -> Iterator[Any]:
         skip = self._position.begin()
@@ -188,7 +190,8 @@ class Share:
         rest = self._rest(places)
         cut = plan.cut(rest.total, world.size)
         self._begin(cut)
-        return Even(position.epoch, rest, split_of(cut), world.rank, skip, world.size if plan.whole else 0)
+        whole = world.size if plan.whole else 0
+        return Even(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
 
     def _check_same_data(self, places: int) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
@@ -208,6 +211,7 @@ class Share:
             self._loading = Loading(plan.loader, self._feed.seed)
         nominal = plan.nominal(self._position.epoch)
         under_way: deque[tuple[Portion, int]] = deque()
+        ahead = Ahead(plan, supply, self._position.epoch)
         self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
 
         def tickets(first: Portion) -> Iterator[Ticket]:
@@ -215,6 +219,7 @@ class Share:
             while portion is not None:
                 ids = plan.ids(portion)
                 if len(ids):
+                    ahead.begun(portion)
                     under_way.append((portion, len(ids)))
                     yield Ticket(portion.epoch, ids)
                 portion = supply.next(wait=False)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from paceline.data.ledger import Mark, Question
 from paceline.data.ranges import Range, Ranges
-from paceline.data.split import Rounds, Split, even_parts
+from paceline.data.split import Rounds, Split, Stripes, even_parts
 
 Item = TypeVar("Item")
 
@@ -44,6 +44,9 @@ class Supply(Protocol):
         Args:
             wait: whether this worker has nothing left to do. Without it None may also mean: nothing at present.
         """
+
+    def coming(self, batches: int) -> list[Portion]:
+        """What will come next, as far as it is known: of so many batches, perhaps several in one portion."""
 
 
 class Even:
@@ -80,6 +83,15 @@ class Even:
         begin, end = split.part(number, self._rank)
         return Portion(self._epoch, self._rest.cut(begin, end)) if begin < end else None
 
+    def coming(self, batches: int) -> list[Portion]:
+        """What will come next: of so many batches."""
+        last = min(self._number + batches, len(self._split))
+        if isinstance(self._split, Stripes) and self._number < last:  # one behind the other
+            begin, end = self._split.part(self._number, self._rank)[0], self._split.part(last - 1, self._rank)[1]
+            return [Portion(self._epoch, self._rest.cut(begin, end))]
+        portions = [self._portion(number) for number in range(self._number, last)]
+        return [portion for portion in portions if portion is not None]
+
 
 class Leases(Protocol):
     """A worker's way to the ledger.
@@ -98,6 +110,9 @@ class Leases(Protocol):
 
     def learn(self, news: Any) -> None:
         """What is done of the data, as the keeper knew when it gave the values that are taken now."""
+
+    def done(self, marks: list[Mark]) -> None:
+        """This worker has used these places for something else than a push, and has no more to push."""
 
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
@@ -136,6 +151,14 @@ class Leased:
         if middle < end:
             self.held.appendleft((loader, epoch, middle, end))
         return Portion(epoch, [(begin, middle)])
+
+    def coming(self, batches: int) -> list[Portion]:
+        """What is leased; with too little of it, the next lease is asked for before it is needed."""
+        if sum(end - begin for _, _, begin, end in self.held) < batches * self._question.unit // 2:
+            lease = self._leases.ask(self._question)
+            if lease is not None:
+                self.held.append(lease)
+        return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
 
 
 def cut_up(items: Sequence[Item], part: tuple[int, int]) -> Sequence[Item]:
