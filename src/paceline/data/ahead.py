@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.data.order import InShards
 from paceline.data.plan import Plan
+from paceline.data.ranges import Ranges
 from paceline.data.supply import Portion, Supply
 
 BATCHES = 16
@@ -39,19 +40,24 @@ class Ahead:
         if isinstance(order, InShards):
             self._batches = max(BATCHES, 2 * order.window // plan.unit)
         self._left = 0
+        self._told: dict[int, Ranges] = {}
 
     def begun(self, portion: Portion) -> None:
         """A batch was begun; every so many, the data set hears of those that follow."""
         if self._prefetch is None:
             return
-        if self._left == 0:
+        if self._left == 0 or portion.places[0][0] not in self._told.get(portion.epoch, ()):
             self._left = self._batches // 4
             self._tell([portion, *self._supply.coming(self._batches)])
         self._left -= 1
 
     def _tell(self, portions: Sequence[Portion]) -> None:
         ids: list[Any] = []
+        self._told = {}
         for portion in portions:
+            told = self._told.setdefault(portion.epoch, Ranges())
+            for place in portion.places:
+                told.add(*place)
             order = self._plan.order(portion.epoch)
             if isinstance(order, InShards):
                 ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]
