@@ -53,6 +53,7 @@ class Share:
     ) -> None:
         self.loader, self._number, self._position, self._feed = loader, number, position, feed
         self._leases = leases
+        self._reached = (0, 0)  # epoch, and the furthest place of it that this worker was given
         position.leased = leases is not None
         self._world = feed.world
         self._plan: Plan | None = None
@@ -78,6 +79,18 @@ class Share:
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)  # dataset, batch_size and whatever else the user's script asks for
+
+    @property
+    def progress(self) -> float:
+        """The part of the epoch that was handed out, 0 to 1; a schedule can follow it under every rule.
+
+        Where work is leased, a worker's own steps do not tell how far all have come together.
+        """
+        if self._leases is None:
+            return min(1.0, self._position.now.batches / max(1, len(self)))
+        epoch, place = self._reached
+        total = self._plan.places(epoch) if self._plan is not None else len(self.loader)  # type: ignore[arg-type]
+        return place / max(1, total) if epoch == self._position.epoch else 0.0
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
@@ -307,5 +320,8 @@ class Share:
 
     def _hand_out(self, batch: Any, samples: int, nominal: int, portion: Portion | None = None) -> Any:
         self._position.now.batches += 1
+        if portion is not None and portion.epoch == self._position.epoch:
+            before = self._reached[1] if self._reached[0] == portion.epoch else 0
+            self._reached = portion.epoch, max(before, portion.places[-1][1])
         self._feed.handed_out(samples, nominal, self._marks(portion) if portion is not None else [])
         return batch
