@@ -304,7 +304,7 @@ class ThreadedService:
 
     def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
         """Hand it to the lines in so many seconds, or when it is needed."""
-        once = Once(lambda: self.exchange(ticket))
+        once = Once(lambda: self._ask(ticket))
         if after_s > 0:
             self._later.put(after_s, once)
         else:
@@ -312,9 +312,12 @@ class ThreadedService:
         return once
 
     def exchange(self, ticket: Ticket) -> None:
-        """Hand every part to the line of its owner."""
+        """Hand every part to the line of its owner; called by the training thread alone."""
+        self._ask(ticket)
+        self.desk.report()  # behind the push, whose places this worker no longer holds
+
+    def _ask(self, ticket: Ticket) -> None:
         self._raise_failure()
-        self.desk.report()
         with self._changed:
             ticket.asked_at = self.now()
             self._tickets[ticket.number] = ticket

@@ -232,8 +232,8 @@ class Share:
             while portion is not None:
                 ids = plan.ids(portion)
                 if len(ids):
-                    ahead.begun(portion)
                     under_way.append((portion, len(ids)))
+                    ahead.begun(portion)  # which may ask for a lease, and tell what this worker holds
                     yield Ticket(portion.epoch, ids)
                 portion = supply.next(wait=False)
 
