@@ -152,8 +152,10 @@ class Position:
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
         if ledger is not None:
-            self.rest, self.played = unfinished(ledger, loader), {}
-            self.epoch = min(self.rest, default=max(state["epoch"] for state in states))
+            then = Ledger()
+            then.load(ledger)
+            self.rest, self.played = then.unfinished(loader), {}
+            self.epoch = min(self.rest, default=max(then.closed(loader) + 1, *(state["epoch"] for state in states)))
         else:
             self.rest = {epoch: Ranges(rest) for epoch, rest in states[0]["rest"]}
             self.played = {epoch: start for epoch, start in states[0]["played"]}
@@ -187,13 +189,6 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
         epoch: Pass(tuple(cut) if cut is not None else None, batches, entered)
         for epoch, cut, batches, entered in state["passes"]
     }
-
-
-def unfinished(state: dict[str, Any], loader: int) -> dict[int, Ranges]:
-    """What a saved ledger says is to be done of a loader: epoch -> places."""
-    ledger = Ledger()
-    ledger.load(state)
-    return ledger.unfinished(loader)
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
