@@ -148,8 +148,11 @@ class Feed:
         ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
         rows = zip(*(state["positions"] for state in states), strict=False)
         places = self._place([_regrouping(list(row), ledger, number) for number, row in enumerate(rows)])
-        for number, position in enumerate(places if self.leases is not None else ()):
-            for epoch, rest in [(position.epoch - 1, Ranges()), *position.rest.items()]:
+        if self.leases is None:
+            return
+        for number, position in enumerate(places):
+            self.leases.expect(number, position.epoch - 1, Ranges())
+            for epoch, rest in position.rest.items():
                 self.leases.expect(number, epoch, rest)
 
     def _place(self, loads: list[Load]) -> list[Position]:

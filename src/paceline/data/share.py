@@ -52,6 +52,7 @@ class Share:
     ) -> None:
         self.loader, self._number, self._position, self._feed = loader, number, position, feed
         self._leases = leases
+        position.leased = leases is not None
         self._world = feed.world
         self._plan: Plan | None = None
         self._loading: Loading | None = None
@@ -237,7 +238,10 @@ class Share:
         supply.held.clear()
         position.begun = list
 
-    def _marks(self, portion: Portion) -> list[Mark]:
+    def _marks(self, portion: Portion | None) -> list[Mark]:
+        """What the ledger is to hear of a batch; nothing, where it leased nothing."""
+        if portion is None or self._leases is None:
+            return []
         return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
 
     # -- any other iterable -----------------------------------------------------------------------
@@ -290,16 +294,17 @@ class Share:
             self._let_go(supply, complete)
 
     def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
-        if iter(self.loader) is stream:
+        again = iter(self.loader)
+        if again is stream:
             raise UnsupportedError(
                 self._world.sign(
                     f"{type(self.loader).__name__} can be gone through once only, and batches that a lost worker had "
                     "are to be done again; share a list, a DataLoader, or an object whose iter() begins anew"
                 )
             )
-        return iter(self.loader)
+        return again
 
     def _hand_out(self, batch: Any, samples: int, nominal: int, portion: Portion | None = None) -> Any:
         self._position.now.batches += 1
-        self._feed.handed_out(samples, nominal, self._marks(portion) if portion is not None else [])
+        self._feed.handed_out(samples, nominal, self._marks(portion))
         return batch
