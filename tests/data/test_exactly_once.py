@@ -395,7 +395,7 @@ def test_leases_become_small_towards_the_end() -> None:
     while (mark := ledger.ask(0, Question(0, 0, 1_000, most=64), now=float(len(sizes)))) is not None:
         ledger.done(0, [mark])
         sizes.append(mark[3] - mark[2])
-    assert sizes[:3] == [16, 64, 64] and sizes[-3:] == [1, 1, 1] and sum(sizes) == 1_000
+    assert sizes[:3] == [1, 64, 64] and sizes[-2:] == [1, 1] and sum(sizes) == 1_000
     assert sizes[1:] == sorted(sizes[1:], reverse=True)
 
 

@@ -14,7 +14,7 @@ from paceline.errors import MismatchError
 
 
 def ask(ledger: Ledger, worker: int, epoch: int = 0, total: int = 10, **about: Any) -> Mark | None:
-    return ledger.ask(worker, Question(0, epoch, total, **{"most": 2, **about}))
+    return ledger.ask(worker, Question(0, epoch, total, **{"unit": 2, **about}))
 
 
 def drain(ledger: Ledger, worker: int, epoch: int = 0, total: int = 10) -> list[tuple[int, int]]:
@@ -28,26 +28,27 @@ def drain(ledger: Ledger, worker: int, epoch: int = 0, total: int = 10) -> list[
 
 def test_places_are_leased_from_the_front() -> None:
     ledger = Ledger()
-    assert [ask(ledger, 0), ask(ledger, 1), ask(ledger, 0)] == [(0, 0, 0, 2), (0, 0, 2, 4), (0, 0, 4, 5)]
+    assert [ask(ledger, 0), ask(ledger, 1), ask(ledger, 0)] == [(0, 0, 0, 2), (0, 0, 2, 4), (0, 0, 4, 6)]
 
 
 def test_leases_end_at_multiples_of_the_unit() -> None:
     ledger = Ledger()
-    assert ask(ledger, 0, total=100, unit=8) == (0, 0, 0, 16)
-    ledger.give_back(0, [(0, 0, 3, 16)])
-    assert ask(ledger, 1, total=100, unit=8) == (0, 0, 3, 16)
+    assert ask(ledger, 0, total=100, unit=8) == (0, 0, 0, 8)
+    ledger.give_back(0, [(0, 0, 3, 8)])
+    assert ask(ledger, 1, total=100, unit=8) == (0, 0, 3, 8)
+    assert ask(ledger, 1, total=100, unit=8) == (0, 0, 8, 16)
 
 
 def test_an_epoch_is_over_when_nothing_is_left_that_may_come_back() -> None:
     ledger = Ledger()
-    mark = ask(ledger, 0, total=2)
-    assert mark == (0, 0, 0, 1) and not ledger.over(0, 0)
-    assert ask(ledger, 1, total=2) == (0, 0, 1, 2)
-    assert ask(ledger, 1, total=2, dry=True) is None and not ledger.over(0, 0)  # 0 may yet be lost with its place
+    mark = ask(ledger, 0, total=4)
+    assert mark == (0, 0, 0, 2) and not ledger.over(0, 0)
+    assert ask(ledger, 1, total=4) == (0, 0, 2, 4)
+    assert ask(ledger, 1, total=4, dry=True) is None and not ledger.over(0, 0)  # 0 may yet be lost with its place
     assert ledger.holders(0, 0) == [0]
     ledger.done(0, [mark])
     assert ledger.over(0, 0)  # 1 holds the other, but has nothing to do but to push it
-    assert ask(ledger, 0, epoch=1, total=2) is not None
+    assert ask(ledger, 0, epoch=1, total=4) is not None
 
 
 def test_who_waits_at_a_checkpoint_is_not_waited_for() -> None:
@@ -73,9 +74,9 @@ def test_what_is_lost_late_is_done_in_the_next_epoch() -> None:
     first = ask(ledger, 0, total=4)
     drain(ledger, 1, total=4)
     assert ask(ledger, 0, total=4, dry=True) is None and ledger.over(0, 0)
-    assert ask(ledger, 1, epoch=1, total=4) == (0, 1, 0, 1)
+    assert ask(ledger, 1, epoch=1, total=4) == (0, 1, 0, 2)
     ledger.lost(0)
-    assert first == (0, 0, 0, 2) and ask(ledger, 1, epoch=1, total=4) == (0, 0, 0, 1)
+    assert ask(ledger, 1, epoch=1, total=4) == first == (0, 0, 0, 2)
 
 
 def test_a_mark_that_comes_twice_is_counted_and_changes_nothing() -> None:
@@ -112,15 +113,15 @@ def test_an_epoch_that_is_left_early_is_dropped_when_nobody_is_in_it_any_more() 
     ledger.leave_early(0, 0, 0, [])
     assert ask(ledger, 0, epoch=1) == (0, 1, 0, 2)  # nothing of the epoch that it left
     ledger.done(1, [other])
-    assert ask(ledger, 1) == (0, 0, 4, 5)  # who is in it goes on
-    ledger.leave_early(1, 0, 0, [(0, 0, 4, 5)])
+    assert ask(ledger, 1) == (0, 0, 4, 6)  # who is in it goes on
+    ledger.leave_early(1, 0, 0, [(0, 0, 4, 6)])
     ask(ledger, 1, epoch=1)
     assert [row["key"] for row in ledger.state()["books"]] == [[0, 1]] and ledger.over(0, 0)
 
 
 def test_the_length_of_a_stream_becomes_known() -> None:
     ledger = Ledger()
-    mark = ask(ledger, 0, total=ENDLESS, most=4)
+    mark = ask(ledger, 0, total=ENDLESS, unit=4)
     assert mark == (0, 0, 0, 4)
     ledger.done(0, [(0, 0, 0, 2)])
     ledger.ends(0, 0, 3)

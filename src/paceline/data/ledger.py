@@ -13,8 +13,9 @@ so that every sample of an epoch is consumed exactly once, however unevenly work
 a few ranges: as leases are taken from the front, what is done is nearly a prefix.
 
 A lease is sized by the speed that was seen: a worker gets half of what its share of all workers' speed would be of the
-rest, between one unit and `most` of them, so that leases become small towards the end of an epoch and all come to it at
-nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers, 1987: guided self-scheduling).
+rest, between one unit and `most` of them (one, until something was seen of it), so that leases become small towards the
+end of an epoch and all come to it at nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers,
+1987: guided self-scheduling).
 
 Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.asynchronous`); marks reach it inside the
 pushes that they are about, so that a push and its mark are applied together or not at all.
@@ -286,13 +287,11 @@ class Ledger:
         """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
         rates = {rank: speed.rate(now) for rank, speed in self._speeds.items()}
         known = [rate for rate in rates.values() if rate is not None]
-        mean = sum(known) / len(known) if known else 1.0
-        whole = sum(mean if rate is None else rate for rate in rates.values())
         own = rates[worker]
-        if own is None:  # it may be slow, and nobody would wait long for a small lease
-            most = min(most, MOST)
-        share = (mean if own is None else own) / whole if whole > 0 else 1.0
-        return max(1, min(most, int(units * share / 2)))
+        if own is None:  # it may be slow, and others would wait for it
+            return 1
+        whole = sum(known) / len(known) * len(rates)  # who is not known yet is as fast as the others
+        return max(1, min(most, int(units * own / whole / 2)))
 
     def _drop_left(self, loader: int) -> None:
         """Forget epochs that were left early, once nobody is in them any more."""

@@ -70,7 +70,18 @@ class Share:
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """As DistributedSampler's: take the order of this epoch."""
+        """As DistributedSampler's: take the order of this epoch.
+
+        Raises:
+            UnsupportedError: places are leased, and it lies behind: what was done of it is not done again.
+        """
+        if self._leases is not None and epoch < self._position.epoch:
+            raise UnsupportedError(
+                self._world.sign(
+                    f"set_epoch({epoch}) goes back from epoch {self._position.epoch}, and under an asynchronous rule "
+                    "an epoch that has been gone through is over; count on, or use run.share(loader, even=True)"
+                )
+            )
         self._position.go_to(epoch)
 
     def __getattr__(self, name: str) -> Any:
