@@ -150,8 +150,9 @@ class Plan:
         try:
             randomness.restore(start)
             set_states(generators, start["loader"])
-            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)  # as a loader's iterator does
-            return list(sampler)
+            drawn = iter(sampler) if self.whole else sampler  # a loader's iterator asks for batches, then for its seed
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+            return list(drawn)
         finally:
             randomness.restore(now)
             set_states(generators, before)

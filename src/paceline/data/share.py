@@ -72,7 +72,18 @@ class Share:
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """As DistributedSampler's: take the order of this epoch."""
+        """As DistributedSampler's: take the order of this epoch.
+
+        Raises:
+            UnsupportedError: places are leased, and it lies behind: what was done of it is not done again.
+        """
+        if self._leases is not None and epoch < self._position.epoch:
+            raise UnsupportedError(
+                self._world.sign(
+                    f"set_epoch({epoch}) goes back from epoch {self._position.epoch}, and under an asynchronous rule "
+                    "an epoch that has been gone through is over; count on, or use run.share(loader, even=True)"
+                )
+            )
         self._position.go_to(epoch)
 
     def __getattr__(self, name: str) -> Any:
@@ -256,7 +267,10 @@ class Share:
         supply.held.clear()
         position.begun = list
 
-    def _marks(self, portion: Portion) -> list[Mark]:
+    def _marks(self, portion: Portion | None) -> list[Mark]:
+        """What the ledger is to hear of a batch; nothing, where it leased nothing."""
+        if portion is None or self._leases is None:
+            return []
         return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
 
     # -- any other iterable -----------------------------------------------------------------------
@@ -309,19 +323,20 @@ class Share:
             self._let_go(supply, complete)
 
     def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
-        if iter(self.loader) is stream:
+        again = iter(self.loader)
+        if again is stream:
             raise UnsupportedError(
                 self._world.sign(
                     f"{type(self.loader).__name__} can be gone through once only, and batches that a lost worker had "
                     "are to be done again; share a list, a DataLoader, or an object whose iter() begins anew"
                 )
             )
-        return iter(self.loader)
+        return again
 
     def _hand_out(self, batch: Any, samples: int, nominal: int, portion: Portion | None = None) -> Any:
         self._position.now.batches += 1
         if portion is not None and portion.epoch == self._position.epoch:
             before = self._reached[1] if self._reached[0] == portion.epoch else 0
             self._reached = portion.epoch, max(before, portion.places[-1][1])
-        self._feed.handed_out(samples, nominal, self._marks(portion) if portion is not None else [])
+        self._feed.handed_out(samples, nominal, self._marks(portion))
         return batch
