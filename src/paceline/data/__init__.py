@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from paceline.data.buckets import BucketBatches
 from paceline.data.feed import Feed
 from paceline.data.share import Share
+from paceline.data.streams import Shards, ShardStream
 
-__all__ = ["Feed", "Share"]
+__all__ = ["BucketBatches", "Feed", "ShardStream", "Shards", "Share"]

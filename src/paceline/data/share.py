@@ -21,12 +21,15 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline import randomness
 from paceline.data.batches import piece_of_rest, samples_in
+from paceline.data.consumed import UNIT
 from paceline.data.ledger import ENDLESS, Mark, Question
 from paceline.data.loading import Loading, Ticket
 from paceline.data.plan import Plan, generators_of
 from paceline.data.position import Cut, Position, set_states
 from paceline.data.ranges import Ranges
+from paceline.data.reading import Pieces, ShardReading
 from paceline.data.split import split_of
+from paceline.data.streams import ShardStream
 from paceline.data.supply import Even, Leased, Leases, Portion, Supply
 from paceline.errors import CheckpointError, UnsupportedError
 
@@ -55,9 +58,13 @@ class Share:
         self._world = feed.world
         self._plan: Plan | None = None
         self._loading: Loading | None = None
+        self._shards: ShardReading | None = None
+        if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
+            self._shards = ShardReading(loader, feed.seed)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             whole = loader.batch_sampler is None  # one worker may have its batches as it likes
-            self._plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position)
+            workers = 1 if leases is not None else self._world.size
+            self._plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position, workers)
         if self._world.size == 1:
             position.track(generators_of(loader))
 
@@ -122,6 +129,8 @@ class Share:
 
     def _course(self, skip: int) -> Generator[Any, None, None]:
         """The batches of a pass, of which `skip` are passed over."""
+        if self._shards is not None:
+            return self._read(self._shards)
         if self._as_it_is:
             return self._users_own(skip)
         if self._plan is not None:
@@ -239,6 +248,45 @@ class Share:
 
     def _marks(self, portion: Portion) -> list[Mark]:
         return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
+
+    # -- shards -----------------------------------------------------------------------------------
+
+    def _supply_of_shards(self, places: int) -> Supply:
+        position, world = self._position, self._world
+        self._check_same_data(places)
+        if self._leases is not None:
+            self._begin(None)
+            return Leased(self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held)
+        if places < world.size * UNIT and not position.others:
+            raise UnsupportedError(
+                world.sign(
+                    f"the stream has {places // UNIT} shards for {world.size} workers, so some would have nothing to "
+                    "do; make more shards, or share an iterable that every worker reads as a whole"
+                )
+            )
+        self._begin(("shards", places, 1, world.size))
+        return Pieces(position.epoch, self._rest(places), world.size, world.rank, position.now.consumed)
+
+    def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
+        """Shards of this worker, or leased; a place of which nothing comes is done with the next batch."""
+        position, leased = self._position, self._leases is not None
+        supply = self._supply_of_shards(shards.places)
+        if leased:
+            position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
+        nominal, complete = getattr(self.loader, "batch_size", None) or 0, False
+        try:
+            for found in shards.batches(supply):
+                if not leased:
+                    position.now.consumed.add(position.now.batches + bool(found.samples), found.portion.places)
+                elif not found.samples:
+                    self._feed.passed_over(self._marks(found.portion))
+                if found.samples:
+                    nominal = nominal or found.samples
+                    yield self._hand_out(found.batch, found.samples, nominal, found.portion if leased else None)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
 
     # -- any other iterable -----------------------------------------------------------------------
 
