@@ -126,7 +126,7 @@ class ShardReading:
                     if found is not None:
                         yield found
             finally:
-                self._lanes = None
+                self._lanes, self._source.now = None, iter(())  # no circle of references keeps processes alive
 
     def begun(self) -> list[Portion]:
         """What is left of the shards that are open."""

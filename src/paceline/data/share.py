@@ -198,14 +198,15 @@ class Share:
         self._begin(cut)
         return Even(position.epoch, rest, split_of(cut), world.rank, skip, world.size if plan.whole else 0)
 
-    def _check_same_data(self, places: int) -> None:
+    def _check_same_data(self, places: int, unit: int = 1) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
         if then > places or (rest is None and then != places):
             raise CheckpointError(
                 self._world.sign(
-                    f"the checkpoint was made in an epoch of {then} samples or more, and the loader has {places}; "
+                    f"the checkpoint was made in an epoch of {then // unit} {'samples' if unit == 1 else 'shards'} or "
+                    f"more, and the loader has {places // unit}; "
                     "resume with the data set of then, or call set_epoch with the next epoch to begin that"
                 )
             )
@@ -253,7 +254,7 @@ class Share:
 
     def _supply_of_shards(self, places: int) -> Supply:
         position, world = self._position, self._world
-        self._check_same_data(places)
+        self._check_same_data(places, UNIT)
         if self._leases is not None:
             self._begin(None)
             return Leased(self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held)
