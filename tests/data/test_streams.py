@@ -16,6 +16,7 @@ import paceline
 from paceline.data import ShardStream
 from paceline.data.consumed import UNIT, Consumed, dealt, pieces
 from paceline.data.ranges import Ranges
+from paceline.data.reading import Pieces, ShardReading
 from paceline.sim import Clock
 
 Batch = list[int]
@@ -206,7 +207,7 @@ def test_other_workers_go_on_where_these_stopped(rule: str, before: int, after: 
 
 @pytest.mark.parametrize("rule", ["sync", "asgd()"])
 def test_loader_processes_read_a_shard_each(rule: str) -> None:
-    make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2, persistent_workers=True)  # noqa: E731
+    make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2)  # noqa: E731
     for workers in (1, 2):
         results = paceline.simulate(Program(rule, make), workers)
         for epoch in range(2):
@@ -215,6 +216,16 @@ def test_loader_processes_read_a_shard_each(rule: str) -> None:
     (found, _) = paceline.simulate(Program("sync", make, epochs=1), 1)[0]
     first, second = found[0][0], found[0][1]
     assert first[0] // 100 != second[0] // 100  # two shards are open at a time
+
+
+def test_persistent_processes_serve_one_pass_after_another() -> None:
+    reading = ShardReading(loader_of(num_workers=2, persistent_workers=True), seed=1)
+    for epoch in range(2):
+        whole = Ranges([(0, len(SIZES) * UNIT)])
+        found = list(reading.batches(Pieces(epoch, whole, 1, 0, Consumed())))
+        assert sorted(i for one in found if one.samples for i in one.batch.tolist()) == everything()
+        assert Ranges(place for one in found for place in one.portion.places) == whole
+        assert reading.begun() == []
 
 
 def test_loader_processes_go_on_in_the_shards_that_were_open(tmp_path: Path) -> None:
