@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -23,6 +23,7 @@ from paceline import randomness
 from paceline.data.batches import piece_of_rest, samples_in
 from paceline.data.consumed import UNIT
 from paceline.data.ledger import ENDLESS, Mark, Question
+from paceline.data.listed import Listed
 from paceline.data.loading import Loading, Ticket
 from paceline.data.plan import Plan, generators_of
 from paceline.data.position import Cut, Position, set_states
@@ -58,6 +59,7 @@ class Share:
         self._world = feed.world
         self._plan: Plan | None = None
         self._loading: Loading | None = None
+        self._list = Listed(loader) if isinstance(loader, Sequence) else None
         self._shards: ShardReading | None = None
         if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
             self._shards = ShardReading(loader, feed.seed)
@@ -88,6 +90,9 @@ class Share:
         """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
         if self._plan is not None and not self._as_it_is:
             return self._batches_of_plan(self._plan)
+        if self._list is not None:
+            places = self._rest(len(self.loader)).total  # type: ignore[arg-type]
+            return self._list.batches(places, self._world.size, self._world.rank)
         length: int = len(self.loader)  # type: ignore[arg-type]
         return -(-length // self._world.size)
 
@@ -131,6 +136,8 @@ class Share:
         """The batches of a pass, of which `skip` are passed over."""
         if self._shards is not None:
             return self._read(self._shards)
+        if self._list is not None:
+            return self._picked(self._list, skip)
         if self._as_it_is:
             return self._users_own(skip)
         if self._plan is not None:
@@ -184,7 +191,7 @@ class Share:
 
     # -- a map-style loader -----------------------------------------------------------------------
 
-    def _supply(self, plan: Plan, skip: int) -> Supply:
+    def _supply(self, plan: Plan | Listed, skip: int) -> Supply:
         """What this worker is to do of the epoch."""
         position, world = self._position, self._world
         places = plan.places(position.epoch)
@@ -284,6 +291,21 @@ class Share:
                 if found.samples:
                     nominal = nominal or found.samples
                     yield self._hand_out(found.batch, found.samples, nominal, found.portion if leased else None)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
+
+    def _picked(self, listed: Listed, skip: int) -> Generator[Any, None, None]:
+        """Items of a list."""
+        supply, nominal, complete = self._supply(listed, skip), 0, False
+        try:
+            while (portion := supply.next(wait=True)) is not None:
+                item = listed.at(portion)
+                if item is not None:
+                    samples = listed.samples(item)
+                    nominal = nominal or samples
+                    yield self._hand_out(item, samples, nominal, portion if self._leases is not None else None)
             complete = True
         finally:
             if isinstance(supply, Leased):
