@@ -58,9 +58,10 @@ class Program:
         to: Path = Path(),
         resume: Path | None = None,
         states: list[Any] | None = None,
+        even: bool = False,
     ) -> None:
         self.rule, self.loader, self.epochs, self.stop, self.to = rule, loader, epochs, stop, to
-        self.resume, self.states = resume, states
+        self.resume, self.states, self.even = resume, states, even
 
     def __call__(self) -> tuple[list[list[Batch]], Any]:
         model = nn.Linear(1, 1)
@@ -71,7 +72,7 @@ class Program:
         if self.states is not None:
             run._feed.regroup(self.states)
             run._transport.barrier()
-        shared = run.share(self.loader())
+        shared = run.share(self.loader(), even=self.even)
         found: list[list[Batch]] = [[] for _ in range(self.epochs)]
         steps = 0
         for _ in range(run.epoch, self.epochs):
@@ -145,6 +146,14 @@ def test_a_fast_worker_gets_more_shards_under_an_asynchronous_rule() -> None:
     )
     slow, fast = (len(found[0]) for found, _ in results)
     assert slow + fast == 80 and fast > 2.5 * slow
+
+
+def test_shards_are_dealt_under_an_asynchronous_rule_where_the_program_wants_so() -> None:
+    make: Callable[[], Any] = lambda: loader_of(sizes=[8] * 12)  # noqa: E731
+    results = paceline.simulate(Program("asgd()", make, even=True), 3, clock=uneven())
+    assert [[len(batches) for batches in found] for found, _ in results] == [[8, 8]] * 3
+    for epoch in range(2):
+        assert sorted(flat([found[epoch] for found, _ in results])) == everything([8] * 12)
 
 
 def test_without_shuffling_shards_come_as_they_lie() -> None:

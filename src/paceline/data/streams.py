@@ -71,8 +71,10 @@ class ShardStream(IterableDataset[Any]):
     def read(self, shard: int, skip: int, seed: int, epoch: int) -> Iterator[Any]:
         """The samples of a shard in an epoch's order, without the first `skip`."""
         if self.buffer < 2:
-            yield from self.shards.read(shard, skip)
-            return
+            return iter(self.shards.read(shard, skip))
+        return self._mixed(shard, skip, seed, epoch)
+
+    def _mixed(self, shard: int, skip: int, seed: int, epoch: int) -> Iterator[Any]:
         block, inside = divmod(skip, self.buffer)
         samples = iter(self.shards.read(shard, block * self.buffer))
         while held := list(islice(samples, self.buffer)):
