@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, get_worker_info
 
 from paceline.data import ShardStream
 from paceline.data.consumed import UNIT, Consumed
 from paceline.data.ranges import Ranges
-from paceline.data.reading import Found, Pieces, Request, _Lanes, _Reader
+from paceline.data.reading import Found, Pieces, Request, ShardReading, _Lanes, _Reader
 from paceline.data.supply import Portion
 from tests.data.test_streams import Counted
 
@@ -110,3 +114,45 @@ def test_a_request_at_the_wrong_process_is_answered_all_the_same() -> None:
     assert process.reader[Request(0, 0, 9, 3)] == (None, 0, True)
     assert process.reader[Request(1, 0, 6, 3)] == ([6, 7, 8], 3, True)  # another epoch has another order
     assert process.reader[None] is None
+
+
+class Noise:
+    """Samples that are drawn as they are read."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def read(self, shard: int, skip: int) -> Iterator[Any]:
+        return (torch.rand(()) for _ in range(skip, 5))
+
+
+def _finds_the_stream(process: int) -> None:
+    info = get_worker_info()
+    assert info is not None and type(info.dataset) is ShardStream
+
+
+def noise(seed: int, epoch: int) -> list[list[float]]:
+    loader: DataLoader[Any] = DataLoader(
+        ShardStream(Noise(), False), 2, num_workers=2, worker_init_fn=_finds_the_stream
+    )
+    supply = Pieces(epoch, Ranges([(0, 3 * UNIT)]), 1, 0, Consumed())
+    return [found.batch.tolist() for found in ShardReading(loader, seed).batches(supply)]
+
+
+def test_what_is_random_in_processes_is_a_matter_of_the_seed_and_the_epoch() -> None:
+    before = torch.get_rng_state()
+    first = noise(1, 0)
+    assert first == noise(1, 0) and len(first) == 9
+    assert first != noise(1, 1) and first != noise(2, 0)
+    assert len({number for batch in first for number in batch}) == 15  # no two alike
+    assert torch.equal(before, torch.get_rng_state())  # nothing is drawn here
+
+
+def test_a_process_that_dies_is_told() -> None:
+    class Deadly(Counted):
+        def read(self, shard: int, skip: int) -> Iterator[int]:
+            os._exit(3)
+
+    loader: DataLoader[Any] = DataLoader(ShardStream(Deadly([5])), 2, num_workers=1)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(ShardReading(loader, 0).batches(Pieces(0, Ranges([(0, UNIT)]), 1, 0, Consumed())))
