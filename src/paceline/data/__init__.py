@@ -7,9 +7,29 @@ the data: remote files through a cache that the workers of a host share, and pac
 
 from __future__ import annotations
 
+from paceline.data.buckets import BucketBatches
 from paceline.data.cache import Cache, Files
 from paceline.data.feed import Feed
+from paceline.data.files import json_lines, parquet_rows, text_lines
+from paceline.data.known import by_index, hugging_face, web_dataset
 from paceline.data.packed import PackedDataset, ParquetDataset
 from paceline.data.share import Share
+from paceline.data.streams import Shards, ShardStream
 
-__all__ = ["Cache", "Feed", "Files", "PackedDataset", "ParquetDataset", "Share"]
+__all__ = [
+    "BucketBatches",
+    "Cache",
+    "Feed",
+    "Files",
+    "PackedDataset",
+    "ParquetDataset",
+    "ShardStream",
+    "Shards",
+    "Share",
+    "by_index",
+    "hugging_face",
+    "json_lines",
+    "parquet_rows",
+    "text_lines",
+    "web_dataset",
+]

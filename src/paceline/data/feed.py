@@ -78,6 +78,10 @@ class Feed:
         self._since[2] += nominal
         self._in_hand += marks
 
+    def passed_over(self, marks: list[Mark]) -> None:
+        """Leased places at which there turned out to be nothing."""
+        self._in_hand += marks
+
     def take_marks(self) -> list[Mark]:
         """The leased places whose work goes to the global model now."""
         marks, self._in_hand = self._in_hand, []

@@ -41,7 +41,7 @@ class Loading:
     def __init__(self, users: DataLoader[Any], seed: int) -> None:
         self._direct = users.num_workers == 0 and not users.pin_memory and not users.timeout
         self._make = _Maker(users.dataset, users.collate_fn)
-        self._source = _Source()
+        self._source = Source()
         settings: dict[str, Any] = {
             "num_workers": users.num_workers,
             "pin_memory": users.pin_memory,
@@ -49,7 +49,7 @@ class Loading:
             "multiprocessing_context": users.multiprocessing_context,
             "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
             "batch_size": None,
-            "collate_fn": _as_it_is,
+            "collate_fn": as_it_is,
             "sampler": self._source,
         }
         self._in_blocks = users.num_workers > 0
@@ -60,7 +60,7 @@ class Loading:
             return
         settings["prefetch_factor"] = users.prefetch_factor
         settings["persistent_workers"] = users.persistent_workers
-        settings["worker_init_fn"] = _Init(users.worker_init_fn)
+        settings["worker_init_fn"] = ProcessInit(users.worker_init_fn)
         self._loader = DataLoader(_Kitchen(self._make, users.dataset, seed), **settings)
 
     def batches(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
@@ -174,7 +174,7 @@ def _caught() -> ExceptionWrapper:
     return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
 
-class _Init:
+class ProcessInit:
     """The user's worker_init_fn, which finds the user's dataset where PyTorch's documentation says."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
@@ -188,7 +188,7 @@ class _Init:
             self._users(worker)
 
 
-class _Source:
+class Source:
     """The inner loader's sampler: what it iterates over is put in before each pass.
 
     It knows nothing of who puts it in: a circle of references would keep persistent processes alive.
@@ -201,5 +201,6 @@ class _Source:
         return self.now
 
 
-def _as_it_is(made: Any) -> Any:
+def as_it_is(made: Any) -> Any:
+    """No collating: what is made is a batch."""
     return made

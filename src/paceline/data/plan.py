@@ -30,6 +30,7 @@ class Plan:
         loader: the user's.
         seed: of the order; the same on every worker.
         position: how far this worker is.
+        workers: N, where N batches of a round are trained on at the same time; 1 where they are leased.
 
     Attributes:
         loader: the user's.
@@ -37,8 +38,8 @@ class Plan:
         unit: places of a batch.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, position: Position) -> None:
-        self.loader, self._seed, self._position = loader, seed, position
+    def __init__(self, loader: DataLoader[Any], seed: int, position: Position, workers: int = 1) -> None:
+        self.loader, self._seed, self._position, self._workers = loader, seed, position, workers
         if loader.batch_size is None and loader.batch_sampler is None:
             raise UnsupportedError(
                 "the loader has batch_size=None, so its samples are batches already; give it a batch_size, or share "
@@ -46,7 +47,7 @@ class Plan:
             )
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, tuple[Any, Order]] = {}  # with what the position said of it
 
     @property
     def in_shards(self) -> bool:
@@ -105,10 +106,11 @@ class Plan:
 
     def order(self, epoch: int) -> Order:
         """Of an epoch; the present one and those beside it are kept."""
-        if epoch not in self._orders:
+        said = self._position.arranged.setdefault(epoch, self._workers), epoch in self._position.played
+        if epoch not in self._orders or self._orders[epoch][0] != said:  # a checkpoint may be loaded in between
             self._orders = {one: order for one, order in self._orders.items() if abs(one - epoch) <= 1}
-            self._orders[epoch] = self._make(epoch)
-        return self._orders[epoch]
+            self._orders[epoch] = said, self._make(epoch)
+        return self._orders[epoch][1]
 
     def _make(self, epoch: int) -> Order:
         sampler = self.sampler
@@ -121,7 +123,7 @@ class Plan:
         if isinstance(sampler, DistributedSampler):  # it would split (and pad) a second time
             count = len(sampler.dataset)  # type: ignore[arg-type]
             return self._shuffled(count, epoch) if sampler.shuffle else InTurn(count)
-        return Drawn(self._drawn(sampler, randomness.mix(self._seed, epoch)))
+        return Drawn(self._drawn(sampler, randomness.mix(self._seed, epoch), self._position.arranged[epoch]))
 
     def _shuffled(self, count: int, epoch: int) -> Order:
         if not self.in_shards:
@@ -131,14 +133,17 @@ class Plan:
         buffer, turns = getattr(data, "shuffle_buffer", 8), getattr(data, "turns", False)
         return InShards(sizes, self._seed, epoch, buffer, turns)
 
-    def _drawn(self, sampler: Any, seed: int) -> list[Any]:
-        """What the sampler gives when it starts from `seed`, without touching any generator."""
+    def _drawn(self, sampler: Any, seed: int, workers: int) -> list[Any]:
+        """What the sampler gives when it starts from `seed`, without touching any generator.
+
+        A sampler with a method `for_workers` puts batches that suit each other side by side.
+        """
         own = _generator(sampler)
         before = own.get_state() if own is not None else None
         with randomness.seeded(seed):
             if own is not None:
                 own.manual_seed(seed)
-            found = list(sampler)
+            found = list(sampler.for_workers(workers) if hasattr(sampler, "for_workers") else sampler)
         if own is not None and before is not None:
             own.set_state(before)
         return found

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.data.consumed import Consumed, dealt
 from paceline.data.ledger import ENDLESS, Ledger, Mark
 from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 
 Cut = tuple[str, int, int, int]
-"""How an epoch was split: "rounds", "stripes" or "alone", places, batch, workers."""
+"""How an epoch was split: "rounds", "stripes", "shards" or "alone", places, batch, workers."""
 
 
 @dataclass
@@ -27,11 +28,13 @@ class Pass:
         cut: how the epoch was split; None before the first batch, and where leases are taken.
         batches: handed out since then.
         entered: those of them whose work is in the global model.
+        consumed: the places that they are made of, where shards are dealt whose lengths nobody knows.
     """
 
     cut: Cut | None = None
     batches: int = 0
     entered: int = 0
+    consumed: Consumed = field(default_factory=Consumed)
 
     @property
     def endless(self) -> bool:
@@ -48,6 +51,7 @@ class Position:
         rest: epoch -> what was left of it when it was split; an epoch that is not there was whole.
         played: epoch -> the random state at its start, where one worker's own loader gives the order.
         leased: whether its places are leased, so that the ledger knows what is done.
+        arranged: epoch -> the number of workers for which its order was made, where that depends on it.
         held: leases of which nothing was begun yet.
         begun: gives the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
@@ -60,6 +64,7 @@ class Position:
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}
         self.leased = False
+        self.arranged: dict[int, int] = {}
         self.held: deque[Mark] = deque()
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
@@ -95,6 +100,7 @@ class Position:
         if epoch > self.epoch:
             self.rest.pop(self.epoch, None)
             self.played.pop(self.epoch, None)
+            self.arranged.pop(self.epoch - 1, None)  # batches of the last epoch may still be leased
         self.epoch, self.fresh = epoch, True
         self.held.clear()
         self._passes[epoch] = Pass()
@@ -112,6 +118,7 @@ class Position:
         one = self._passes.get(epoch)
         if one is not None:
             one.entered = batches
+            one.consumed.enter(batches)
             self._tidy()
 
     @property
@@ -132,10 +139,11 @@ class Position:
         """For the checkpoint."""
         return {
             "epoch": self.epoch,
-            "passes": [[epoch, one.cut and list(one.cut), one.batches, one.entered] for epoch, one in self._rows()],
+            "passes": [[epoch, *_row_of(one)] for epoch, one in self._rows()],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
             "played": [[epoch, start] for epoch, start in self.played.items()],
             "leased": self.leased,
+            "arranged": [list(pair) for pair in self.arranged.items()],
             "held": [list(mark) for mark in (*self.begun(), *self.held)],
             "epoch_start": self.epoch_start,
             "generators": [generator.get_state() for generator in self.generators],
@@ -150,6 +158,7 @@ class Position:
         self._passes = passes_of(state)
         self.rest = {epoch: Ranges(rest) for epoch, rest in state["rest"]}
         self.played = {epoch: start for epoch, start in state["played"]}
+        self.arranged = {epoch: workers for epoch, workers in state["arranged"]}
         self.held = deque((loader, epoch, begin, end) for loader, epoch, begin, end in state["held"])
         self.epoch_start, self._loaded = state["epoch_start"], state["generators"]
         self.track(self.generators)
@@ -165,6 +174,7 @@ class Position:
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
         self.played = {epoch: start for epoch, start in states[0]["played"]}
+        self.arranged = {epoch: workers for state in states for epoch, workers in state["arranged"]}
         if ledger is not None and any(state["leased"] for state in states):
             then = Ledger()
             then.load(ledger)
@@ -189,12 +199,15 @@ class Position:
         if all(state["epoch"] > epoch for state in states) and all(one.entered == one.batches for one in begun):
             self.rest[epoch] = Ranges()
             return
+        before = self.rest.get(epoch, Ranges([(0, cut[1])]))
+        if cut[0] == "shards":
+            self.rest[epoch] = before.without(_read(before, passes, [state["epoch"] > epoch for state in states]))
+            return
         split, rounds = split_of(cut), []
         for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
             # of a stream that was ended long ago nobody knows the length
             whole = max(one.entered for one in begun) if cut[1] == ENDLESS else split.batches(rank)
             rounds.append(one.entered if one is not None else whole if state["epoch"] > epoch else 0)
-        before = self.rest.get(epoch, Ranges([(0, cut[1])]))
         done = [place for begin, end in split.done(rounds) for place in before.cut(begin, end)]
         self.rest[epoch] = before.without(done)
         if len(states) == 1 and epoch not in self.played and states[0]["epoch_start"] is not None:
@@ -204,9 +217,30 @@ class Position:
 def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
     """The passes that a saved position speaks of."""
     return {
-        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered)
-        for epoch, cut, batches, entered in state["passes"]
+        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, Consumed.of(consumed))
+        for epoch, cut, batches, entered, consumed in state["passes"]
     }
+
+
+def _row_of(one: Pass) -> list[Any]:
+    one.consumed.enter(one.entered)
+    return [one.cut and list(one.cut), one.batches, one.entered, one.consumed.state()]
+
+
+def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Ranges:
+    """What is in the global model of shards that were dealt to as many workers as there are passes.
+
+    Args:
+        before: what was dealt.
+        passes: of every worker, in rank order; None where there is nothing more to be known of it.
+        beyond: which workers are in a later epoch.
+    """
+    found = Ranges()
+    for rank, one in enumerate(passes):
+        whole = dealt(before, len(passes), rank) if beyond[rank] else Ranges()
+        for begin, end in one.consumed.entered if one is not None else whole:
+            found.add(begin, end)
+    return found
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -22,12 +22,16 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline import randomness
 from paceline.data.ahead import Ahead
 from paceline.data.batches import piece_of_rest, samples_in
+from paceline.data.consumed import UNIT
 from paceline.data.ledger import ENDLESS, Mark, Question
+from paceline.data.listed import Listed
 from paceline.data.loading import Loading, Ticket
 from paceline.data.plan import Plan, generators_of
 from paceline.data.position import Cut, Position, set_states
 from paceline.data.ranges import Ranges
+from paceline.data.reading import Pieces, ShardReading
 from paceline.data.split import split_of
+from paceline.data.streams import ShardStream
 from paceline.data.supply import Even, Leased, Leases, Portion, Supply
 from paceline.errors import CheckpointError, UnsupportedError
 
@@ -58,9 +62,14 @@ class Share:
         self._world = feed.world
         self._plan: Plan | None = None
         self._loading: Loading | None = None
+        self._list = Listed(loader) if isinstance(loader, Sequence) else None
+        self._shards: ShardReading | None = None
+        if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
+            self._shards = ShardReading(loader, feed.seed)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             whole = loader.batch_sampler is None  # one worker may have its batches as it likes
-            self._plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position)
+            workers = 1 if leases is not None else self._world.size
+            self._plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position, workers)
         if self._world.size == 1:
             position.track(generators_of(loader))
 
@@ -107,6 +116,9 @@ class Share:
         """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
         if self._plan is not None and not self._as_it_is:
             return self._batches_of_plan(self._plan)
+        if self._list is not None:
+            places = self._rest(len(self.loader)).total  # type: ignore[arg-type]
+            return self._list.batches(places, self._world.size, self._world.rank)
         length: int = len(self.loader)  # type: ignore[arg-type]
         return -(-length // self._world.size)
 
@@ -149,6 +161,10 @@ class Share:
 
     def _course(self, skip: int) -> Generator[Any, None, None]:
         """The batches of a pass, of which `skip` are passed over."""
+        if self._shards is not None:
+            return self._read(self._shards)
+        if self._list is not None:
+            return self._picked(self._list, skip)
         if self._as_it_is:
             return self._users_own(skip)
         if self._plan is not None:
@@ -202,7 +218,7 @@ class Share:
 
     # -- a map-style loader -----------------------------------------------------------------------
 
-    def _supply(self, plan: Plan, skip: int) -> Supply:
+    def _supply(self, plan: Plan | Listed, skip: int) -> Supply:
         """What this worker is to do of the epoch."""
         position, world = self._position, self._world
         places = plan.places(position.epoch)
@@ -217,14 +233,15 @@ class Share:
         whole = world.size if plan.whole else 0
         return Even(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
 
-    def _check_same_data(self, places: int) -> None:
+    def _check_same_data(self, places: int, unit: int = 1) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
         if then > places or (rest is None and then != places):
             raise CheckpointError(
                 self._world.sign(
-                    f"the checkpoint was made in an epoch of {then} samples or more, and the loader has {places}; "
+                    f"the checkpoint was made in an epoch of {then // unit} {'samples' if unit == 1 else 'shards'} or "
+                    f"more, and the loader has {places // unit}; "
                     "resume with the data set of then, or call set_epoch with the next epoch to begin that"
                 )
             )
@@ -272,6 +289,60 @@ class Share:
         if portion is None or self._leases is None:
             return []
         return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
+
+    # -- shards -----------------------------------------------------------------------------------
+
+    def _supply_of_shards(self, places: int) -> Supply:
+        position, world = self._position, self._world
+        self._check_same_data(places, UNIT)
+        if self._leases is not None:
+            self._begin(None)
+            return Leased(self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held)
+        if places < world.size * UNIT and not position.others:
+            raise UnsupportedError(
+                world.sign(
+                    f"the stream has {places // UNIT} shards for {world.size} workers, so some would have nothing to "
+                    "do; make more shards, or share an iterable that every worker reads as a whole"
+                )
+            )
+        self._begin(("shards", places, 1, world.size))
+        return Pieces(position.epoch, self._rest(places), world.size, world.rank, position.now.consumed)
+
+    def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
+        """Shards of this worker, or leased; a place of which nothing comes is done with the next batch."""
+        position, leased = self._position, self._leases is not None
+        supply = self._supply_of_shards(shards.places)
+        if leased:
+            position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
+        nominal, complete = getattr(self.loader, "batch_size", None) or 0, False
+        try:
+            for found in shards.batches(supply):
+                if not leased:
+                    position.now.consumed.add(position.now.batches + bool(found.samples), found.portion.places)
+                elif not found.samples:
+                    self._feed.passed_over(self._marks(found.portion))
+                if found.samples:
+                    nominal = nominal or found.samples
+                    yield self._hand_out(found.batch, found.samples, nominal, found.portion if leased else None)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
+
+    def _picked(self, listed: Listed, skip: int) -> Generator[Any, None, None]:
+        """Items of a list."""
+        supply, nominal, complete = self._supply(listed, skip), 0, False
+        try:
+            while (portion := supply.next(wait=True)) is not None:
+                item = listed.at(portion)
+                if item is not None:
+                    samples = listed.samples(item)
+                    nominal = nominal or samples
+                    yield self._hand_out(item, samples, nominal, portion if self._leases is not None else None)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
 
     # -- any other iterable -----------------------------------------------------------------------
 

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of samples of similar length, for speech, lines of text and whatever else is padded to its longest.
+
+Samples are sorted into buckets by length. In every epoch each bucket is shuffled, the buckets are laid one behind the
+other, and the row is cut into batches. Where the cuts are depends on the lengths alone, so the number of batches is
+the same in every epoch, and which samples meet in a batch is not.
+
+In a synchronous step all workers wait for the longest batch. So the batches of one step should be of similar length
+too: :meth:`BucketBatches.for_workers` gives them in groups of N neighbours, and `run.share` asks for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from paceline.data.split import even_parts
+
+Lengths = NDArray[np.int64]
+
+BATCHES_OF_A_BUCKET = 8
+MOST_BUCKETS = 100
+
+
+class BucketBatches(Sampler[list[int]]):
+    """A batch sampler: every sample once an epoch, in batches of similar length.
+
+    ::
+
+        sampler = paceline.data.BucketBatches(lengths, most=60_000)
+        loader = DataLoader(data, batch_sampler=sampler, collate_fn=pad, num_workers=4)
+        for batch in run.share(loader): ...
+
+    At least one of `batch_size` and `most` is needed; with both, both hold. The order is drawn from torch's global
+    generator, as that of `shuffle=True` is.
+
+    Args:
+        lengths: of every sample of the data set, shape (n,): whole numbers, 0 or more (frames, tokens, pixels).
+        batch_size: samples of a batch, at most.
+        most: padded units of a batch, at most: its longest sample times its number of samples.
+        buckets: how many, of about as many samples each; or the greatest length of each bucket, growing (longer samples
+            make one more). Few buckets mix better, many pad less. By default about 8 batches make a bucket,
+            and 100 buckets are the most.
+        shuffle: without it samples and batches come from short to long.
+        drop_last: leave out the last batch of the row (among the longest) where it is smaller than it might be.
+
+    Raises:
+        ValueError: there are no lengths, one is negative or no whole number, or one sample is longer than `most`.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | NDArray[Any] | Tensor,
+        batch_size: int | None = None,
+        most: int | None = None,
+        buckets: int | Sequence[int] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self._lengths = _whole_numbers(lengths)
+        self._samples = _positive(batch_size, "batch_size") if batch_size is not None else len(self._lengths)
+        if batch_size is None and most is None:
+            raise ValueError("neither batch_size nor most is given; say how large a batch may be")
+        if most is not None:
+            self._check_most(most)
+        self._shuffle = shuffle
+        self._row = np.argsort(self._lengths, kind="stable")  # samples from short to long
+        self._bounds = self._bucket_bounds(buckets, most)
+        longest = np.zeros(len(self._row), dtype=np.int64)  # of the bucket of each place in the row
+        for begin, end in self._bounds:
+            longest[begin:end] = self._lengths[self._row[end - 1]]
+        self._cuts = self._cut(longest, most)
+        if drop_last and self._last_is_short(longest, most):
+            self._cuts.pop()
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.for_workers(1)
+
+    def for_workers(self, workers: int) -> Iterator[list[int]]:
+        """The batches of an epoch in groups of `workers` neighbours in length, the groups in random order.
+
+        Which batches there are is a matter of the random state alone, not of `workers`. If their number is not a
+        multiple of `workers`, the last group is a smaller one, from anywhere in the row.
+        """
+        row = self._row
+        numbers: Sequence[int] = range(len(self._cuts))
+        if self._shuffle:
+            generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+            row = self._mixed(generator)
+            numbers = _grouped(len(self._cuts), workers, generator)
+        for number in numbers:
+            begin, end = self._cuts[number]
+            found: list[int] = row[begin:end].tolist()
+            yield found
+
+    # -- within -----------------------------------------------------------------------------------
+
+    def _check_most(self, most: int) -> None:
+        _positive(most, "most")
+        longest = int(self._lengths.argmax())
+        if self._lengths[longest] > most:
+            raise ValueError(
+                f"sample {longest} has length {self._lengths[longest]}, and a batch may have {most} padded units at "
+                "most; raise most, or leave out samples that are so long"
+            )
+
+    def _bucket_bounds(self, buckets: int | Sequence[int] | None, most: int | None) -> list[tuple[int, int]]:
+        """begin .. end (excl.) of every bucket in the row; none is empty."""
+        count = len(self._row)
+        if buckets is None:
+            batches = -(-count // self._samples)
+            if most is not None:
+                batches = max(batches, -(-int(self._lengths.sum()) // most))
+            buckets = min(MOST_BUCKETS, -(-batches // BATCHES_OF_A_BUCKET))
+        if isinstance(buckets, int):
+            return even_parts(count, min(count, _positive(buckets, "buckets")))
+        limits = np.asarray(buckets)
+        if len(limits) == 0 or (limits[1:] <= limits[:-1]).any():
+            raise ValueError(f"buckets must be a number, or lengths that grow, got {list(buckets)}")
+        ends = np.searchsorted(self._lengths[self._row], limits, side="right").tolist()
+        edges = sorted({0, *ends, count})
+        return list(pairwise(edges))
+
+    def _cut(self, longest: Lengths, most: int | None) -> list[tuple[int, int]]:
+        """begin .. end (excl.) of every batch in the row, each as large as it may be."""
+        cuts, begin = [], 0
+        while begin < len(longest):
+            end = self._end(longest, begin, most)
+            cuts.append((begin, end))
+            begin = end
+        return cuts
+
+    def _end(self, longest: Lengths, begin: int, most: int | None) -> int:
+        """Where the batch that begins there ends: the lengths grow, so what fits is a prefix."""
+        if most is None:
+            return min(len(longest), begin + self._samples)
+        end = min(len(longest), begin + self._samples, begin + most // max(1, int(longest[begin])))
+        sizes = np.arange(1, end - begin + 1) * longest[begin:end]
+        return begin + int(np.searchsorted(sizes, most, side="right"))
+
+    def _last_is_short(self, longest: Lengths, most: int | None) -> bool:
+        """Whether one more sample, as long as the last, would fit into the last batch."""
+        begin, end = self._cuts[-1]
+        return end - begin < self._samples and (most is None or (end - begin + 1) * int(longest[-1]) <= most)
+
+    def _mixed(self, generator: torch.Generator) -> NDArray[np.int64]:
+        row: Lengths = self._row.copy()
+        for begin, end in self._bounds:
+            row[begin:end] = row[begin:end][torch.randperm(end - begin, generator=generator).numpy()]
+        return row
+
+
+def _grouped(count: int, size: int, generator: torch.Generator) -> list[int]:
+    """0 .. count in groups of `size` neighbours; groups and what is in each are in random order."""
+    groups, rest = divmod(count, size)
+    odd = int(torch.randint(groups + 1, (), generator=generator))  # the place in the row of the incomplete group
+    starts = [k * size + (rest if k >= odd else 0) for k in torch.randperm(groups, generator=generator).tolist()]
+    found = [start + k for start in starts for k in torch.randperm(size, generator=generator).tolist()]
+    return found + [odd * size + k for k in torch.randperm(rest, generator=generator).tolist()]
+
+
+def _whole_numbers(lengths: Sequence[int] | NDArray[Any] | Tensor) -> Lengths:
+    found: NDArray[Any] = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
+    if found.ndim != 1 or len(found) == 0:
+        raise ValueError(f"lengths must be one number for each sample, got shape {found.shape}; is the data set empty?")
+    if found.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found != np.floor(found)).any():
+        raise ValueError(f"lengths must be whole numbers, got {found.dtype}; round them up")
+    if (found < 0).any():
+        first = int((found < 0).argmax())
+        raise ValueError(f"sample {first} has length {found[first]}; lengths must be 0 or more")
+    whole: Lengths = found.astype(np.int64)
+    return whole
+
+
+def _positive(value: int, name: str) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
+    return int(value)

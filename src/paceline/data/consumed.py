@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards whose lengths nobody knows: their places, who reads which, and how far a worker came.
+
+Sample i of the k-th shard of an epoch's order stands at place k `UNIT` + i. So a shard is the range k `UNIT` ..
+(k + 1) `UNIT` (excl.), of which the places behind its last sample are done together with that sample.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.data.ranges import Range, Ranges
+
+UNIT = 1 << 40
+"""Places of a shard."""
+MOST_SHARDS = 1 << 20
+"""More would give places that other numbers have no room for."""
+
+
+def pieces(rest: Iterable[Range]) -> list[Range]:
+    """Ranges of places, cut where one shard ends and the next begins."""
+    found = []
+    for begin, end in rest:
+        while begin < end:
+            middle = min(end, (begin // UNIT + 1) * UNIT)
+            found.append((begin, middle))
+            begin = middle
+    return found
+
+
+def dealt(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
+    """What worker `rank` reads under rules by which nobody asks: every N-th shard of what is left."""
+    return Ranges(pieces(rest)[rank::workers])
+
+
+class Consumed:
+    """Places that one worker handed out in a pass, and after which of its batches.
+
+    Attributes:
+        entered: places whose work is in the global model.
+    """
+
+    def __init__(self) -> None:
+        self.entered = Ranges()
+        self._later: deque[tuple[int, list[Range]]] = deque()
+
+    def add(self, batches: int, places: list[Range]) -> None:
+        """These places were handed out, the last of them with batch number `batches` (from 1)."""
+        self._later.append((batches, places))
+
+    def enter(self, batches: int) -> None:
+        """The work of so many batches is in the global model."""
+        while self._later and self._later[0][0] <= batches:
+            for begin, end in self._later.popleft()[1]:
+                self.entered.add(begin, end)
+
+    @property
+    def all(self) -> Ranges:
+        """What was handed out."""
+        return Ranges([*self.entered, *(one for _, places in self._later for one in places)])
+
+    def state(self) -> list[Any]:
+        """For the checkpoint."""
+        later = [[batches, [list(one) for one in places]] for batches, places in self._later]
+        return [self.entered.state(), later]
+
+    @classmethod
+    def of(cls, state: list[Any]) -> Consumed:
+        """What `state` gave."""
+        found = cls()
+        found.entered = Ranges(state[0])
+        found._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])
+        return found

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files as shards: lines of text, JSON lines, rows of Parquet. Each file is a shard, read from front to back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from paceline.errors import UnsupportedError
+
+Name = str | os.PathLike[str]
+ROWS_AT_ONCE = 1024
+
+
+def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> Lines:
+    """Text files, plain or `.gz`: a sample is a line, as `str` without its end. Empty lines are samples too.
+
+    Args:
+        paths: one shard each, in this order.
+        encoding: of the text.
+
+    Raises:
+        ValueError: a file is not there, or stands in the list twice.
+    """
+    return Lines(_checked(paths), encoding)
+
+
+def json_lines(paths: Sequence[Name]) -> Lines:
+    """JSON lines, plain or `.gz`: a sample is what a line holds. Reading raises ValueError where one is no JSON.
+
+    Args:
+        paths: one shard each, in this order.
+
+    Raises:
+        ValueError: a file is not there, or stands in the list twice.
+    """
+    return Lines(_checked(paths), "utf-8", _json)
+
+
+def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) -> Rows:
+    """Parquet files: a sample is a row, as a dictionary of plain Python values. Needs `paceline[parquet]`.
+
+    Args:
+        paths: one shard each, in this order.
+        columns: which to read; all by default.
+
+    Raises:
+        ValueError: a file is not there, or stands in the list twice.
+        UnsupportedError: pyarrow is not installed.
+    """
+    _parquet()
+    return Rows(_checked(paths), columns)
+
+
+class Lines:
+    """Shards of lines; :func:`text_lines` and :func:`json_lines` make it.
+
+    Args:
+        paths: of the files.
+        encoding: of the text.
+        understand: makes a sample of a line; gets (line, path, number of the line from 1).
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], encoding: str, understand: Callable[[str, Path, int], Any] | None = None
+    ) -> None:
+        self._paths, self._encoding, self._understand = paths, encoding, understand
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, shard: int, skip: int) -> Iterator[Any]:
+        """The lines of a file, without the first `skip`."""
+        path = self._paths[shard]
+        with _open(path, self._encoding) as file:
+            for number, line in enumerate(islice(file, skip, None), skip + 1):
+                text = line.rstrip("\r\n")
+                yield text if self._understand is None else self._understand(text, path, number)
+
+
+class Rows:
+    """Shards of rows; :func:`parquet_rows` makes it.
+
+    Args:
+        paths: of the files.
+        columns: which to read; None for all.
+    """
+
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None) -> None:
+        self._paths, self._columns = paths, list(columns) if columns is not None else None
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, shard: int, skip: int) -> Iterator[dict[str, Any]]:
+        """The rows of a file, without the first `skip`; groups of rows that lie before them are not read."""
+        with _parquet().ParquetFile(self._paths[shard]) as file:
+            self._check_columns(file, self._paths[shard])
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if skip >= rows:
+                    skip -= rows
+                    continue
+                for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=self._columns):
+                    beyond, skip = batch.slice(skip), max(0, skip - len(batch))
+                    yield from beyond.to_pylist()
+
+    def _check_columns(self, file: Any, path: Path) -> None:
+        there = file.schema_arrow.names
+        missing = sorted(set(self._columns or ()) - set(there))
+        if missing:
+            raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(there)}")
+
+
+def _checked(paths: Sequence[Name]) -> list[Path]:
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise ValueError(f"{os.fspath(paths)!r} is one name; give a list of files")
+    found = [Path(path) for path in paths]
+    missing = [path for path in found if not path.is_file()]
+    if missing:
+        raise ValueError(f"{len(missing)} of {len(found)} files are not there, the first is {missing[0]}")
+    if len(set(found)) < len(found):
+        twice = next(path for path in found if found.count(path) > 1)
+        raise ValueError(f"{twice} stands in the list twice, so its samples would come twice")
+    return found
+
+
+def _open(path: Path, encoding: str) -> TextIO:
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding=encoding, newline="\n"))
+    return path.open(encoding=encoding, newline="\n")
+
+
+def _json(line: str, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UnsupportedError("Parquet files need pyarrow; run pip install 'paceline[parquet]'") from error
+    return pyarrow.parquet

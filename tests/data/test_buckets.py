@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of similar length: every sample once, within bounds, and rounds whose workers wait little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+import paceline
+from paceline.data import BucketBatches
+from tests.helpers import simulate
+
+Batch = list[int]
+
+
+def lengths_of(n: int = 400, seed: int = 0) -> list[int]:
+    """As of sentences: many short ones, few long ones."""
+    found: list[int] = (np.random.default_rng(seed).gamma(2.0, 40.0, n) + 1).astype(int).tolist()
+    return found
+
+
+def drawn(sampler: BucketBatches, seed: int = 0, workers: int | None = None) -> list[Batch]:
+    torch.manual_seed(seed)
+    return list(sampler) if workers is None else list(sampler.for_workers(workers))
+
+
+def padded(batch: Batch, lengths: list[int]) -> int:
+    return max(lengths[i] for i in batch) * len(batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=60),
+    batch_size=st.none() | st.integers(1, 9),
+    most=st.none() | st.integers(30, 200),
+    buckets=st.none() | st.integers(1, 80) | st.just([3, 10]),
+    shuffle=st.booleans(),
+)
+def test_every_sample_once_within_both_bounds(
+    lengths: list[int], batch_size: int | None, most: int | None, buckets: Any, shuffle: bool
+) -> None:
+    if batch_size is None and most is None:
+        batch_size = 4
+    sampler = BucketBatches(lengths, batch_size, most, buckets, shuffle)
+    for seed in range(2):
+        found = drawn(sampler, seed)
+        assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
+        assert len(found) == len(sampler)
+        assert all(batch_size is None or len(batch) <= batch_size for batch in found)
+        assert all(most is None or padded(batch, lengths) <= most for batch in found)
+
+
+def test_a_case_by_hand() -> None:
+    lengths = [5, 1, 4, 2, 3, 9]
+    sampler = BucketBatches(lengths, most=10, buckets=6, shuffle=False)
+    # from short to long: 1 2 3 | 4 5 | 9, as 3 x 3 and 2 x 5 are at most 10, and 4 x 4 and 3 x 9 are not
+    assert drawn(sampler) == [[1, 3, 4], [2, 0], [5]]
+    assert drawn(BucketBatches(lengths, 4, shuffle=False)) == [[1, 3, 4, 2], [0, 5]]
+
+
+def test_drop_last_leaves_out_the_batch_that_is_smaller_than_it_might_be() -> None:
+    lengths = [5, 1, 4, 2, 3, 9]
+    assert len(BucketBatches(lengths, 4, drop_last=True)) == 1
+    assert len(BucketBatches(lengths, 3, drop_last=True)) == 2
+    assert len(BucketBatches(lengths, most=17, buckets=6, drop_last=True)) == 3  # one of 9, and two have no room
+    assert len(BucketBatches(lengths, most=18, buckets=6, drop_last=True)) == 2  # one of 9, where two have
+
+
+def test_another_epoch_has_other_batches_and_the_same_seed_the_same() -> None:
+    sampler = BucketBatches(lengths_of(), 8)
+    first, again, other = drawn(sampler, 1), drawn(sampler, 1), drawn(sampler, 2)
+    assert first == again and first != other
+    assert {frozenset(b) for b in first} != {frozenset(b) for b in other}  # samples meet others
+
+
+def test_less_is_padded_than_in_batches_of_any_length() -> None:
+    lengths = lengths_of()
+    own = sum(padded(batch, lengths) for batch in drawn(BucketBatches(lengths, 8)))
+    plain = sum(padded(batch.tolist(), lengths) for batch in torch.randperm(len(lengths)).split(8))
+    assert sum(lengths) <= own < 1.3 * sum(lengths) < 1.9 * sum(lengths) < plain
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+def test_the_batches_do_not_depend_on_the_number_of_workers(workers: int) -> None:
+    sampler = BucketBatches(lengths_of(397), 8)
+    found = drawn(sampler, 3, workers)
+    assert {frozenset(batch) for batch in found} == {frozenset(batch) for batch in drawn(sampler, 3)}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_the_batches_of_a_round_are_neighbours_in_length(workers: int) -> None:
+    lengths = lengths_of(8 * 12)
+    longest = [max(lengths[i] for i in batch) for batch in drawn(BucketBatches(lengths, 8, buckets=96), 3, workers)]
+    assert len(longest) == 12
+    rounds = sorted(sorted(longest[k : k + workers]) for k in range(0, 12, workers))
+    assert all(one[-1] <= other[0] for one, other in pairwise(rounds))  # no two rounds overlap
+    assert longest != sorted(longest)
+
+
+@pytest.mark.parametrize("as_what", [list, np.array, torch.tensor, tuple])
+def test_lengths_of_many_kinds(as_what: Callable[[list[int]], Any]) -> None:
+    assert drawn(BucketBatches(as_what(lengths_of(50)), 8)) == drawn(BucketBatches(lengths_of(50), 8))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "choices", "message"),
+    [
+        ([3, -1], {"batch_size": 2}, "sample 1 has length -1"),
+        ([], {"batch_size": 2}, "is the data set empty"),
+        ([[1, 2]], {"batch_size": 2}, "one number for each sample"),
+        ([1.5], {"batch_size": 2}, "whole numbers"),
+        ([float("nan")], {"batch_size": 2}, "whole numbers"),
+        (["a"], {"batch_size": 2}, "whole numbers"),
+        ([3, 11], {"most": 10}, "sample 1 has length 11, and a batch may have 10 padded units"),
+        ([3], {}, "neither batch_size nor most"),
+        ([3], {"batch_size": 0}, "batch_size must be"),
+        ([3], {"most": -1}, "most must be"),
+        ([3], {"batch_size": 1, "buckets": 0}, "buckets must be"),
+        ([3], {"batch_size": 1, "buckets": [5, 5]}, "lengths that grow"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(lengths: Any, choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BucketBatches(lengths, **choices)
+
+
+# -- across workers --------------------------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def passes(make: Callable[[], Any], workers: int, rule: str = "averaging", epochs: int = 2) -> list[list[list[Batch]]]:
+    """found[worker][epoch] = batches, trained on one by one."""
+
+    def program() -> list[list[Batch]]:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        run = paceline.attach(model, optimizer, rule)
+        shared = run.share(make())
+        found: list[list[Batch]] = []
+        for _ in range(epochs):
+            found.append([])
+            for batch in shared:
+                found[-1].append(batch.tolist())
+                optimizer.zero_grad()
+                model(batch.float().view(-1, 1) / 1000).mean().backward()
+                optimizer.step()
+        run.close()
+        return found
+
+    return simulate(program, workers)
+
+
+def waste(found: list[list[list[Batch]]], lengths: list[int]) -> float:
+    """Sum over full rounds of the longest padded batch less the mean one."""
+    total = 0.0
+    for step in zip(*(worker[0] for worker in found), strict=False):
+        sizes = [padded(batch, lengths) for batch in step]
+        total += max(sizes) - sum(sizes) / len(sizes)
+    return total
+
+
+class Plain(torch.utils.data.Sampler[Batch]):
+    """The same batches in any order."""
+
+    def __init__(self, sampler: BucketBatches) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_workers_wait_for_the_longest_batch_of_a_round_much_less(workers: int) -> None:
+    lengths = lengths_of()
+
+    def loader(plain: bool) -> DataLoader[int]:
+        sampler = BucketBatches(lengths, 8)
+        return DataLoader(Numbers(len(lengths)), batch_sampler=Plain(sampler) if plain else sampler)
+
+    own, other = passes(lambda: loader(False), workers), passes(lambda: loader(True), workers)
+    for epoch in range(2):
+        for found in (own, other):
+            assert sorted(i for worker in found for b in worker[epoch] for i in b) == list(range(len(lengths)))
+    assert waste(own, lengths) < 0.35 * waste(other, lengths)
+
+
+@pytest.mark.parametrize("rule", ["averaging", "bmuf(period=2)", "asgd()"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_sample_once_under_every_rule(rule: str, workers: int) -> None:
+    lengths = lengths_of(101)
+    make: Callable[[], Any] = lambda: DataLoader(Numbers(101), batch_sampler=BucketBatches(lengths, most=900))  # noqa: E731
+    found = passes(make, workers, rule)
+    for epoch in range(2):
+        assert sorted(i for worker in found for b in worker[epoch] for i in b) == list(range(101))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 2), (2, 4)])
+def test_what_is_left_of_an_epoch_is_dealt_to_other_workers_in_the_order_of_then(before: int, after: int) -> None:
+    lengths = lengths_of(160)
+
+    def program(states: list[dict[str, Any]] | None) -> Callable[[], tuple[list[Batch], dict[str, Any]]]:
+        def body() -> tuple[list[Batch], dict[str, Any]]:
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            run = paceline.attach(model, optimizer, "sync")
+            shared = run.share(DataLoader(Numbers(160), batch_sampler=BucketBatches(lengths, 8)))
+            len(shared)  # makes an order before anybody knows of the checkpoint
+            if states is not None:
+                run._feed.regroup(states)
+            found: list[Batch] = []
+            for batch in shared:
+                found.append(batch.tolist())
+                model(batch.float().view(-1, 1) / 1000).mean().backward()
+                optimizer.step()
+                if states is None and len(found) == 3:
+                    break
+            state = run._feed.state()
+            run.abandon()
+            return found, state
+
+        return body
+
+    first = simulate(program(None), before)
+    second = simulate(program([state for _, state in first]), after)
+    seen = [i for found, _ in [*first, *second] for batch in found for i in batch]
+    assert sorted(seen) == list(range(160))
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["averaging", "asgd()"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_of_a_weighted_draw_nothing_is_dropped_or_repeated(rule: str, workers: int) -> None:
+    class Told(WeightedRandomSampler):
+        draws: list[Batch] = []  # noqa: RUF012
+
+        def __iter__(self) -> Any:
+            self.draws.append(list(super().__iter__()))
+            return iter(self.draws[-1])
+
+    found = passes(lambda: DataLoader(Numbers(9), 2, sampler=Told([1.0, 5.0, *[0.5] * 7], 41)), workers, rule)
+    for epoch in range(2):
+        seen = sorted(i for worker in found for b in worker[epoch] for i in b)
+        assert seen in [sorted(draw) for draw in Told.draws]
+    assert len({tuple(draw) for draw in Told.draws}) == 2  # every worker made the same draw, anew in each epoch
+
+
+def test_samples_come_as_often_as_their_weights_say() -> None:
+    weights, draws = [1.0, 2.0, 3.0, 0.0], 6000
+    found = passes(lambda: DataLoader(Numbers(4), 100, sampler=WeightedRandomSampler(weights, draws)), 3, epochs=1)
+    counts = np.bincount([i for worker in found for b in worker[0] for i in b], minlength=4)
+    assert counts.sum() == draws and counts[3] == 0
+    for count, weight in zip(counts, weights, strict=True):
+        share = weight / sum(weights)
+        assert abs(count - draws * share) <= 5 * (draws * share * (1 - share)) ** 0.5  # five standard deviations

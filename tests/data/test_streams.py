@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards that can only be read in order: each by one worker, every sample once, also after a stop in a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import paceline
+from paceline.data import ShardStream
+from paceline.data.consumed import UNIT, Consumed, dealt, pieces
+from paceline.data.ranges import Ranges
+from paceline.data.reading import Pieces, ShardReading
+from paceline.sim import Clock
+
+Batch = list[int]
+SIZES = [7, 12, 1, 9, 16, 5, 8, 11, 3]
+
+
+class Counted:
+    """Sample i of shard s is 100 s + i. What was opened is told."""
+
+    def __init__(self, sizes: list[int] | None = None) -> None:
+        self.sizes = SIZES if sizes is None else sizes
+        self.opened: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def read(self, shard: int, skip: int) -> Iterator[int]:
+        self.opened.append((shard, skip))
+        return iter(range(100 * shard + skip, 100 * shard + self.sizes[shard]))
+
+
+def everything(sizes: list[int] | None = None) -> list[int]:
+    return sorted(100 * s + i for s, size in enumerate(SIZES if sizes is None else sizes) for i in range(size))
+
+
+def flat(found: Any) -> list[int]:
+    return [i for worker in found for batch in worker for i in batch]
+
+
+class Program:
+    """Trains on a stream, one step a batch; returns [epoch][batch] and the state of the data."""
+
+    def __init__(
+        self,
+        rule: str,
+        loader: Callable[[], DataLoader[Any]],
+        epochs: int = 2,
+        stop: int | None = None,
+        to: Path = Path(),
+        resume: Path | None = None,
+        states: list[Any] | None = None,
+        even: bool = False,
+    ) -> None:
+        self.rule, self.loader, self.epochs, self.stop, self.to = rule, loader, epochs, stop, to
+        self.resume, self.states, self.even = resume, states, even
+
+    def __call__(self) -> tuple[list[list[Batch]], Any]:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+        run = paceline.attach(model, optimizer, self.rule, seed=5)
+        if self.resume is not None:
+            run.resume(self.resume)
+        if self.states is not None:
+            run._feed.regroup(self.states)
+            run._transport.barrier()
+        shared = run.share(self.loader(), even=self.even)
+        found: list[list[Batch]] = [[] for _ in range(self.epochs)]
+        steps = 0
+        for _ in range(run.epoch, self.epochs):
+            epoch = shared.epoch
+            for batch in shared:
+                found[epoch].append(batch.tolist())
+                optimizer.zero_grad()
+                model(batch.float().view(-1, 1)).mean().backward()
+                optimizer.step()
+                steps += 1
+                if steps == self.stop:
+                    return found, self._saved(run)
+        run.close()
+        return found, None
+
+    def _saved(self, run: paceline.Run) -> Any:
+        """Save and go; what the checkpoint says of the data."""
+        taken: list[Any] = []
+        state_of = run._feed.state
+
+        def state() -> Any:
+            taken.append(state_of())
+            return taken[-1]
+
+        run._feed.state = state  # type: ignore[method-assign]
+        run.save(self.to)
+        run.abandon()
+        return taken[0]
+
+
+def loader_of(batch_size: int | None = 4, sizes: list[int] | None = None, **choices: Any) -> DataLoader[Any]:
+    stream = {k: choices.pop(k) for k in ("shuffle", "buffer") if k in choices}
+    return DataLoader(ShardStream(Counted(sizes), **stream), batch_size, **choices)
+
+
+def uneven() -> Clock:
+    return Clock([1.0, 0.3, 0.6, 2.1])
+
+
+RULES = ["sync", "bmuf(period=2)", "asgd()"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("buffer", [0, 5])
+def test_every_sample_once(rule: str, workers: int, buffer: int) -> None:
+    results = paceline.simulate(Program(rule, lambda: loader_of(buffer=buffer)), workers, clock=uneven())
+    for epoch in range(2):
+        found = [worker[epoch] for worker, _ in results]
+        assert sorted(flat(found)) == everything()
+        assert all(len({i // 100 for i in batch}) == 1 for worker in found for batch in worker)  # within one shard
+    if workers == 1:
+        assert flat([results[0][0][0]]) != flat([results[0][0][1]])  # in another order
+
+
+def test_a_shard_is_read_by_one_worker_only() -> None:
+    shards: list[Counted] = []
+
+    def loader() -> DataLoader[Any]:
+        shards.append(Counted())
+        return DataLoader(ShardStream(shards[-1]), 4)
+
+    paceline.simulate(Program("sync", loader, epochs=1), 3)
+    assert sorted(one for own in shards for one in own.opened) == [(k, 0) for k in range(len(SIZES))]
+    assert [len(own.opened) for own in shards] == [3, 3, 3]
+
+
+def test_a_fast_worker_gets_more_shards_under_an_asynchronous_rule() -> None:
+    results = paceline.simulate(
+        Program("asgd()", lambda: loader_of(sizes=[8] * 40), epochs=1), 2, clock=Clock([1.0, 0.25])
+    )
+    slow, fast = (len(found[0]) for found, _ in results)
+    assert slow + fast == 80 and fast > 2.5 * slow
+
+
+def test_shards_are_dealt_under_an_asynchronous_rule_where_the_program_wants_so() -> None:
+    make: Callable[[], Any] = lambda: loader_of(sizes=[8] * 12)  # noqa: E731
+    results = paceline.simulate(Program("asgd()", make, even=True), 3, clock=uneven())
+    assert [[len(batches) for batches in found] for found, _ in results] == [[8, 8]] * 3
+    for epoch in range(2):
+        assert sorted(flat([found[epoch] for found, _ in results])) == everything([8] * 12)
+
+
+def test_without_shuffling_shards_come_as_they_lie() -> None:
+    ((found, _),) = paceline.simulate(Program("sync", lambda: loader_of(shuffle=False), epochs=1), 1)
+    assert [i for batch in found[0] for i in batch] == everything()
+
+
+def test_incomplete_batches_can_be_left_out() -> None:
+    for rule in ("sync", "asgd()"):
+        results = paceline.simulate(Program(rule, lambda: loader_of(drop_last=True)), 2, clock=Clock([1.0, 0.4]))
+        for epoch in range(2):
+            seen = sorted(i for found, _ in results for batch in found[epoch] for i in batch)
+            assert seen == [i for i in everything() if i % 100 < SIZES[i // 100] // 4 * 4]
+
+
+def test_samples_that_are_batches_already() -> None:
+    class Ready(Counted):
+        def read(self, shard: int, skip: int) -> Iterator[Any]:
+            return (torch.tensor([i, i]) for i in super().read(shard, skip))
+
+    results = paceline.simulate(Program("sync", lambda: DataLoader(ShardStream(Ready()), None), epochs=1), 2)
+    assert sorted(flat([found[0] for found, _ in results])) == sorted(2 * everything())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_empty_shards(rule: str) -> None:
+    sizes = [0, 5, 0, 0, 9, 4, 0]
+    results = paceline.simulate(Program(rule, lambda: loader_of(sizes=sizes)), 2, clock=Clock([1.0, 0.4]))
+    for epoch in range(2):
+        assert sorted(flat([found[epoch] for found, _ in results])) == everything(sizes)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("stop", [1, 3, 8])
+def test_a_run_that_was_stopped_in_a_shard_goes_on_there(rule: str, workers: int, stop: int, tmp_path: Path) -> None:
+    make: Callable[[], Any] = lambda: loader_of(sizes=[13] * 9, buffer=3)  # noqa: E731
+    first = paceline.simulate(Program(rule, make, stop=stop, to=tmp_path / "c"), workers)
+    second = paceline.simulate(Program(rule, make, resume=tmp_path / "c"), workers)
+    for epoch in range(2):
+        seen = [a[epoch] + b[epoch] for (a, _), (b, _) in zip(first, second, strict=True)]
+        assert sorted(flat(seen)) == everything([13] * 9)
+    if rule != "asgd()":
+        whole = paceline.simulate(Program(rule, make), workers)
+        assert [
+            [a + b for a, b in zip(one, other, strict=True)] for (one, _), (other, _) in zip(first, second, strict=True)
+        ] == [found for found, _ in whole]
+
+
+@pytest.mark.parametrize("rule", ["sync", "asgd()"])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 3)])
+@pytest.mark.parametrize("stop", [2, 9])
+def test_other_workers_go_on_where_these_stopped(rule: str, before: int, after: int, stop: int, tmp_path: Path) -> None:
+    make: Callable[[], Any] = lambda: loader_of(sizes=[13] * 9)  # noqa: E731
+    first = paceline.simulate(Program(rule, make, stop=stop, to=tmp_path / "c"), before)
+    second = paceline.simulate(Program(rule, make, states=[state for _, state in first]), after)
+    for epoch in range(2):
+        assert sorted(flat(found[epoch] for found, _ in [*first, *second])) == everything([13] * 9)
+
+
+@pytest.mark.parametrize("rule", ["sync", "asgd()"])
+def test_loader_processes_read_a_shard_each(rule: str) -> None:
+    make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2)  # noqa: E731
+    for workers in (1, 2):
+        results = paceline.simulate(Program(rule, make), workers)
+        for epoch in range(2):
+            found = [worker[epoch] for worker, _ in results]
+            assert sorted(flat(found)) == everything([9, 5, 0, 17, 4, 8])
+    (found, _) = paceline.simulate(Program("sync", make, epochs=1), 1)[0]
+    first, second = found[0][0], found[0][1]
+    assert first[0] // 100 != second[0] // 100  # two shards are open at a time
+
+
+def test_persistent_processes_serve_one_pass_after_another() -> None:
+    reading = ShardReading(loader_of(num_workers=2, persistent_workers=True), seed=1)
+    for epoch in range(2):
+        whole = Ranges([(0, len(SIZES) * UNIT)])
+        found = list(reading.batches(Pieces(epoch, whole, 1, 0, Consumed())))
+        assert sorted(i for one in found if one.samples for i in one.batch.tolist()) == everything()
+        assert Ranges(place for one in found for place in one.portion.places) == whole
+        assert reading.begun() == []
+
+
+def test_loader_processes_go_on_in_the_shards_that_were_open(tmp_path: Path) -> None:
+    make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2)  # noqa: E731
+    ((first, _),) = paceline.simulate(Program("sync", make, stop=3, to=tmp_path / "c"), 1)
+    plain: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8])  # noqa: E731
+    ((second, _),) = paceline.simulate(Program("sync", plain, resume=tmp_path / "c"), 1)  # in no process at all
+    for epoch in range(2):
+        assert sorted(flat([first[epoch] + second[epoch]])) == everything([9, 5, 0, 17, 4, 8])
+
+
+def test_an_error_of_a_shard_comes_to_the_program(tmp_path: Path) -> None:
+    class Broken(Counted):
+        def read(self, shard: int, skip: int) -> Iterator[int]:
+            for i in super().read(shard, skip):
+                if i == 105:
+                    raise OSError("shard 1 is damaged behind sample 4")
+                yield i
+
+    def program() -> list[int]:
+        run = paceline.attach(model := nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.1), "sync")
+        shared = run.share(DataLoader(ShardStream(Broken(), shuffle=False), 2))
+        found: list[int] = []
+        with pytest.raises(OSError, match="damaged behind sample 4"):
+            for batch in shared:
+                found += batch.tolist()
+        run.abandon()
+        return found
+
+    assert paceline.simulate(program, 1) == [[*range(7), 100, 101, 102, 103]]
+
+
+def test_a_pass_that_is_left_early_counts_as_an_epoch() -> None:
+    def program() -> tuple[list[int], list[int]]:
+        run = paceline.attach(model := nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.1), "sync")
+        shared = run.share(loader_of())
+        first = next(iter(shared)).tolist()
+        second = [i for batch in shared for i in batch.tolist()]
+        run.close()
+        return first, second
+
+    results = paceline.simulate(program, 2)
+    assert sorted(i for _, second in results for i in second) == everything()
+
+
+def test_fewer_shards_than_workers_are_refused_where_shards_are_dealt() -> None:
+    with pytest.raises(paceline.UnsupportedError, match="2 shards for 3 workers"):
+        paceline.simulate(Program("sync", lambda: loader_of(sizes=[3, 3])), 3)
+    results = paceline.simulate(Program("asgd()", lambda: loader_of(sizes=[3, 3])), 3)
+    assert sorted(flat([found[1] for found, _ in results])) == everything([3, 3])
+
+
+def test_other_shards_than_in_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    paceline.simulate(Program("sync", lambda: loader_of(), stop=2, to=tmp_path / "c"), 2)
+    with pytest.raises(paceline.CheckpointError, match=r"9 shards.* has 8"):
+        paceline.simulate(Program("sync", lambda: loader_of(sizes=SIZES[:8]), resume=tmp_path / "c"), 2)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_stream_works_in_a_loader_without_a_run(processes: int) -> None:
+    torch.manual_seed(0)
+    epochs = [flat([[batch.tolist() for batch in loader_of(num_workers=processes)]]) for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == everything()
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("skip", range(12))
+def test_a_mixed_shard_can_be_entered_anywhere(skip: int) -> None:
+    stream = ShardStream(Counted([11]), buffer=4)
+    whole = list(stream.read(0, 0, 3, 1))
+    assert sorted(whole) == list(range(11)) and whole != list(range(11))
+    assert sorted(whole[:4]) == [0, 1, 2, 3]
+    assert list(stream.read(0, skip, 3, 1)) == whole[skip:]
+    assert list(stream.read(0, 0, 3, 2)) != whole
+
+
+def test_streams_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"1 to .* shards, got 0"):
+        ShardStream(Counted([]))
+    with pytest.raises(ValueError, match="buffer must be"):
+        ShardStream(Counted(), buffer=-1)
+
+
+def test_places_are_cut_where_shards_end() -> None:
+    assert pieces([(5, UNIT + 3), (2 * UNIT, 3 * UNIT)]) == [(5, UNIT), (UNIT, UNIT + 3), (2 * UNIT, 3 * UNIT)]
+    assert [list(dealt([(0, 3 * UNIT)], 2, rank)) for rank in range(2)] == [
+        [(0, UNIT), (2 * UNIT, 3 * UNIT)],
+        [(UNIT, 2 * UNIT)],
+    ]
+
+
+def test_what_was_consumed_enters_with_its_batch() -> None:
+    consumed = Consumed()
+    consumed.add(1, [(0, 4)])
+    consumed.add(2, [(4, 8)])
+    consumed.enter(1)
+    again = Consumed.of(consumed.state())
+    assert again.entered == Ranges([(0, 4)]) and again.all == Ranges([(0, 8)])
+    again.enter(2)
+    assert again.entered == Ranges([(0, 8)])
