@@ -16,7 +16,7 @@ from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 
 Cut = tuple[str, int, int, int]
-"""How an epoch was split: "rounds", "stripes" or "alone", places, batch, workers."""
+"""How an epoch was split: "rounds", "stripes", "alone" or (by the ledger) "leased", places, batch, workers."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Pass:
     """This worker's way through one epoch.
 
     Attributes:
-        cut: how the epoch was split; None before the first batch, and where leases are taken.
+        cut: how the epoch was split; None before the first batch.
         batches: handed out since then.
         entered: those of them whose work is in the global model.
     """

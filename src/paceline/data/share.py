@@ -193,7 +193,7 @@ class Share:
         places = plan.places(position.epoch)
         self._check_same_data(places)
         if self._leases is not None:
-            self._begin(None)
+            self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return Leased(self._leases, question, position.held)
         rest = self._rest(places)
@@ -204,6 +204,8 @@ class Share:
     def _check_same_data(self, places: int) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
+        if rest is not None and ENDLESS - 1 in rest:  # the ledger did not know how long the epoch is
+            rest.remove(places, ENDLESS)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
         if then > places or (rest is None and then != places):
             raise CheckpointError(
