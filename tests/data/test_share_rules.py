@@ -166,6 +166,39 @@ class TestLoops:
         assert sorted(i for seen in found for i in seen) == list(range(9))
         assert torch.equal(total, count_of(range(24)))
 
+    @pytest.mark.parametrize("anew", [False, True])
+    def test_a_loop_within_a_loop_over_the_same_data(self, rule: str, anew: bool) -> None:
+        """Where places are leased the outer loop cannot go on; it says so, and nothing is lost without a word."""
+        data = Numbers(36)
+
+        def body(run: paceline.Run, step: Step) -> None:
+            loader = DataLoader(data, 2, shuffle=True)
+            for number, batch in enumerate(run.share(loader)):
+                step(batch)
+                if number == 1:
+                    for looked_at in run.share(DataLoader(data, 3) if anew else loader):
+                        step(looked_at)
+
+        if rule == "sync":
+            assert torch.equal(trained(body, 3, rule)[1], 2 * count_of(range(36)))
+            return
+        with pytest.raises(UnsupportedError, match="another pass over the same data has begun within this one"):
+            trained(body, 3, rule)
+
+    def test_a_pass_that_nobody_goes_on_with(self, rule: str) -> None:
+        """An iterator that is kept in a name does not keep what it leased."""
+
+        def body(run: paceline.Run, step: Step) -> None:
+            shared = run.share(DataLoader(Numbers(36), 2, shuffle=True))
+            kept = iter(shared)
+            step(next(kept))
+            for batch in shared:
+                step(batch)
+            del kept
+
+        _, total = trained(body, 3, rule)
+        assert total[:36].min() == 1 and total.sum() == 36 + 6
+
     def test_a_loader_built_anew_every_epoch(self, rule: str) -> None:
         data = Numbers(30)
 

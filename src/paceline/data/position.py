@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class Position:
         played: epoch -> the random state at its start, where one worker's own loader gives the order.
         leased: whether its places are leased, so that the ledger knows what is done.
         held: leases of which nothing was begun yet.
+        course: the pass under way, where its places are leased.
         begun: gives the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
         generators: the loader's own generators, where it has some.
@@ -60,6 +61,7 @@ class Position:
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}
         self.held: deque[Mark] = deque()
+        self.course: Generator[Any, None, None] | None = None
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
         self.generators: list[torch.Generator] = []
@@ -71,6 +73,12 @@ class Position:
     def now(self) -> Pass:
         """The present pass."""
         return self._passes[self.epoch]
+
+    def let_go(self) -> None:
+        """Whatever pass is under way goes no further: what it has leased is for others."""
+        if self.course is not None:
+            self.course.close()
+            self.course = None
 
     def begin(self) -> int:
         """Start to iterate: the number of batches to pass over (not 0 only after a resume)."""

@@ -118,10 +118,14 @@ class Share:
         return self._world.size == 1 and not self._position.others
 
     def __iter__(self) -> Iterator[Any]:
+        self._position.let_go()
         skip = self._position.begin()
         batches = self._course(skip)
+        if self._leases is not None:
+            self._position.course = batches
         try:
             while True:
+                self._check_alone(batches)
                 began = time.perf_counter()
                 batch = next(batches, _END)
                 self._feed.waited(time.perf_counter() - began)
@@ -131,6 +135,15 @@ class Share:
         finally:
             batches.close()
         self._position.end()
+
+    def _check_alone(self, batches: Generator[Any, None, None]) -> None:
+        if self._leases is not None and self._position.course is not batches:
+            raise UnsupportedError(
+                self._world.sign(
+                    "another pass over the same data has begun within this one, and what this one had leased went to "
+                    "others; share the inner loader with a dataset of its own, such as copy.copy(dataset)"
+                )
+            )
 
     def _course(self, skip: int) -> Generator[Any, None, None]:
         """The batches of a pass, of which `skip` are passed over."""
