@@ -69,6 +69,18 @@ def test_what_a_lost_worker_held_is_for_others() -> None:
     assert sorted(drain(ledger, 1)) == [(0, place) for place in range(1, 10)]
 
 
+def test_a_lost_worker_does_not_wait_any_more() -> None:
+    """Its rank comes back and holds places, which others have to wait for."""
+    ledger = Ledger()
+    mark = ask(ledger, 1, total=4)
+    ask(ledger, 0, total=4)
+    assert mark is not None and ask(ledger, 0, total=4, dry=True) is None
+    ledger.lost(0)
+    ledger.holds(0, [(0, 0, 2, 4)])
+    ledger.done(1, [mark])
+    assert ledger.holders(0, 0) == [0] and not ledger.over(0, 0)
+
+
 def test_what_is_lost_late_is_done_in_the_next_epoch() -> None:
     ledger = Ledger()
     first = ask(ledger, 0, total=4)
@@ -144,6 +156,14 @@ def test_a_new_keeper_frees_what_the_living_do_not_hold() -> None:
     assert sorted(drain(successor, 2)) == [(0, place) for place in range(2, 10)]
     successor.done(0, [mine])
     assert successor.over(0, 0) and successor.repeated == 0
+
+
+def test_what_a_worker_says_that_it_holds_is_all_that_it_holds() -> None:
+    ledger = Ledger()
+    ask(ledger, 0)
+    ask(ledger, 0)
+    ledger.holds(0, [(0, 0, 1, 3)])
+    assert sorted(drain(ledger, 1)) == [(0, 0)] + [(0, place) for place in range(3, 10)]
 
 
 @pytest.mark.parametrize("total", [10, ENDLESS])

@@ -106,6 +106,13 @@ def test_the_shards_themselves_are_in_a_seeded_order() -> None:
     assert len(orders) == 5 and all(sorted(order) == list(range(8)) for order in orders)
 
 
+def test_samples_of_a_shard_are_in_another_order_in_every_epoch_and_buffer() -> None:
+    alone = {tuple(whole(InShards([40], seed=2, epoch=epoch))) for epoch in range(4)}
+    assert len(alone) == 4
+    row = whole(InShards([40] * 4, seed=2, epoch=0, buffer=1))
+    assert len({tuple(sample % 40 for sample in row[k : k + 40]) for k in range(0, 160, 40)}) == 4
+
+
 def test_a_buffer_of_one_reads_file_by_file() -> None:
     order = InShards([4, 3, 5], seed=2, epoch=0, buffer=1)
     seen = [shard_of([4, 3, 5])[sample] for sample in whole(order)]

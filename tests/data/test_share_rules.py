@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import tracemalloc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 import paceline
-from paceline.errors import UnsupportedError
+from paceline.data.ledger import Ledger
+from paceline.data.position import Position
+from paceline.data.ranges import Ranges
+from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.sim import Clock
 from tests.data.test_share import SAMPLERS, Batches, Numbers, Stream
 
@@ -159,6 +166,39 @@ class TestLoops:
         assert sorted(i for seen in found for i in seen) == list(range(9))
         assert torch.equal(total, count_of(range(24)))
 
+    @pytest.mark.parametrize("anew", [False, True])
+    def test_a_loop_within_a_loop_over_the_same_data(self, rule: str, anew: bool) -> None:
+        """Where places are leased the outer loop cannot go on; it says so, and nothing is lost without a word."""
+        data = Numbers(36)
+
+        def body(run: paceline.Run, step: Step) -> None:
+            loader = DataLoader(data, 2, shuffle=True)
+            for number, batch in enumerate(run.share(loader)):
+                step(batch)
+                if number == 1:
+                    for looked_at in run.share(DataLoader(data, 3) if anew else loader):
+                        step(looked_at)
+
+        if rule == "sync":
+            assert torch.equal(trained(body, 3, rule)[1], 2 * count_of(range(36)))
+            return
+        with pytest.raises(UnsupportedError, match="another pass over the same data has begun within this one"):
+            trained(body, 3, rule)
+
+    def test_a_pass_that_nobody_goes_on_with(self, rule: str) -> None:
+        """An iterator that is kept in a name does not keep what it leased."""
+
+        def body(run: paceline.Run, step: Step) -> None:
+            shared = run.share(DataLoader(Numbers(36), 2, shuffle=True))
+            kept = iter(shared)
+            step(next(kept))
+            for batch in shared:
+                step(batch)
+            del kept
+
+        _, total = trained(body, 3, rule)
+        assert total[:36].min() == 1 and total.sum() == 36 + 6
+
     def test_a_loader_built_anew_every_epoch(self, rule: str) -> None:
         data = Numbers(30)
 
@@ -247,6 +287,165 @@ class TestLoops:
 
         with pytest.raises(OSError, match="sample 13 cannot be read"):
             trained(body, 2, rule)
+
+
+# -- data that are not the same -------------------------------------------------------------------
+
+
+def test_workers_with_data_of_different_lengths_are_told_both() -> None:
+    def body(run: paceline.Run, step: Step) -> None:
+        for batch in run.share(DataLoader(Numbers(24 + run.world.rank), 2)):
+            step(batch)
+
+    with pytest.raises(MismatchError, match=r"has 2[45] samples on one and 2[45] on another"):
+        trained(body, 2)
+
+
+@pytest.mark.parametrize("rule", ["sync", "asgd"])
+@pytest.mark.parametrize("name", ["shuffle", "sequential"])
+@pytest.mark.parametrize("n", [30, 42])
+def test_data_that_are_longer_or_shorter_than_at_the_checkpoint(rule: str, name: str, n: int, tmp_path: Path) -> None:
+    def body(n: int, resume: bool) -> Callable[..., None]:
+        def one(run: paceline.Run, step: Step) -> None:
+            if resume:
+                run.resume(tmp_path / "c")
+            for number, batch in enumerate(run.share(DataLoader(Numbers(n), 2, shuffle=name == "shuffle"))):
+                step(batch)
+                if not resume and number == 1:
+                    run.save(tmp_path / "c")
+
+        return one
+
+    trained(body(36, False), 2, rule)
+    with pytest.raises(CheckpointError, match=f"an epoch of 36 samples or more, and the loader has {n}"):
+        trained(body(n, True), 2, rule)
+
+
+# -- resume ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["asgd", "easgd(period=3)", "averaging(period=3)"])
+@pytest.mark.parametrize("name", ["shuffle", "batch sampler", "iterable", "IterableDataset", "one process"])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_same_batches_and_bits_go_on(rule: str, name: str, even: bool, tmp_path: Path) -> None:
+    """Stopped after each worker's third step, which is later for slow ones, and resumed."""
+    if name == "one process" and not even and not rule.startswith("averaging"):
+        pytest.skip("how far a loader process works ahead, and so what it leases, is a matter of real time")
+
+    def program(resume: bool, stop: bool) -> Callable[[], Any]:
+        def one() -> Any:
+            torch.manual_seed(0)
+            model = nn.Embedding(40, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            run = paceline.attach(model, optimizer, rule, seed=1)
+            shared, seen = run.share(FAMILIES[name](), even), []
+            if resume:
+                run.resume(tmp_path / "c")
+            for _ in range(run.epoch, 3):
+                for batch in shared:
+                    optimizer.zero_grad()
+                    model(torch.as_tensor(batch).view(-1)).square().sum().backward()
+                    optimizer.step()
+                    seen.append(torch.as_tensor(batch).view(-1).tolist())
+                    if not resume and run.minibatches == 3:
+                        run.save(tmp_path / "c")
+                        if stop:
+                            run.abandon()
+                            return seen, None
+            run.close()
+            return seen, model.weight.detach().clone()
+
+        return one
+
+    whole = paceline.simulate(program(False, False), 3, clock=UNEVEN)
+    first = paceline.simulate(program(False, True), 3, clock=UNEVEN)
+    second = paceline.simulate(program(True, False), 3, clock=UNEVEN)
+    assert [a[0] + b[0] for a, b in zip(first, second, strict=True)] == [seen for seen, _ in whole]
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(whole, second, strict=True))
+
+
+class Huge(Numbers):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def __getitem__(self, index: int) -> int:
+        Huge.asked += 1
+        return super().__getitem__(index) % 40
+
+
+@pytest.mark.parametrize("rule", ["sync", "asgd"])
+def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_through_them(rule: str) -> None:
+    """Worker 2 of 4, behind a hundred million steps: a few samples are asked for, and nothing is listed."""
+    n, steps = 10**9, 10**7
+
+    def body(run: paceline.Run, step: Step) -> tuple[int, int]:
+        shared = run.share(DataLoader(Huge(n), 16, shuffle=True))
+        state = run._state()["data"]
+        if rule == "sync":
+            position = {**Position().state(), "passes": [[0, ["rounds", n, 16, 4], steps, steps]]}
+        else:
+            ledger = Ledger()
+            ledger.expect(0, 0, Ranges([(64 * steps, n)]))
+            state["ledger"] = ledger.state() if state["ledger"] is not None else None
+            position = Position().state()
+        tracemalloc.start()
+        run._feed.load({**state, "positions": [position]})
+        run._transport.barrier()
+        batches = iter(shared)
+        step(next(batches))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        batches.close()  # type: ignore[attr-defined]
+        return peak, shared.epoch
+
+    Huge.asked = 0
+    found, _ = trained(body, 4, rule)
+    assert Huge.asked == 64
+    assert all(peak < 3_000_000 and epoch == 0 for peak, epoch in found)
+
+
+# -- what a run keeps -----------------------------------------------------------------------------
+
+
+def test_an_even_split_leaves_no_marks() -> None:
+    def body(run: paceline.Run, step: Step) -> list[Any]:
+        for batch in run.share(DataLoader(Numbers(31), 2, shuffle=True), even=True):
+            step(batch)
+        return [run._feed.state()["in_hand"], run._feed.holding()]
+
+    for rule in ("sync", "asgd"):
+        assert trained(body, 2, rule)[0] == [[[], []]] * 2
+
+
+def test_loaders_that_are_built_anew_are_let_go() -> None:
+    def body(run: paceline.Run, step: Step) -> int:
+        data, loaders = Numbers(4), []
+        for _ in range(30):
+            loader = DataLoader(data, 2)
+            loaders.append(weakref.ref(loader))
+            for batch in run.share(loader):
+                step(batch)
+        del loader, batch
+        gc.collect()
+        return sum(one() is not None for one in loaders)
+
+    assert trained(body, 2, "sync")[0] == [8, 8]
+
+
+def test_a_resumed_ledger_expects_what_the_checkpoint_says_and_nothing_older() -> None:
+    """A run that was resumed on other workers in epoch 0 is resumed once more later: epoch 0 does not come back."""
+
+    def body(run: paceline.Run, step: Step) -> list[Any]:
+        run.share(DataLoader(Numbers(8), 2, shuffle=True))
+        state = run._feed.state()
+        state["positions"][0] |= {"rest": [[0, [[4, 8]]]]}
+        run._feed.load(state)
+        run._transport.barrier()
+        ledger = run._feed.state()["ledger"]
+        return ledger["expected"] if ledger is not None else []
+
+    assert trained(body, 2)[0] == [[], []]
 
 
 class Broken(Numbers):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from paceline.data.ledger import Mark
 from paceline.data.position import Position
@@ -15,6 +16,8 @@ from paceline.data.supply import Leases
 from paceline.world import World
 
 Load = Callable[[Position], None]
+RECENT = 8
+"""Shares that are kept though the program may have let them go: so many loaders are gone through in turn."""
 
 
 class Feed:
@@ -40,8 +43,9 @@ class Feed:
         self.world, self.seed, self.began, self.waited = world, seed, began, waited
         self.leases: Leases | None = None
         self._positions: dict[int, Position] = {}
-        self._shares: dict[int, Share] = {}
         self._kept: list[Any] = []  # whose ids are keys above
+        self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()  # by the ids of their loaders
+        self._recent: deque[Share] = deque(maxlen=RECENT)
         self._loaded: list[Load] = []
         self._epoch = 0  # where a checkpoint says that the first loader is
         self.samples = 0
@@ -56,17 +60,19 @@ class Feed:
             loader: the user's.
             even: whether workers get the same number of batches under every rule.
         """
-        if id(loader) in self._shares:
-            return self._shares[id(loader)]
+        found = self._shares.get(id(loader))
+        if found is not None:
+            return found
         data = getattr(loader, "dataset", loader)  # a loader may be built anew for each epoch; its data are the same
         if id(data) not in self._positions:
             position = self._positions[id(data)] = Position()
+            self._kept.append(data)
             if len(self._loaded) >= len(self._positions):
                 self._loaded[len(self._positions) - 1](position)
         number = list(self._positions).index(id(data))
         share = Share(loader, number, self._positions[id(data)], self, None if even else self.leases)
         self._shares[id(loader)] = share
-        self._kept += [data, loader]
+        self._recent.append(share)
         return share
 
     # -- over time --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 
 Cut = tuple[str, int, int, int]
-"""How an epoch was split: "rounds", "stripes", "shards" or "alone", places, batch, workers."""
+"""How an epoch was split: "rounds", "stripes", "shards", "alone" or (by the ledger) "leased", places, batch, workers."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Pass:
     """This worker's way through one epoch.
 
     Attributes:
-        cut: how the epoch was split; None before the first batch, and where leases are taken.
+        cut: how the epoch was split; None before the first batch.
         batches: handed out since then.
         entered: those of them whose work is in the global model.
         consumed: the places that they are made of, where shards are dealt whose lengths nobody knows.
@@ -53,6 +53,7 @@ class Position:
         leased: whether its places are leased, so that the ledger knows what is done.
         arranged: epoch -> the number of workers for which its order was made, where that depends on it.
         held: leases of which nothing was begun yet.
+        course: the pass under way, where its places are leased.
         begun: gives the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
         generators: the loader's own generators, where it has some.
@@ -66,6 +67,7 @@ class Position:
         self.leased = False
         self.arranged: dict[int, int] = {}
         self.held: deque[Mark] = deque()
+        self.course: Generator[Any, None, None] | None = None
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
         self.generators: list[torch.Generator] = []
@@ -77,6 +79,12 @@ class Position:
     def now(self) -> Pass:
         """The present pass."""
         return self._passes[self.epoch]
+
+    def let_go(self) -> None:
+        """Whatever pass is under way goes no further: what it has leased is for others."""
+        if self.course is not None:
+            self.course.close()
+            self.course = None
 
     def begin(self) -> int:
         """Start to iterate: the number of batches to pass over (not 0 only after a resume)."""

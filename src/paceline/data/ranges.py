@@ -69,18 +69,11 @@ class Ranges:
         self._ends[first:last] = [high for _, high in kept]
         return before - sum(high - low for low, high in kept)
 
-    def take(self, most: int, within: int = 0) -> Range | None:
-        """Take up to `most` numbers from the front out, all of one range.
-
-        Args:
-            most: at least 1.
-            within: where not 0, what is taken lies between two multiples of it (does not cross one).
-        """
+    def take(self, most: int) -> Range | None:
+        """Take up to `most` numbers (at least 1) from the front out, all of one range."""
         if not self._begins:
             return None
         begin, end = self._begins[0], min(self._ends[0], self._begins[0] + most)
-        if within:
-            end = min(end, (begin // within + 1) * within)
         self.remove(begin, end)
         return begin, end
 

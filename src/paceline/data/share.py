@@ -145,10 +145,14 @@ class Share:
         return self._world.size == 1 and not self._position.others and not shards
 
     def __iter__(self) -> Iterator[Any]:
+        self._position.let_go()
         skip = self._position.begin()
         batches = self._course(skip)
+        if self._leases is not None:
+            self._position.course = batches
         try:
             while True:
+                self._check_alone(batches)
                 began = time.perf_counter()
                 batch = next(batches, _END)
                 self._feed.waited(time.perf_counter() - began)
@@ -158,6 +162,15 @@ class Share:
         finally:
             batches.close()
         self._position.end()
+
+    def _check_alone(self, batches: Generator[Any, None, None]) -> None:
+        if self._leases is not None and self._position.course is not batches:
+            raise UnsupportedError(
+                self._world.sign(
+                    "another pass over the same data has begun within this one, and what this one had leased went to "
+                    "others; share the inner loader with a dataset of its own, such as copy.copy(dataset)"
+                )
+            )
 
     def _course(self, skip: int) -> Generator[Any, None, None]:
         """The batches of a pass, of which `skip` are passed over."""
@@ -224,7 +237,7 @@ class Share:
         places = plan.places(position.epoch)
         self._check_same_data(places)
         if self._leases is not None:
-            self._begin(None)
+            self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return Leased(self._leases, question, position.held)
         rest = self._rest(places)
@@ -236,6 +249,8 @@ class Share:
     def _check_same_data(self, places: int, unit: int = 1) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
+        if rest is not None and ENDLESS - 1 in rest:  # the ledger did not know how long the epoch is
+            rest.remove(places, ENDLESS)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
         if then > places or (rest is None and then != places):
             raise CheckpointError(

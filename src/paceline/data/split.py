@@ -4,9 +4,9 @@
 *Rounds.* An epoch is cut into rounds. In a full round each of N workers takes one batch of b places, worker r the
 places r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of
 N b. What remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be;
-where it has fewer than two places for each worker, the last two rounds are cut anew, so that everybody always has
-something to do and all workers make the same number of steps. Only where that is impossible (fewer places than
-workers, or batches of one) do some workers get one batch less.
+where it has fewer than two places for each worker (one, where b < 4), the last two rounds are cut anew, so that
+everybody always has something to do and all workers make the same number of steps. Only where that is impossible (fewer
+places than workers, or batches of one) do some workers get one batch less.
 
 *Stripes.* Where neighbours in the order lie in one file, worker r takes the r-th of N contiguous parts of the epoch
 instead, and reads its own files.
