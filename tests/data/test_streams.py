@@ -186,6 +186,27 @@ def test_empty_shards(rule: str) -> None:
         assert sorted(flat([found[epoch] for found, _ in results])) == everything(sizes)
 
 
+@pytest.mark.parametrize("choices", [{"sizes": [0, 5, 0, 0, 9, 4, 0]}, {"drop_last": True}])
+def test_places_where_nothing_is_are_done_too(choices: dict[str, Any]) -> None:
+    def program() -> Any:
+        run = paceline.attach(
+            model := nn.Linear(1, 1), optimizer := torch.optim.SGD(model.parameters(), 1e-6), "asgd()"
+        )
+        shared = run.share(loader_of(**choices))
+        books: list[Any] = []
+        for _ in range(2):
+            for batch in shared:
+                model(batch.float().view(-1, 1)).mean().backward()
+                optimizer.step()
+            assert run._feed.leases is not None
+            state = run._feed.leases.state()
+            books.append([] if state is None else [row["key"][1] for row in state["books"]])
+        run.close()
+        return books[-1]
+
+    assert all(0 not in books for books in paceline.simulate(program, 2))  # the first epoch's book is closed
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("stop", [1, 3, 8])

@@ -231,7 +231,6 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
 
 
 def _row_of(one: Pass) -> list[Any]:
-    one.consumed.enter(one.entered)
     return [one.cut and list(one.cut), one.batches, one.entered, one.consumed.state()]
 
 
