@@ -15,8 +15,9 @@ import pytest
 
 from paceline.observe import ExtraTable, read_run, write_report
 from paceline.observe.canvas import MissingExtraError, colour
-from paceline.observe.report import comparison, draw_all
+from paceline.observe.report import draw_all
 from paceline.observe.summary import bytes_text, seconds_text, value_text
+from paceline.observe.tables import comparison
 
 from .conftest import pushing
 
