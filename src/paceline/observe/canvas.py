@@ -72,11 +72,13 @@ def colour(turn: int) -> str:
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    """A legend above everything, in as many columns as its labels leave room for."""
+    """A legend above everything, on one line or else in as many columns as its labels leave room for."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        longest = max(len(label) for label in labels)
-        columns = max(1, min(len(labels), LEGEND_LETTERS // (longest + 6)))
+        letters = [len(label) + 6 for label in labels]  # with the sample before the label
+        columns = max(1, min(len(labels), LEGEND_LETTERS // max(letters)))
+        if sum(letters) <= LEGEND_LETTERS:
+            columns = len(labels)
         figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 

@@ -104,14 +104,14 @@ def time_per_worker(runs: Runs) -> Figure | None:
 
 def data_over_time(runs: Runs) -> Figure | None:
     """Share of the time in which workers wait for data: a line a worker, or a run when comparing."""
-    lines = [curve for run in runs if run.tells_data for curve in _waits(run, alone=len(runs) == 1)]
-    if max((float(curve.y.max()) for curve in lines if len(curve.y)), default=0.0) < LEAST_WAIT:
+    lines = _waits_of_workers(runs[0]) if len(runs) == 1 else _waits_of_runs(runs)
+    if max((float(curve.y.max()) for _, curve in lines if len(curve.y)), default=0.0) < LEAST_WAIT:
         return None
     scale, unit = time_unit(max(run.wall_s for run in runs))
     with style():
         figure = new_figure(3.2)
         axes = figure.subplots()
-        for turn, curve in enumerate(lines):
+        for turn, curve in lines:
             axes.plot(curve.x / scale, curve.y, **_look(turn, len(lines)), label=curve.name)
         axes.set_xlabel(f"time since attach [{unit}]")
         axes.set_ylabel("waiting for data [%]")
@@ -122,10 +122,15 @@ def data_over_time(runs: Runs) -> Figure | None:
     return figure
 
 
-def _waits(run: RunLog, alone: bool) -> list[Curve]:
-    if not alone:
-        return [data_by_time(run.workers, run.label, run.wall_s)]
-    return [data_by_time([worker], f"worker {worker.rank}", run.wall_s) for worker in run.workers]
+def _waits_of_workers(run: RunLog) -> list[tuple[int, Curve]]:
+    told = [worker for worker in run.workers if worker.tells_data]
+    return [(turn, data_by_time([one], f"worker {one.rank}", run.wall_s)) for turn, one in enumerate(told)]
+
+
+def _waits_of_runs(runs: Runs) -> list[tuple[int, Curve]]:
+    """A line for each run that tells of it, with the turn that gives it its colour in all figures."""
+    told = [(turn, run) for turn, run in enumerate(runs) if run.tells_data]
+    return [(turn, data_by_time(run.workers, run.label, run.wall_s)) for turn, run in told]
 
 
 def _look(turn: int, lines: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from .log import RunLog, WorkerLog
 NOTHING = "n/a"  # shown for what nobody counted
 MUCH_WAIT = 0.05
 """From this share of the time on, waiting for data is worth a cure."""
-LITTLE_WAIT, UNEVEN = 0.01, 2.0
+LITTLE_WAIT, UNEVEN = 0.01, 1.5
 """One worker is named that waits for data so much of its time, and so many times as long as the mean."""
 
 

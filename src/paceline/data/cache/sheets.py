@@ -6,8 +6,8 @@ The directory of the cache has a folder `counts`, and in it one for each Cache t
 change, and so never behind, whatever becomes of the process. Sheets are numbered as copies of copies are: `2` is a
 copy of the first, `2.0` a copy of that, and a process adds up those whose name begins with its own. A sheet is locked
 as long as its process lives; a new copy goes on with the sheet of a dead one, so there are never more of them than
-processes side by side. The folder goes with the Cache that it belongs to, or, if that was killed, when the next one is
-made.
+processes side by side. The folder goes with the Cache that it belongs to, which keeps a lock beside it, or, if that was
+killed, when another one is made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import shutil
 import struct
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ from paceline.data.cache.stats import Stats, added
 NUMBERS = struct.Struct("<qqqdqq")
 RECORD_BYTES = 512
 """The numbers, then the name of the source, filled up with zero bytes."""
-OWNER = "owner"
-"""The file that the first Cache keeps locked."""
+SWEEP_AFTER_S = 60.0
+"""Whoever has begun since then is let alone, so that many that begin together do not disturb each other."""
 TRIES = 10
 
 SheetName: TypeAlias = tuple[str, str]
@@ -60,13 +61,14 @@ class Sheet:
         """For a Cache that is no copy, in this directory."""
         counts = directory / "counts"
         folder = counts / uuid.uuid4().hex
+        lock = FileLock(folder.with_suffix(".lock"))
         with contextlib.suppress(OSError):
             _sweep(counts)
-        for _ in range(TRIES):  # others may sweep between the two steps
+        for _ in range(TRIES):  # others may remove `counts` at this moment because it is empty
             with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                lock = FileLock(folder / OWNER)
+                counts.mkdir(parents=True, exist_ok=True)
                 if lock.try_acquire(shared=False):
+                    folder.mkdir()
                     return cls(folder, "", lock)
         return cls(folder, "", None)
 
@@ -110,14 +112,14 @@ class Sheet:
         """The sum of what the copies of this one have counted, and their copies."""
         if self._last is not None:
             return self._last
-        sum_ = self._sum()
-        return {source: stats.plus(self._before.get(source, Stats()), -1) for source, stats in sum_.items()}
+        since = {source: stats.plus(self._before.get(source, Stats()), -1) for source, stats in self._sum().items()}
+        return {source: stats for source, stats in since.items() if stats != Stats()}
 
     def _sum(self) -> dict[str, Stats]:
         start = f"{self.number}." if self.number else ""
         names: list[str] = []
         with contextlib.suppress(OSError):
-            names = [name for name in os.listdir(self._folder) if name.startswith(start) and name != OWNER]
+            names = [name for name in os.listdir(self._folder) if name.startswith(start)]
         return added(_read(self._folder / name) for name in names)
 
     def close(self) -> None:
@@ -130,10 +132,11 @@ class Sheet:
             self._last = self.of_copies()
             if not self.number:
                 shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.release(remove=not self.number)
+            self._lock = None
+            if not self.number:
                 with contextlib.suppress(OSError):
                     self._folder.parent.rmdir()  # unless others are there
-            self._lock.release()
-            self._lock = None
 
 
 def _numbers(above: str) -> Iterator[str]:
@@ -166,9 +169,9 @@ def _sweep(counts: Path) -> None:
     """Take away the folders of those who were killed."""
     if not counts.is_dir():
         return
-    for folder in list(counts.iterdir()):
-        lock = FileLock(folder / OWNER)
+    for path in list(counts.glob("*.lock")):
+        lock = FileLock(path)
         with contextlib.suppress(OSError):
-            if lock.try_acquire(shared=False):
-                shutil.rmtree(folder, ignore_errors=True)
-                lock.release()
+            if time.time() - path.stat().st_mtime > SWEEP_AFTER_S and lock.try_acquire(shared=False):
+                shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+                lock.release(remove=True)
