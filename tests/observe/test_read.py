@@ -255,9 +255,9 @@ def test_a_cache_counts_once_and_its_last_totals_count(write_run: Write) -> None
     [
         ((0.0, 0.0), "Workers waited 0.0 % of the time for data.", False),
         ((0.031, 0.031), "Workers waited 3.1 % of the time for data.", False),
-        ((0.0, 0.04), "Workers waited 2.0 % of the time for data, worker 1 4.0 %.", False),
+        ((0.0, 0.04), "Workers waited 2.0 % of the time for data (worker 1: 4.0 %).", False),
         ((0.2, 0.2), "Workers waited 20.0 % of the time for data: give the loader more processes (num_", True),
-        ((0.0, 0.06), "Workers waited 3.0 % of the time for data, worker 1 6.0 %: give the loader more ", True),
+        ((0.0, 0.06), "Workers waited 3.0 % of the time for data (worker 1: 6.0 %): give the loader more ", True),
     ],
 )
 def test_a_sentence_says_how_long_workers_waited(

@@ -204,7 +204,7 @@ def test_old_and_new_logs_are_compared(write_run: Write, tmp_path: Path) -> None
     lines = drawn(*runs, figure="data-over-time").lines
     assert [(line.get_label(), line.get_color()) for line in lines] == [("new", colour(1)), ("newer", colour(2))]
     rows = comparison([read_run(run) for run in runs])
-    assert [row.get("waiting for data") for row in rows] == [None, "25.0 %", "25.0 %"]
+    assert [row.get("waiting for data") for row in rows] == ["n/a", "25.0 %", "25.0 %"]
 
 
 def test_bars_have_the_wait_for_data_behind_the_computing(write_run: Write) -> None:
@@ -216,12 +216,19 @@ def test_bars_have_the_wait_for_data_behind_the_computing(write_run: Write) -> N
     assert bars["computing"] == pytest.approx([24, 20])
 
 
-@pytest.mark.parametrize(("workers", "colours"), [(3, 3), (9, 1)], ids=["a colour each", "too many for colours"])
-def test_a_line_a_worker(write_run: Write, workers: int, colours: int) -> None:
-    axes = drawn(write_run(size=workers, change=waiting), figure="data-over-time")
-    assert len(axes.lines) == workers
-    assert len({line.get_color() for line in axes.lines}) == colours
-    assert axes.lines[1].get_ydata()[0] == pytest.approx(40)
+def test_a_line_a_worker(write_run: Write) -> None:
+    axes = drawn(write_run(size=3, change=waiting), figure="data-over-time")
+    assert [line.get_color() for line in axes.lines] == [colour(0), colour(1), colour(2)]
+    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([20, 40, 20])
+
+
+def test_of_many_workers_the_one_that_waits_most_stands_out(write_run: Write) -> None:
+    axes = drawn(write_run(size=9, change=waiting), figure="data-over-time")
+    *pale, most = axes.lines
+    assert len(pale) == 9 and {line.get_color() for line in pale} == {colour(0)}
+    assert (most.get_label(), most.get_color()) == ("worker 1", colour(1))
+    assert list(most.get_ydata()) == list(pale[1].get_ydata())
+    assert axes.get_legend_handles_labels()[1] == ["worker 1"]
 
 
 def test_delays_are_bars_and_their_mean_a_line(write_run: Write) -> None:

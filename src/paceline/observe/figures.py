@@ -9,7 +9,7 @@ several are overlaid, a colour or a bar a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -111,13 +111,18 @@ def data_over_time(runs: Runs) -> Figure | None:
     with style():
         figure = new_figure(3.2)
         axes = figure.subplots()
+        if len(lines) > MOST_LINES:  # all pale, and over them the one that waits most
+            for _, curve in lines:
+                axes.plot(curve.x / scale, curve.y, color=colour(0), linewidth=1.0, alpha=0.4)
+            lines = [(1, max((curve for _, curve in lines), key=lambda curve: float(curve.y.sum())))]
         for turn, curve in lines:
-            axes.plot(curve.x / scale, curve.y, **_look(turn, len(lines)), label=curve.name)
+            x, y, shade = curve.x / scale, curve.y, colour(turn)
+            axes.plot(x, y, color=shade, linewidth=1.8, marker="o", markersize=3.5, label=curve.name)
         axes.set_xlabel(f"time since attach [{unit}]")
         axes.set_ylabel("waiting for data [%]")
         axes.set_xlim(0, max(run.wall_s for run in runs) / scale)
         axes.set_ylim(bottom=0)
-        if 1 < len(lines) <= MOST_LINES:
+        if len(runs) > 1 or len(runs[0].workers) > 1:
             legend_above(figure, axes)
     return figure
 
@@ -131,13 +136,6 @@ def _waits_of_runs(runs: Runs) -> list[tuple[int, Curve]]:
     """A line for each run that tells of it, with the turn that gives it its colour in all figures."""
     told = [(turn, run) for turn, run in enumerate(runs) if run.tells_data]
     return [(turn, data_by_time(run.workers, run.label, run.wall_s)) for turn, run in told]
-
-
-def _look(turn: int, lines: int) -> dict[str, Any]:
-    """Of one of a few lines, told apart by colour; many are pale and of one colour, so that those that differ show."""
-    if lines <= MOST_LINES:
-        return {"color": colour(turn), "linewidth": 1.8, "marker": "o", "markersize": 3.5}
-    return {"color": colour(0), "linewidth": 1.0, "alpha": 0.4}
 
 
 def bytes_over_time(runs: Runs) -> Figure | None:

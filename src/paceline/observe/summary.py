@@ -113,7 +113,7 @@ def data_sentence(run: RunLog) -> str:
     most = max(each, key=each.__getitem__)
     told = f"Workers waited {share_text(part)} of the time for data"
     if each[most] >= max(UNEVEN * part, LITTLE_WAIT):
-        told += f", worker {most} {share_text(each[most])}"
+        told += f" (worker {most}: {share_text(each[most])})"
     if max(part, each[most]) < MUCH_WAIT:
         return f"{told}."
     return (

@@ -27,6 +27,7 @@ from .summary import (
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
     """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
     rows = []
+    tells_data = any(run.tells_data for run in runs)
     for run in runs:
         numbers = summarize(run)
         part = numbers.shares
@@ -37,8 +38,8 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
         row["computing / waiting / exchanging"] = (
             f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
         )
-        if numbers.tells_data:
-            row["waiting for data"] = share_text(part.data)
+        if tells_data:
+            row["waiting for data"] = share_text(part.data) if numbers.tells_data else NOTHING
         row["sent per worker"] = bytes_text(numbers.bytes_per_worker)
         rows.append(row | asynchronous_facts(numbers) if pushes else row)
     return rows
