@@ -194,6 +194,21 @@ def test_the_time_is_cut_into_four_without_rest(tmp_path: Path, events: Events, 
     assert times(last) == (0, 4, 0, 0)
 
 
+def test_sending_off_is_exchanging(tmp_path: Path, events: Events, clock: Clock) -> None:
+    watch = make(tmp_path, 4)
+    clock.now += 5
+    watch.begin()
+    clock.now += 2
+    watch.sent()
+    clock.now += 3
+    watch.waited(1)
+    watch.begin()
+    clock.now += 4
+    watch.end(Timing(3, 1), None, block=1, warmup=False)
+    watch.close(1)
+    assert times(events()[0]) == (7, 1, 3, 3)
+
+
 def test_alone_the_wait_is_no_computing(tmp_path: Path, events: Events, clock: Clock) -> None:
     watch = make(tmp_path, 1)
     clock.now += 3

@@ -68,7 +68,7 @@ class Watch:
         self._journal, self._transport = journal, transport
         self._lock = threading.RLock()  # round the journal, and round what others than the training thread count
         self._sums = _Sums()
-        self._since = time.perf_counter()  # the end of the last exchange
+        self._since = time.perf_counter()  # the end of the last exchange, or within one its beginning
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the thread that makes the steps
         self._sources = Sources(self.note) if journal.path is not None else None
@@ -107,6 +107,7 @@ class Watch:
     def begin(self) -> None:
         """An exchange begins; what came before was computing, or waiting for data."""
         self._sums.compute_s += self._worked()
+        self._since = time.perf_counter()
 
     def _worked(self) -> float:
         """Seconds of computing since the end of the last exchange; those of waiting for data are counted here."""
@@ -117,8 +118,10 @@ class Watch:
         return span - data_s
 
     def sent(self) -> None:
-        """An exchange has begun, and the worker goes on meanwhile."""
-        self._since = time.perf_counter()
+        """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
+        now = time.perf_counter()
+        self._sums.exchange_s += now - self._since
+        self._since = now
 
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
         """An exchange is over."""

@@ -181,6 +181,17 @@ def test_the_page_tells_of_data(write_run: Write, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "data-over-time.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_names_of_sources_are_escaped(write_run: Write, tmp_path: Path) -> None:
+    def spoil(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            event | {"sources": {"<script>alert(1)</script>": {"hits": 1}}} if event["kind"] == "cache" else event
+            for event in waiting(rank, events)
+        ]
+
+    html = write_report(write_run(change=spoil), tmp_path / "out").read_text()
+    assert "<script" not in html and "&lt;script&gt;" in html
+
+
 def test_a_little_waiting_is_a_note_and_no_warning(write_run: Write, tmp_path: Path) -> None:
     def wait(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [event | {"data_s": 0.005} if event["kind"] == "exchange" else event for event in events]

@@ -93,7 +93,7 @@ class Cache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({name: value for name, value in state.items() if name != "sheet"})
         self._closed = False
-        self._begin(state["sheet"])
+        self._begin(state.get("sheet"))
 
     def _check(self) -> None:
         if self._closed:
