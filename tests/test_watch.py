@@ -24,7 +24,7 @@ Events = Callable[[], list[dict[str, Any]]]
 
 SYNCHRONOUS = {
     "kind", "at_s", "rank", "block", "exchanges", "minibatches", "total_minibatches", "samples", "total_samples",
-    "compute_s", "wait_s", "exchange_s", "bytes", "left_out", "warmup",
+    "compute_s", "wait_s", "exchange_s", "data_s", "bytes", "left_out", "warmup",
 }  # fmt: skip
 
 
@@ -149,3 +149,99 @@ def test_a_lost_worker_without_slices_has_no_heirs(watch: Watch, caplog: pytest.
     with caplog.at_level(logging.WARNING, "paceline"):
         watch.lost(3, "its connection was reset")
     assert caplog.messages == ["rank 3 on delta is lost: its connection was reset; the others go on"]
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands still until somebody moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def make(tmp_path: Path, size: int) -> Watch:
+    world = World(min(1, size - 1), size, hosts=("alpha",) * size)
+    return Watch(Journal(tmp_path, 1), cast(Transport, SimpleNamespace(world=world, name="made up", bytes_sent=0)))
+
+
+def times(line: dict[str, Any]) -> tuple[float, float, float, float]:
+    return line["compute_s"], line["data_s"], line["wait_s"], line["exchange_s"]
+
+
+def test_the_time_is_cut_into_four_without_rest(tmp_path: Path, events: Events, clock: Clock) -> None:
+    watch = make(tmp_path, 4)
+    for _ in range(2):
+        clock.now += 3  # for a batch
+        watch.waited(3)
+        clock.now += 5
+        watch.stepped(1, 32, 32)
+        watch.begin()
+        clock.now += 2 + 1
+        watch.end(Timing(2, 1), None, block=1, warmup=False)
+    clock.now += 4  # the last look whether there is more
+    watch.waited(4)
+    watch.close(2)
+    first, second, last, _ = events()
+    assert times(first) == times(second) == (5, 3, 2, 1)
+    assert times(last) == (0, 4, 0, 0)
+
+
+def test_sending_off_is_exchanging(tmp_path: Path, events: Events, clock: Clock) -> None:
+    watch = make(tmp_path, 4)
+    clock.now += 5
+    watch.begin()
+    clock.now += 2
+    watch.sent()
+    clock.now += 3
+    watch.waited(1)
+    watch.begin()
+    clock.now += 4
+    watch.end(Timing(3, 1), None, block=1, warmup=False)
+    watch.close(1)
+    assert times(events()[0]) == (7, 1, 3, 3)
+
+
+def test_alone_the_wait_is_no_computing(tmp_path: Path, events: Events, clock: Clock) -> None:
+    watch = make(tmp_path, 1)
+    clock.now += 3
+    watch.waited(3)
+    clock.now += 5
+    watch.stepped(1, 32, 32)
+    clock.now += 0.125
+    watch.waited(0.125)
+    watch.stepped(2, 64, 32)
+    watch.close(0)
+    first, last, _ = events()
+    assert times(first) == (5, 3, 0, 0)
+    assert times(last) == (0, 0.125, 0, 0)
+
+
+def test_a_thread_that_fetches_ahead_keeps_nobody_waiting(tmp_path: Path, events: Events, clock: Clock) -> None:
+    watch = make(tmp_path, 4)
+    clock.now += 1
+    exchange(watch)
+    clock.now += 10
+    thread = threading.Thread(target=watch.waited, args=(9,))
+    thread.start()
+    thread.join()
+    watch.waited(2)
+    exchange(watch)
+    watch.close(2)
+    assert [times(line)[:2] for line in events()[:2]] == [(1, 0), (8, 2)]
+
+
+def test_a_wait_is_no_longer_than_the_time_in_which_it_was(tmp_path: Path, events: Events, clock: Clock) -> None:
+    watch = make(tmp_path, 4)
+    clock.now += 1
+    watch.waited(5)  # as where an exchange came in between
+    exchange(watch)
+    watch.close(1)
+    assert times(events()[0])[:2] == (0, 1)

@@ -60,7 +60,7 @@ class Run:
         self._engine: Driver | None = None
         try:
             self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
-            self._feed = Feed(self.world, settings.seed, self._watch.epoch)
+            self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
             if self.world.size > 1:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.data.sources import Sources
 from paceline.exchange import Meeting, Timing
 from paceline.journal import Journal
 from paceline.transport import Transport
@@ -21,13 +22,16 @@ logger = logging.getLogger("paceline")
 FOLD_S = 0.25
 """Exchanges that follow each other faster than this share one line of the log."""
 
+LEAST_S = 0.001
+"""A shorter wait for data has no line of its own at the end of a run."""
+
 
 class _Sums:
     """What is folded into the next line of the log."""
 
     def __init__(self) -> None:
         self.exchanges, self.minibatches, self.samples = 0, 0, 0
-        self.compute_s = self.wait_s = self.exchange_s = 0.0
+        self.compute_s = self.wait_s = self.exchange_s = self.data_s = 0.0
         self.left_out: set[int] = set()
         self.delays: Counter[int] = Counter()
         self.refused = 0
@@ -35,7 +39,8 @@ class _Sums:
     @property
     def empty(self) -> bool:
         """Whether nothing has happened since the last line."""
-        return not (self.exchanges or self.minibatches or self.delays or self.refused)
+        worked = self.exchanges or self.minibatches or self.delays or self.refused
+        return not worked and self.data_s < LEAST_S
 
     def asynchronous(self) -> dict[str, Any]:
         """What a line has besides where there are pushes; nothing in a synchronous run."""
@@ -47,6 +52,9 @@ class _Sums:
 
 class Watch:
     """Times a run and writes its journal.
+
+    The time of the thread that trains is cut into four: it waits for data (`waited`), waits for other workers and
+    exchanges (`end`), and what is left between two exchanges is computing.
 
     `pushed`, `refused`, `lost`, `takeover` and `note` may be called by threads in the background as well; what times
     the worker itself (`begin`, `sent`, `end`, `stepped`) belongs to the thread that trains.
@@ -60,7 +68,10 @@ class Watch:
         self._journal, self._transport = journal, transport
         self._lock = threading.RLock()  # round the journal, and round what others than the training thread count
         self._sums = _Sums()
-        self._since = time.perf_counter()  # the end of the last exchange
+        self._since = time.perf_counter()  # the end of the last exchange, or within one its beginning
+        self._data_s = 0.0  # waited for data since then
+        self._trainer: int | None = None  # the thread that makes the steps
+        self._sources = Sources(self.note) if journal.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
 
@@ -80,13 +91,37 @@ class Watch:
             cores=os.cpu_count(),
         )
 
+    def shared(self, data: Any) -> None:
+        """A data set is shared among the workers: what its caches do is written into the log."""
+        if self._sources is not None:
+            self._sources.add(data)
+
+    def waited(self, seconds: float) -> None:
+        """The program has waited so long for a batch.
+
+        What another thread than the one that trains waits for, such as one that fetches ahead, keeps nobody waiting.
+        """
+        if self._trainer in (None, threading.get_ident()):
+            self._data_s += seconds
+
     def begin(self) -> None:
-        """An exchange begins; what came before was computing."""
-        self._sums.compute_s += time.perf_counter() - self._since
+        """An exchange begins; what came before was computing, or waiting for data."""
+        self._sums.compute_s += self._worked()
+        self._since = time.perf_counter()
+
+    def _worked(self) -> float:
+        """Seconds of computing since the end of the last exchange; those of waiting for data are counted here."""
+        span = time.perf_counter() - self._since
+        data_s = min(self._data_s, span)
+        self._sums.data_s += data_s
+        self._data_s = 0.0
+        return span - data_s
 
     def sent(self) -> None:
-        """An exchange has begun, and the worker goes on meanwhile."""
-        self._since = time.perf_counter()
+        """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
+        now = time.perf_counter()
+        self._sums.exchange_s += now - self._since
+        self._since = now
 
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
         """An exchange is over."""
@@ -111,6 +146,7 @@ class Watch:
         self._sums.minibatches += 1
         self._sums.samples += new_samples
         self._steps, self._samples = steps, samples
+        self._trainer = threading.get_ident()
         if self._transport.world.size == 1:
             self._alone()
 
@@ -118,7 +154,7 @@ class Watch:
         """With one worker nothing is exchanged; the log still shows how far it is."""
         now = time.perf_counter()
         if now - self._written_s >= FOLD_S:
-            self._sums.compute_s += now - self._since
+            self._sums.compute_s += self._worked()
             self._since = now
             self._write(0, False)
 
@@ -169,6 +205,8 @@ class Watch:
     def _write(self, block: int, warmup: bool) -> None:
         with self._lock:
             self._write_line(block, warmup)
+        if self._sources is not None:
+            self._sources.tell()
 
     def _write_line(self, block: int, warmup: bool) -> None:
         sums, sent = self._sums, self._transport.bytes_sent
@@ -189,6 +227,7 @@ class Watch:
             compute_s=round(sums.compute_s, 6),
             wait_s=round(sums.wait_s, 6),
             exchange_s=round(sums.exchange_s, 6),
+            data_s=round(sums.data_s, 6),
             bytes=sent - self._bytes,
             left_out=sorted(sums.left_out),
             warmup=warmup,
@@ -211,9 +250,12 @@ class Watch:
 
     def close(self, blocks: int) -> None:
         """Write what is left and close the log."""
+        worked = self._worked()
         if not self._sums.empty:
-            self._sums.compute_s += time.perf_counter() - self._since if not self._sums.exchanges else 0.0
+            self._sums.compute_s += worked if not self._sums.exchanges else 0.0
             self._write(blocks, False)
+        if self._sources is not None:
+            self._sources.tell(now=True)
         with self._lock:
             self._journal.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
             self._journal.close()

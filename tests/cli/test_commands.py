@@ -71,6 +71,19 @@ def test_report_writes_the_page_and_prints_the_numbers(tmp_path: Path) -> None:
     assert "Workers 0, 1 never closed the run" in result.stderr
 
 
+def test_report_says_how_long_workers_waited_for_data(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 2)
+    for log in run.iterdir():
+        log.write_text(log.read_text().replace('"compute_s": 9.0', '"compute_s": 8.8, "data_s": 0.2'))
+    result = call("report", run, "--output", tmp_path / "out")
+    assert "Workers waited 2.0 % of the time for data.\n" in result.stdout
+    for log in run.iterdir():
+        log.write_text(log.read_text().replace('"compute_s": 8.8, "data_s": 0.2', '"compute_s": 8.0, "data_s": 1.0'))
+    result = call("report", run, "--output", tmp_path / "out")
+    assert "for data" in result.stdout and "Workers waited" not in result.stdout  # a row of the table
+    assert "note: Workers waited 10.0 % of the time for data: give the loader more processes" in result.stderr
+
+
 def test_report_compares_several_runs(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "alone", 1), make_run(tmp_path / "two", 2)]
     result = call("report", *runs, "--output", tmp_path / "out")

@@ -143,6 +143,8 @@ def test_the_status_line_tells_the_snapshot() -> None:
     )
     pushing = replace(shot, delay=2.9444, lost=(2, 5))
     assert describe(pushing, 4).plain == describe(shot, 4).plain + " | delay 2.94 | lost: workers 2, 5"
+    assert describe(replace(shot, data_share=0.01), 4) == describe(shot, 4)
+    assert describe(replace(shot, data_share=0.125), 4).plain == describe(shot, 4).plain + " | waiting for data 12 %"
     assert describe(Snapshot(), 4).plain == "4 workers running, none attached yet"
 
 

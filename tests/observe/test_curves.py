@@ -15,13 +15,14 @@ from paceline.observe.curves import (
     by_samples,
     by_time,
     bytes_by_time,
+    data_by_time,
     delays_of_pushes,
     losses,
     smooth,
     thin,
 )
 
-from .conftest import pushing
+from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 
@@ -104,3 +105,19 @@ def test_thinning_keeps_the_mean() -> None:
     assert len(few.x) == 100
     assert few.x.mean() == pytest.approx(curve.x.mean(), rel=0.01)
     assert thin(few, most=100) is few
+
+
+def test_the_wait_for_data_is_spread_over_the_time_of_its_line(write_run: Write) -> None:
+    run = read_run(write_run(change=waiting))
+    curve = data_by_time(run.workers[1:], "worker 1", 40.0)
+    assert curve.x == pytest.approx(np.arange(40) + 0.5)
+    assert curve.y == pytest.approx([40.0] * 20 + [20.0] * 20)
+    both = data_by_time(run.workers, "run", 40.0)
+    assert both.y == pytest.approx([30.0] * 20 + [20.0] * 20)
+    late = data_by_time(run.workers[1:], "worker 1", 80.0)  # of which the second half has no lines
+    assert late.x == pytest.approx(np.arange(20) * 2 + 1.0)
+    assert late.y == pytest.approx([40.0] * 10 + [20.0] * 10)
+
+
+def test_logs_without_waits_have_no_points(write_run: Write) -> None:
+    assert len(data_by_time(read_run(write_run()).workers, "run", 40.0).x) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.observe.live import Live
 
-from .conftest import pushing
+from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 
@@ -87,6 +87,13 @@ def test_the_mean_delay_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write(json.dumps({**line, "at_s": 30.0}) + "\n")
     assert live.poll().delay is None
+
+
+def test_the_wait_for_data_is_a_share_of_the_time(write_run: Write) -> None:
+    assert Live(write_run("before")).poll().data_share == 0
+    shot = Live(write_run(size=2, change=waiting)).poll()
+    assert shot.data_share == pytest.approx((0.2 + 0.3) / 2)
+    assert shot.exchange_share == pytest.approx(0.2)
 
 
 def test_the_lost_are_named_and_work_no_more(write_run: Write) -> None:

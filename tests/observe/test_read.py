@@ -11,9 +11,19 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline.observe.summary import Delays, delays, ranks_text, summarize, warnings
+from paceline.observe.events import Source
+from paceline.observe.summary import (
+    Delays,
+    data_sentence,
+    delays,
+    ranks_text,
+    shares,
+    summarize,
+    waits_much,
+    warnings,
+)
 
-from .conftest import pushing
+from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 
@@ -213,3 +223,62 @@ def test_directories_without_a_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PacelineError, match="is a file"):
         read_runs(tmp_path / "file")
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_wait_for_data_is_a_part_of_the_time(write_run: Write) -> None:
+    run = read_run(write_run(size=4, change=waiting))
+    part = summarize(run).shares
+    assert part.data == pytest.approx((3 * 0.2 + 0.3) / 4)
+    assert part.compute == pytest.approx(0.8 - part.data)
+    assert part.compute + part.data + part.wait + part.exchange == pytest.approx(1)
+    assert shares([run.workers[1]]).data == pytest.approx(0.3)
+
+
+def test_logs_from_before_say_nothing_of_data(write_run: Write) -> None:
+    run = read_run(write_run())
+    assert (run.tells_data, run.sources, data_sentence(run), waits_much(run)) == (False, {}, "", False)
+    assert summarize(run).shares.compute == pytest.approx(0.8)
+
+
+def test_a_cache_counts_once_and_its_last_totals_count(write_run: Write) -> None:
+    run = read_run(write_run(size=4, change=waiting))
+    assert run.sources == {"s3://bucket": Source(360, 120, 120_000_000, 15.0, 3, 0)}
+    assert run.sources["s3://bucket"].hit_rate == 0.75
+    assert Source().hit_rate == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence", "much"),
+    [
+        ((0.0, 0.0), "Workers waited 0.0 % of the time for data.", False),
+        ((0.031, 0.031), "Workers waited 3.1 % of the time for data.", False),
+        ((0.0, 0.04), "Workers waited 2.0 % of the time for data (worker 1: 4.0 %).", False),
+        ((0.2, 0.2), "Workers waited 20.0 % of the time for data: give the loader more processes (num_", True),
+        ((0.0, 0.06), "Workers waited 3.0 % of the time for data (worker 1: 6.0 %): give the loader more ", True),
+    ],
+)
+def test_a_sentence_says_how_long_workers_waited(
+    write_run: Write, parts: tuple[float, float], sentence: str, much: bool
+) -> None:
+    def wait(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for event in events:
+            if event["kind"] == "exchange":
+                event["data_s"], event["compute_s"] = parts[rank], 0.8 - parts[rank]
+        return events
+
+    run = read_run(write_run(change=wait))
+    assert data_sentence(run).startswith(sentence)
+    assert waits_much(run) == much == ("paceline data plan" in data_sentence(run))
+    assert warnings(run) == ([data_sentence(run)] if much else [])
+
+
+@pytest.mark.parametrize("sources", ["[]", "7", '{"s3://b": 3}', '{"s3://b": {"hits": []}}'])
+def test_sources_that_are_none_are_refused(write_run: Write, sources: str) -> None:
+    directory = write_run(size=1)
+    log = directory / "rank-000.jsonl"
+    log.write_text(f'{{"kind": "cache", "at_s": 1, "cache": "1", "sources": {sources}}}\n' + log.read_text())
+    with pytest.raises(LogError, match="line 1"):
+        read_run(directory)

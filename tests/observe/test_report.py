@@ -15,10 +15,11 @@ import pytest
 
 from paceline.observe import ExtraTable, read_run, write_report
 from paceline.observe.canvas import MissingExtraError, colour
-from paceline.observe.report import comparison, draw_all
+from paceline.observe.report import draw_all
 from paceline.observe.summary import bytes_text, seconds_text, value_text
+from paceline.observe.tables import comparison
 
-from .conftest import pushing
+from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -162,9 +163,83 @@ def test_pushes_have_a_table_of_their_own_when_runs_are_compared(write_run: Writ
     assert [row.get("largest delay") for row in terminal] == [None, "6"]
 
 
-def drawn(*runs: Path) -> Any:
-    figures = {stem: figure for stem, _, _, figure in draw_all([read_run(run) for run in runs])}
-    return figures["delay-of-pushes"].axes[0]
+def drawn(*runs: Path, figure: str = "delay-of-pushes") -> Any:
+    figures = {stem: made for stem, _, _, made in draw_all([read_run(run) for run in runs])}
+    return figures[figure].axes[0]
+
+
+def test_the_page_tells_of_data(write_run: Write, tmp_path: Path) -> None:
+    text = parse(write_report(write_run("run", 4, change=waiting), tmp_path / "out")).text
+    cards = {name: value for value, name in itertools.pairwise(text[: text.index("Sources of data")])}
+    assert cards["waiting for data"] == "22.5 %"
+    assert any(line.startswith("Workers waited 22.5 % of the time for data: give the loader") for line in text)
+    table = text[text.index("Sources of data") : text.index("Figures")]
+    cells = [cell for cell in table if cell]
+    row = cells[cells.index("s3://bucket") + 1 :]
+    assert row[:7] == ["360", "120", "75.0 %", "120 MB", "15 s", "3", "0"]
+    assert text[text.index("Workers") :].count("20.0 %") == 3 and "30.0 %" in text[text.index("Workers") :]
+    assert (tmp_path / "out" / "data-over-time.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_of_sources_are_escaped(write_run: Write, tmp_path: Path) -> None:
+    def spoil(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            event | {"sources": {"<script>alert(1)</script>": {"hits": 1}}} if event["kind"] == "cache" else event
+            for event in waiting(rank, events)
+        ]
+
+    html = write_report(write_run(change=spoil), tmp_path / "out").read_text()
+    assert "<script" not in html and "&lt;script&gt;" in html
+
+
+def test_a_little_waiting_is_a_note_and_no_warning(write_run: Write, tmp_path: Path) -> None:
+    def wait(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [event | {"data_s": 0.005} if event["kind"] == "exchange" else event for event in events]
+
+    html = write_report(write_run(change=wait), tmp_path / "out").read_text()
+    assert '<p class="note">Workers waited 0.5 % of the time for data.</p>' in html
+    assert 'class="warnings"' not in html
+    assert not (tmp_path / "out" / "data-over-time.png").exists()  # a line at the bottom would say no more
+
+
+def test_pages_of_logs_from_before_have_no_word_of_data(write_run: Write, tmp_path: Path) -> None:
+    html = write_report([write_run("a"), write_run("b")], tmp_path / "out").read_text()
+    html += write_report(write_run("a"), tmp_path / "one").read_text()
+    assert "for data" not in html and "Sources" not in html
+
+
+def test_old_and_new_logs_are_compared(write_run: Write, tmp_path: Path) -> None:
+    runs = [write_run("old"), write_run("new", change=waiting), write_run("newer", change=waiting)]
+    text = parse(write_report(runs, tmp_path / "out")).text
+    assert text[text.index("Sources of data") : text.index("Figures")].count("s3://bucket") == 2
+    lines = drawn(*runs, figure="data-over-time").lines
+    assert [(line.get_label(), line.get_color()) for line in lines] == [("new", colour(1)), ("newer", colour(2))]
+    rows = comparison([read_run(run) for run in runs])
+    assert [row.get("waiting for data") for row in rows] == ["n/a", "25.0 %", "25.0 %"]
+
+
+def test_bars_have_the_wait_for_data_behind_the_computing(write_run: Write) -> None:
+    axes = drawn(write_run(change=waiting), figure="time-per-worker")
+    bars = {label: [bar.get_width() for bar in part] for label, part in
+            zip(axes.get_legend_handles_labels()[1], axes.containers, strict=True)}  # fmt: skip
+    assert list(bars) == ["computing", "waiting for data", "waiting for the slowest", "exchanging"]
+    assert bars["waiting for data"] == pytest.approx([8, 12])
+    assert bars["computing"] == pytest.approx([24, 20])
+
+
+def test_a_line_a_worker(write_run: Write) -> None:
+    axes = drawn(write_run(size=3, change=waiting), figure="data-over-time")
+    assert [line.get_color() for line in axes.lines] == [colour(0), colour(1), colour(2)]
+    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([20, 40, 20])
+
+
+def test_of_many_workers_the_one_that_waits_most_stands_out(write_run: Write) -> None:
+    axes = drawn(write_run(size=9, change=waiting), figure="data-over-time")
+    *pale, most = axes.lines
+    assert len(pale) == 9 and {line.get_color() for line in pale} == {colour(0)}
+    assert (most.get_label(), most.get_color()) == ("worker 1", colour(1))
+    assert list(most.get_ydata()) == list(pale[1].get_ydata())
+    assert axes.get_legend_handles_labels()[1] == ["worker 1"]
 
 
 def test_delays_are_bars_and_their_mean_a_line(write_run: Write) -> None:

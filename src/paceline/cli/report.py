@@ -12,8 +12,9 @@ from rich.table import Table
 
 from paceline.errors import PacelineError
 from paceline.observe.log import RunLog
-from paceline.observe.report import comparison, load, write_report
-from paceline.observe.summary import warnings
+from paceline.observe.report import load, write_report
+from paceline.observe.summary import data_sentence, waits_much, warnings
+from paceline.observe.tables import comparison
 
 from .console import err, out, refuse
 
@@ -37,6 +38,10 @@ def command(
     except OSError as error:
         refuse(f"cannot write the report to {output}: {error}; choose another --output")
     out().print(as_table(comparison(runs)))
+    for run in runs:
+        if not waits_much(run) and data_sentence(run):  # else it stands among the notes
+            told = data_sentence(run)
+            out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for text in _notes(runs):
         err().print(f"note: {text}", markup=False)
     out().print(f"report: {page}", soft_wrap=True, markup=False)

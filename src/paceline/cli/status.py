@@ -15,6 +15,8 @@ from rich.text import Text
 from ..observe.live import Live, Snapshot
 from ..observe.summary import delay_text, ranks_text, value_text
 
+DATA_SHARE = 0.01
+"""Waiting for data is worth a word above this share of the time."""
 POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
 
 
@@ -56,6 +58,8 @@ def describe(shot: Snapshot, workers: int) -> Text:
     if shot.loss is not None:
         parts.append(f"loss {value_text(shot.loss)}")
     parts.append(f"exchange {100 * shot.exchange_share:.0f} %")
+    if shot.data_share > DATA_SHARE:
+        parts.append(f"waiting for data {100 * shot.data_share:.0f} %")
     if shot.delay is not None:
         parts.append(f"delay {delay_text(shot.delay)}")
     if shot.lost:

@@ -28,6 +28,7 @@ class Feed:
         seed: of the order of samples.
         began: called with (epoch, number of batches or None) at the start of every pass.
         waited: called with the seconds that the program waited for a batch.
+        shared: called with the data set of every loader that is shared.
 
     Attributes:
         leases: the way to the ledger, under rules by which workers go on unevenly.
@@ -39,8 +40,9 @@ class Feed:
         seed: int,
         began: Callable[[int, int | None], None],
         waited: Callable[[float], None] = lambda seconds: None,
+        shared: Callable[[Any], None] = lambda data: None,
     ) -> None:
-        self.world, self.seed, self.began, self.waited = world, seed, began, waited
+        self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
         self._positions: dict[int, Position] = {}
         self._kept: list[Any] = []  # whose ids are keys above
@@ -73,6 +75,7 @@ class Feed:
         share = Share(loader, number, self._positions[id(data)], self, None if even else self.leases)
         self._shares[id(loader)] = share
         self._recent.append(share)
+        self._told(data)
         return share
 
     # -- over time --------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 
 ::
 
+    events    what stands on the lines of a log
     log       RunLog and WorkerLog: what the files say
     read      log files -> RunLog
     curves    RunLog -> points to draw (loss by samples, loss by time, bytes, delays)
     summary   RunLog -> the numbers of a run on one line, and what to worry about
+    tables    those numbers and those of workers and sources, in rows
     canvas    the look of every picture
     figures   points -> pictures (needs the extra `paceline[report]`)
     page      numbers and pictures -> one HTML page

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#a6761d")
-COMPUTE, WAIT, EXCHANGE = "#0072b2", "#e69f00", "#cc79a7"
+COMPUTE, WAIT, EXCHANGE, DATA = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
 INK, GRID = "#24292e", "#d4d8dd"
 WIDTH_IN = 8.0
 LEGEND_LETTERS = 88  # of one legend line at this width and font
@@ -72,11 +72,13 @@ def colour(turn: int) -> str:
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    """A legend above everything, in as many columns as its labels leave room for."""
+    """A legend above everything, on one line or else in as many columns as its labels leave room for."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        longest = max(len(label) for label in labels)
-        columns = max(1, min(len(labels), LEGEND_LETTERS // (longest + 6)))
+        letters = [len(label) + 6 for label in labels]  # with the sample before the label
+        columns = max(1, min(len(labels), LEGEND_LETTERS // max(letters)))
+        if sum(letters) <= LEGEND_LETTERS:
+            columns = len(labels)
         figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 

@@ -8,15 +8,18 @@ the workers attach together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .log import Exchange, RunLog, Value, WorkerLog
+from .events import Exchange, Value
+from .log import RunLog, WorkerLog
 
 Points = npt.NDArray[np.float64]
 
+DATA_POINTS = 60  # of the line of a worker's wait for data
 MANY_POINTS = 60  # a curve of more points than this is noise around a mean, not a row of measurements
 
 
@@ -69,6 +72,29 @@ def bytes_by_time(run: RunLog) -> Curve:
     x = np.array([0.0, *(at_s for at_s, _ in lines)])
     y = np.cumsum([0.0, *(float(sent) for _, sent in lines)])
     return Curve("bytes", "seconds", x, y)
+
+
+def data_by_time(workers: Sequence[WorkerLog], name: str, end_s: float) -> Curve:
+    """Share of the time of some workers that they waited for data, in percent, over seconds since attach.
+
+    Each point stands for an equal span of the time up to `end_s`, and x is the middle of it. The waits that a line of
+    the log sums up are spread evenly over the time since the line before.
+    """
+    logs = [[line for line in worker.exchanges if line.data_s is not None] for worker in workers]
+    edges = np.linspace(0.0, end_s, max(1, min(DATA_POINTS, max(map(len, logs), default=0))) + 1)
+    data, busy = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
+    for lines in logs:
+        at_s = np.array([0.0, *(line.at_s for line in lines)])
+        data += _spread(edges, at_s, [line.data_s or 0.0 for line in lines])
+        busy += _spread(edges, at_s, [line.measured_s for line in lines])
+    shown = busy > 0
+    middle = (edges[:-1] + edges[1:]) / 2
+    return Curve(name, "seconds", middle[shown], 100 * data[shown] / busy[shown])
+
+
+def _spread(edges: Points, at_s: Points, amounts: list[float]) -> Points:
+    """How much of the amounts, each of which came evenly since the one before, lies between two edges: [edges - 1]."""
+    return np.diff(np.interp(edges, at_s, np.cumsum([0.0, *amounts])))
 
 
 def delays_of_pushes(run: RunLog) -> Curve:

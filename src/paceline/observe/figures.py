@@ -15,6 +15,7 @@ import numpy as np
 
 from .canvas import (
     COMPUTE,
+    DATA,
     EXCHANGE,
     INK,
     WAIT,
@@ -34,6 +35,7 @@ from .curves import (
     by_time,
     bytes_by_time,
     counts_samples,
+    data_by_time,
     delays_of_pushes,
     losses,
     smooth,
@@ -46,8 +48,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Runs = Sequence[RunLog]
-PARTS = (("computing", COMPUTE), ("waiting for the slowest", WAIT), ("exchanging", EXCHANGE))
-PARTS_OF_PUSHING = (("computing", COMPUTE), ("waiting", WAIT), ("exchanging", EXCHANGE))  # not only for the slowest
+COMPUTING, EXCHANGING, WAITING_FOR_DATA = ("computing", COMPUTE), ("exchanging", EXCHANGE), ("waiting for data", DATA)
+PARTS = (COMPUTING, WAITING_FOR_DATA, ("waiting for the slowest", WAIT), EXCHANGING)
+PARTS_OF_PUSHING = (COMPUTING, WAITING_FOR_DATA, ("waiting", WAIT), EXCHANGING)  # not only for the slowest
+LEAST_WAIT = 1.0  # percent of waiting for data, at any time, from which on it is drawn over time
+MOST_LINES = 8  # that are told apart by colour
 FIRST_FALL = 0.08  # of the run: its losses do not set the range of the y axis
 MOST_PANELS = 3
 MOST_BARS = 48  # of a histogram: narrower bars are hard to tell apart
@@ -73,7 +78,7 @@ def loss_by_time(runs: Runs) -> Figure | None:
 
 
 def time_per_worker(runs: Runs) -> Figure | None:
-    """Time computing, waiting and exchanging: a bar a worker, or a bar a run when comparing."""
+    """Time computing, waiting for data and for others, and exchanging: a bar a worker, or a run when comparing."""
     rows = [row for run in runs for row in (_workers(run) if len(runs) == 1 else [_mean(run)])]
     longest = max((sum(times) for _, times in rows), default=0.0)
     if not longest:
@@ -86,6 +91,8 @@ def time_per_worker(runs: Runs) -> Figure | None:
         left = np.zeros(len(rows))
         for part, (label, shade) in enumerate(PARTS_OF_PUSHING if any(run.delays for run in runs) else PARTS):
             width = np.array([times[part] for _, times in rows]) / scale
+            if label == WAITING_FOR_DATA[0] and not any(run.tells_data for run in runs):
+                continue
             axes.barh(names, width, left=left, color=shade, label=label, height=0.72)
             left += width
         axes.invert_yaxis()
@@ -93,6 +100,42 @@ def time_per_worker(runs: Runs) -> Figure | None:
         axes.set_xlabel(f"time [{unit}]" if len(runs) == 1 else f"mean time of a worker [{unit}]")
         legend_above(figure, axes)
     return figure
+
+
+def data_over_time(runs: Runs) -> Figure | None:
+    """Share of the time in which workers wait for data: a line a worker, or a run when comparing."""
+    lines = _waits_of_workers(runs[0]) if len(runs) == 1 else _waits_of_runs(runs)
+    if max((float(curve.y.max()) for _, curve in lines if len(curve.y)), default=0.0) < LEAST_WAIT:
+        return None
+    scale, unit = time_unit(max(run.wall_s for run in runs))
+    with style():
+        figure = new_figure(3.2)
+        axes = figure.subplots()
+        if len(lines) > MOST_LINES:  # all pale, and over them the one that waits most
+            for _, curve in lines:
+                axes.plot(curve.x / scale, curve.y, color=colour(0), linewidth=1.0, alpha=0.4)
+            lines = [(1, max((curve for _, curve in lines), key=lambda curve: float(curve.y.sum())))]
+        for turn, curve in lines:
+            x, y, shade = curve.x / scale, curve.y, colour(turn)
+            axes.plot(x, y, color=shade, linewidth=1.8, marker="o", markersize=3.5, label=curve.name)
+        axes.set_xlabel(f"time since attach [{unit}]")
+        axes.set_ylabel("waiting for data [%]")
+        axes.set_xlim(0, max(run.wall_s for run in runs) / scale)
+        axes.set_ylim(bottom=0)
+        if len(runs) > 1 or len(runs[0].workers) > 1:
+            legend_above(figure, axes)
+    return figure
+
+
+def _waits_of_workers(run: RunLog) -> list[tuple[int, Curve]]:
+    told = [worker for worker in run.workers if worker.tells_data]
+    return [(turn, data_by_time([one], f"worker {one.rank}", run.wall_s)) for turn, one in enumerate(told)]
+
+
+def _waits_of_runs(runs: Runs) -> list[tuple[int, Curve]]:
+    """A line for each run that tells of it, with the turn that gives it its colour in all figures."""
+    told = [(turn, run) for turn, run in enumerate(runs) if run.tells_data]
+    return [(turn, data_by_time(run.workers, run.label, run.wall_s)) for turn, run in told]
 
 
 def bytes_over_time(runs: Runs) -> Figure | None:
@@ -217,11 +260,14 @@ def _range_of_y(axes: Axes, curves: list[Curve]) -> None:
         axes.set_ylim(min(late) - margin, max(late) + margin)
 
 
-def _workers(run: RunLog) -> list[tuple[str, tuple[float, float, float]]]:
-    return [(f"worker {w.rank}", (w.compute_s, w.wait_s, w.exchange_s)) for w in run.workers]
+Times = tuple[float, ...]
+"""Seconds of one worker in the order of `PARTS`."""
 
 
-def _mean(run: RunLog) -> tuple[str, tuple[float, float, float]]:
+def _workers(run: RunLog) -> list[tuple[str, Times]]:
+    return [(f"worker {w.rank}", (w.compute_s, w.data_s, w.wait_s, w.exchange_s)) for w in run.workers]
+
+
+def _mean(run: RunLog) -> tuple[str, Times]:
     parts = [times for _, times in _workers(run)]
-    mean = np.mean(np.array(parts), axis=0)
-    return run.label, (float(mean[0]), float(mean[1]), float(mean[2]))
+    return run.label, tuple(np.mean(np.array(parts), axis=0).tolist())

@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .log import Exchange, WorkerLog
+from .events import Exchange
+from .log import WorkerLog
 from .read import LOG_NAME, parse_line, take
 
 LAG_S = 2.0  # between what a worker has done and what its log says
@@ -31,6 +32,7 @@ class Snapshot:
         epoch_done: share of that pass which is done, where its length is known.
         loss: latest report of the value named `loss`, or of another loss where none is so named.
         exchange_share: share of the measured time that went into waiting and exchanging.
+        data_share: share of it that went into waiting for data.
         delay: mean delay of the pushes of all workers, in updates, lately; None where nothing is pushed.
         lost: ranks of workers that left without a word.
     """
@@ -45,6 +47,7 @@ class Snapshot:
     exchange_share: float = 0.0
     delay: float | None = None
     lost: tuple[int, ...] = ()
+    data_share: float = 0.0
 
     @property
     def total(self) -> int:
@@ -91,6 +94,7 @@ class _Follower:
         self.minibatches = 0
         self.busy_s = 0.0
         self.exchange_s = 0.0
+        self.data_s = 0.0
         self.epoch: int | None = None
         self.epoch_batches: int | None = None
         self.epoch_start = 0
@@ -114,7 +118,7 @@ class _Follower:
             event = WorkerLog(path=self.path, rank=self.rank)
             try:
                 take(event, parse_line(line))
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, AttributeError):
                 continue
             self._add(event)
 
@@ -126,7 +130,8 @@ class _Follower:
             self.epoch_start = self._start_of_next_epoch()
             self.epoch, self.epoch_batches = start.epoch, start.batches
         for line in event.exchanges:
-            self.busy_s += line.compute_s + line.wait_s + line.exchange_s
+            self.busy_s += line.measured_s
+            self.data_s += line.data_s or 0.0
             self.exchange_s += line.wait_s + line.exchange_s
             self._advance(line.at_s, line.total_minibatches)
             self._push(line)
@@ -191,6 +196,7 @@ def _sum_up(logs: list[_Follower]) -> Snapshot:
         exchange_share=sum(log.exchange_s for log in logs) / busy if busy else 0.0,
         delay=_mean_delay(at_work),
         lost=tuple(sorted(lost)),
+        data_share=sum(log.data_s for log in logs) / busy if busy else 0.0,
     )
 
 

@@ -12,66 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Epoch:
-    """A worker began a pass over its share of the data."""
-
-    at_s: float
-    epoch: int
-    batches: int | None  # minibatches of this worker in this pass
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One or several exchanges of a worker, and the work since the line before."""
-
-    at_s: float
-    block: int
-    exchanges: int
-    minibatches: int
-    total_minibatches: int
-    samples: int | None
-    total_samples: int | None
-    compute_s: float
-    wait_s: float
-    exchange_s: float
-    bytes: int
-    left_out: tuple[int, ...]  # ranks whose contribution was not finite
-    warmup: bool
-    delays: dict[int, int] = field(default_factory=dict)  # delay of a push, in updates -> how many had it
-    refused: int = 0  # pushes that were not finite
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A worker left without a word."""
-
-    at_s: float
-    rank: int
-    why: str
-    taken_over: tuple[int, ...]  # ranks that own its slices from then on
-
-
-@dataclass(frozen=True)
-class Takeover:
-    """The worker that wrote this owns the slices of another from then on."""
-
-    at_s: float
-    slice_of: int
-    version: int  # of the values from which it goes on, in updates
-    source: str  # "replica" or "last pulled values"
-
-
-@dataclass(frozen=True)
-class Value:
-    """A number that the user's program reported."""
-
-    at_s: float
-    name: str
-    value: float
-    total_minibatches: int
-    total_samples: int | None
+from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
 
 
 @dataclass
@@ -83,6 +24,7 @@ class WorkerLog:
     attach: dict[str, Any] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
+    caches: dict[str, Cached] = field(default_factory=dict)  # name -> its latest totals
     values: list[Value] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
@@ -141,6 +83,16 @@ class WorkerLog:
     def exchange_s(self) -> float:
         """Seconds spent on exchanges after everybody had arrived."""
         return sum(line.exchange_s for line in self.exchanges)
+
+    @property
+    def data_s(self) -> float:
+        """Seconds spent waiting for batches; 0 where the log does not tell it from computing."""
+        return sum(line.data_s or 0.0 for line in self.exchanges)
+
+    @property
+    def tells_data(self) -> bool:
+        """Whether the log tells waiting for batches from computing."""
+        return any(line.data_s is not None for line in self.exchanges)
 
     @property
     def delays(self) -> Counter[int]:
@@ -223,6 +175,26 @@ class RunLog:
     def delays(self) -> Counter[int]:
         """How many pushes of all workers had which delay, in updates; empty in a synchronous run."""
         return _added(worker.delays for worker in self.workers)
+
+    @property
+    def tells_data(self) -> bool:
+        """Whether any log tells waiting for batches from computing."""
+        return any(worker.tells_data for worker in self.workers)
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """What the caches of all workers did, by source; a cache that several workers have counts once."""
+        latest: dict[tuple[str, str], Cached] = {}
+        for worker in self.workers:
+            for name, line in worker.caches.items():
+                before = latest.get((worker.host, name))
+                if before is None or line.at_s > before.at_s:
+                    latest[worker.host, name] = line
+        total: dict[str, Source] = {}
+        for line in latest.values():
+            for source, counts in line.sources.items():
+                total[source] = total.get(source, Source()) + counts
+        return dict(sorted(total.items()))
 
     @property
     def lost(self) -> list[Lost]:

@@ -93,7 +93,12 @@ def warning_box(texts: Sequence[str]) -> str:
     return f'<div class="warnings" role="note">{lines}</div>'
 
 
-def table(rows: Sequence[Mapping[str, Any]], note: str = "") -> str:
+def note(text: str) -> str:
+    """A sentence in small print."""
+    return f'<p class="note">{escape(text)}</p>' if text else ""
+
+
+def table(rows: Sequence[Mapping[str, Any]], below: str = "") -> str:
     """A table whose columns are the keys of its rows, in the order of their first appearance."""
     if not rows:
         return ""
@@ -101,8 +106,7 @@ def table(rows: Sequence[Mapping[str, Any]], note: str = "") -> str:
     text = {column for column in columns if not _numeric(row.get(column) for row in rows)}
     head = "".join(_cell("th", column, column in text) for column in columns)
     body = "".join(f"<tr>{''.join(_cell('td', row.get(c, ''), c in text) for c in columns)}</tr>\n" for row in rows)
-    below = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{below}'
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{note(below)}'
 
 
 def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:

@@ -18,7 +18,8 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-from .log import Epoch, Exchange, Lost, RunLog, Takeover, Value, WorkerLog
+from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
+from .log import RunLog, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
@@ -76,7 +77,7 @@ def read_worker(path: Path) -> WorkerLog:
             continue
         try:
             take(log, parse_line(line))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             if number == len(lines):
                 log.truncated += 1
                 continue
@@ -107,6 +108,9 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.exchanges.append(_exchange(at_s, event))
     elif kind == "value":
         log.values.append(_value(at_s, event))
+    elif kind == "cache":
+        line = _cached(at_s, event)
+        log.caches[line.cache] = line
     elif kind == "lost":
         log.lost.append(_lost(at_s, event))
     elif kind == "takeover":
@@ -140,6 +144,22 @@ def _exchange(at_s: float, event: dict[str, Any]) -> Exchange:
         warmup=bool(event.get("warmup", False)),
         delays={int(delay): int(count) for delay, count in dict(event.get("delays") or {}).items()},
         refused=int(event.get("refused", 0)),
+        data_s=None if event.get("data_s") is None else float(event["data_s"]),
+    )
+
+
+def _cached(at_s: float, event: dict[str, Any]) -> Cached:
+    return Cached(at_s, str(event["cache"]), {str(name): _source(row) for name, row in event["sources"].items()})
+
+
+def _source(row: dict[str, Any]) -> Source:
+    return Source(
+        hits=int(row.get("hits", 0)),
+        misses=int(row.get("misses", 0)),
+        bytes=int(row.get("bytes", 0)),
+        waited_s=float(row.get("waited_s", 0.0)),
+        retries=int(row.get("retries", 0)),
+        corrupt=int(row.get("corrupt", 0)),
     )
 
 

@@ -17,22 +17,8 @@ from typing import TYPE_CHECKING, Any
 from . import figures, page
 from .log import RunLog
 from .read import read_runs
-from .summary import (
-    NOTHING,
-    Summary,
-    bytes_text,
-    count_text,
-    delay_text,
-    delays,
-    ranks_text,
-    rate_text,
-    seconds_text,
-    share_text,
-    shares,
-    summarize,
-    value_text,
-    warnings,
-)
+from .summary import data_sentence, summarize, value_text, waits_much, warnings
+from .tables import asynchronous_facts, comparison, facts, source_facts, worker_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +26,10 @@ if TYPE_CHECKING:
 Draw = Callable[[Sequence[RunLog]], "Figure | None"]
 
 WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging is what follows."
+SOURCES = (
+    "A hit was there when it was opened, a miss had to be waited for. Waited is the time of opening, added up over the "
+    "processes of all loaders: while others still have batches, the device goes on. Corrupt files were fetched again."
+)
 WAITING_TO_GO_ON = (
     "Asynchronous workers wait for an answer that is late and, under a bounded staleness, for the slowest worker."
 )
@@ -63,6 +53,13 @@ FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
         "Where the time went",
         WAITING,
         figures.time_per_worker,
+    ),
+    (
+        "data-over-time",
+        "Waiting for data",
+        "Share of the time in which a worker had no batch to work on. A start that waits and a flat rest is a cache "
+        "that fills; a line that stays up is a source, or a loader, that is too slow.",
+        figures.data_over_time,
     ),
     ("bytes-over-time", "Bytes sent", "By all workers together.", figures.bytes_over_time),
     (
@@ -142,61 +139,6 @@ def _waiting(runs: Sequence[RunLog]) -> str:
     return " ".join(([] if all(pushed) else [WAITING]) + ([WAITING_TO_GO_ON] if any(pushed) else []))
 
 
-def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
-    """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
-    rows = []
-    for run in runs:
-        numbers = summarize(run)
-        part = numbers.shares
-        row = {"run": run.label, "rule": run.rule, "workers": count_text(numbers.workers)}
-        row |= {name: value_text(value) for name, value in numbers.values.items()}
-        row["wall time"] = seconds_text(numbers.wall_s)
-        row["minibatches per second"] = rate_text(numbers.minibatches_per_s)
-        row["computing / waiting / exchanging"] = (
-            f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
-        )
-        row["sent per worker"] = bytes_text(numbers.bytes_per_worker)
-        rows.append(row | asynchronous_facts(numbers) if pushes else row)
-    return rows
-
-
-def facts(numbers: Summary) -> dict[str, str]:
-    """A run's numbers by name, ready to show."""
-    shown = {
-        "workers": count_text(numbers.workers),
-        "wall time": seconds_text(numbers.wall_s),
-        "minibatches": count_text(numbers.minibatches),
-        "samples": count_text(numbers.samples),
-        "minibatches per second": rate_text(numbers.minibatches_per_s),
-        "samples per second": rate_text(numbers.samples_per_s),
-        "computing": share_text(numbers.shares.compute),
-        "waiting": share_text(numbers.shares.wait),
-        "exchanging": share_text(numbers.shares.exchange),
-        "exchanges": count_text(numbers.blocks),
-        "sent per worker": bytes_text(numbers.bytes_per_worker),
-        "sent per exchange": bytes_text(numbers.bytes_per_block),
-        "left out (non-finite)": count_text(numbers.left_out),
-    }
-    if numbers.samples is None:
-        del shown["samples"], shown["samples per second"]
-    return shown | asynchronous_facts(numbers)
-
-
-def asynchronous_facts(numbers: Summary) -> dict[str, str]:
-    """What only runs have that push, or that lost a worker and went on; of others, nothing."""
-    shown = {}
-    if numbers.delays is not None:
-        shown["mean delay of a push"] = delay_text(numbers.delays.mean)
-        shown["largest delay"] = count_text(numbers.delays.largest)
-    if numbers.delays is not None or numbers.refused:
-        shown["refused pushes"] = count_text(numbers.refused)
-    if numbers.lost:
-        heirs = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
-        shown["lost"] = ranks_text(numbers.lost)
-        shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
-    return shown
-
-
 def _body(
     runs: list[RunLog],
     name: str,
@@ -213,11 +155,12 @@ def _body(
         parts += _pushes(runs)
         notes = [f"{run.label}: {text}" for run in runs for text in warnings(run)]
         parts += [page.warning_box(notes)]
+    parts += _sources(runs)
     parts.append(page.heading("Figures") if drawn else "")
     for number, (_, title, caption, figure) in enumerate(drawn):
         parts.append(page.figure_block(figure, title, caption, number))
     for run in runs:
-        parts += [page.heading(_workers_title(run, runs)), page.table(_worker_rows(run))]
+        parts += [page.heading(_workers_title(run, runs)), page.table(worker_rows(run))]
     parts.append(_footer(runs))
     return parts
 
@@ -229,33 +172,21 @@ def _pushes(runs: list[RunLog]) -> list[str]:
     return [page.heading("Pushes and lost workers"), page.table(rows)] if rows else []
 
 
+def _sources(runs: list[RunLog]) -> list[str]:
+    """A table of what came from where, in runs that had a cache."""
+    rows = [
+        ({"run": run.label} if len(runs) > 1 else {}) | {"source": name} | source_facts(counts)
+        for run in runs
+        for name, counts in run.sources.items()
+    ]
+    return [page.heading("Sources of data"), page.table(rows, SOURCES)] if rows else []
+
+
 def _one_run(run: RunLog) -> list[str]:
     numbers = summarize(run)
     last = {f"last {name}": value_text(value) for name, value in numbers.values.items()}
-    return [page.warning_box(warnings(run)), page.cards(last | facts(numbers))]
-
-
-def _worker_rows(run: RunLog) -> list[dict[str, str]]:
-    gone = {line.rank for line in run.lost}
-    rows = []
-    for worker in run.workers:
-        part, pushed = shares([worker]), delays(worker.delays)
-        end = "lost" if worker.rank in gone else "closed" if worker.closed else "not closed"
-        row = {
-            "worker": str(worker.rank),
-            "host": worker.host,
-            "minibatches": count_text(worker.minibatches),
-            "samples": count_text(worker.samples),
-            "computing": share_text(part.compute),
-            "waiting": share_text(part.wait),
-            "exchanging": share_text(part.exchange),
-            "exchanges": count_text(worker.blocks),
-            "sent": bytes_text(worker.bytes),
-        }
-        if run.delays:
-            row["mean delay"] = delay_text(pushed.mean) if pushed else NOTHING
-        rows.append(row | {"end": end})
-    return rows
+    told = "" if waits_much(run) else data_sentence(run)  # where it is much it stands among the warnings
+    return [page.warning_box(warnings(run)), page.cards(last | facts(numbers)), page.note(told)]
 
 
 def _title(runs: list[RunLog]) -> str:

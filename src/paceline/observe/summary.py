@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from .log import RunLog, WorkerLog
 
 NOTHING = "n/a"  # shown for what nobody counted
+MUCH_WAIT = 0.05
+"""From this share of the time on, waiting for data is worth a cure."""
+LITTLE_WAIT, UNEVEN = 0.01, 1.5
+"""One worker is named that waits for data so much of its time, and so many times as long as the mean."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Where measured time went; the three add up to 1, or are 0 where nothing was measured."""
+    """Where measured time went; the four add up to 1, or are 0 where nothing was measured."""
 
     compute: float
     wait: float
     exchange: float
+    data: float = 0.0  # in logs that do not tell it from computing, 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Summary:
     delays: Delays | None = None  # None where nothing was pushed, as in every synchronous run
     refused: int = 0  # pushes that were not finite
     lost: dict[int, list[int]] = field(default_factory=dict)  # worker that left without a word -> who took over
+    tells_data: bool = False  # whether waiting for data was told from computing
 
 
 def summarize(run: RunLog) -> Summary:
@@ -76,6 +82,7 @@ def summarize(run: RunLog) -> Summary:
         delays=delays(run.delays),
         refused=sum(worker.refused for worker in run.workers),
         lost={line.rank: list(run.heirs(line.rank)) for line in run.lost},
+        tells_data=run.tells_data,
     )
 
 
@@ -92,8 +99,32 @@ def shares(workers: list[WorkerLog]) -> Shares:
     compute = sum(worker.compute_s for worker in workers)
     wait = sum(worker.wait_s for worker in workers)
     exchange = sum(worker.exchange_s for worker in workers)
-    measured = compute + wait + exchange
-    return Shares(_over(compute, measured), _over(wait, measured), _over(exchange, measured))
+    data = sum(worker.data_s for worker in workers)
+    measured = compute + wait + exchange + data
+    return Shares(*(_over(part, measured) for part in (compute, wait, exchange, data)))
+
+
+def data_sentence(run: RunLog) -> str:
+    """How much of their time the workers waited for data, and what to do where it is much; empty where unknown."""
+    if not run.tells_data:
+        return ""
+    part = shares(run.workers).data
+    each = {worker.rank: shares([worker]).data for worker in run.workers}
+    most = max(each, key=each.__getitem__)
+    told = f"Workers waited {share_text(part)} of the time for data"
+    if each[most] >= max(UNEVEN * part, LITTLE_WAIT):
+        told += f" (worker {most}: {share_text(each[most])})"
+    if max(part, each[most]) < MUCH_WAIT:
+        return f"{told}."
+    return (
+        f"{told}: give the loader more processes (num_workers), and ask `paceline data plan` what the storage and the "
+        "network can bring."
+    )
+
+
+def waits_much(run: RunLog) -> bool:
+    """Whether the wait for data, of all workers or of one, is worth doing something about."""
+    return any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
 
 
 def left_out(run: RunLog) -> int:
@@ -126,6 +157,8 @@ def warnings(run: RunLog) -> list[str]:
     if refusing:
         count = sum(worker.refused for worker in run.workers)
         found.append(f"Refused because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
+    if waits_much(run):
+        found.append(data_sentence(run))
     return found + _disagreement(run) + _crowding(run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,8 +17,9 @@ from paceline.data.cache.evict import Rank
 from paceline.data.cache.fetcher import Fetcher
 from paceline.data.cache.names import key_of
 from paceline.data.cache.obtain import Obtainer
+from paceline.data.cache.sheets import Sheet, SheetName
 from paceline.data.cache.source import digest_of, local_path, name_of
-from paceline.data.cache.stats import Stats, Tallies
+from paceline.data.cache.stats import Stats, Tallies, added
 from paceline.data.cache.store import Store
 from paceline.data.cache.wishes import Wishes
 from paceline.errors import ClosedError, NotServedError
@@ -38,7 +40,7 @@ class Cache:
                     ...
 
     All processes should give the same cap. The object may be sent to other processes (it opens the directory again
-    there) and survives a fork; counts and wishes stay with the process that made them.
+    there) and survives a fork; wishes stay with the process that made them, and so do counts, which `stats` adds up.
 
     Args:
         directory: on this host, made where it is missing; `~/.cache/paceline` if None.
@@ -68,14 +70,16 @@ class Cache:
         self.cap_bytes, self.threads, self.retries, self.timeout_s = cap_bytes, threads, retries, timeout_s
         self.options = dict(options or {})
         self._closed = False
-        self._begin()
+        self._begin(None)
 
-    def _begin(self) -> None:
-        """Open the directory in this process."""
+    def _begin(self, sheet: SheetName | None) -> None:
+        """Open the directory in this process; `sheet` is that of the object that this is a copy of."""
         self._process = os.getpid()
-        self._tallies = Tallies()
         self._store = Store(self.directory, self.cap_bytes, self.timeout_s)
         self._store.complete_bytes()  # says now whether the directory can be used
+        self._sheet = Sheet.of_copy(self.directory, sheet) if sheet is not None else Sheet.of_first(self.directory)
+        self._let_go = weakref.finalize(self, self._sheet.close)
+        self._tallies = Tallies(self._sheet.put)
         self._downloader = Downloader(self.options, self.retries, self.timeout_s, self._tallies)
         self._obtainer = Obtainer(self._store, self._downloader, self._tallies, self.timeout_s)
         self._wishes = Wishes(self.directory)
@@ -84,18 +88,21 @@ class Cache:
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("directory", "cap_bytes", "threads", "retries", "timeout_s", "options")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "sheet": self._sheet.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({name: value for name, value in state.items() if name != "sheet"})
         self._closed = False
-        self._begin()
+        self._begin(state.get("sheet"))
 
     def _check(self) -> None:
         if self._closed:
             raise ClosedError(f"the cache of {self.directory} is closed; open a new Cache")
+        self._after_fork()
+
+    def _after_fork(self) -> None:
         if self._process != os.getpid():
-            self._begin()
+            self._begin(self._sheet.name)
 
     @contextmanager
     def open(self, url: str, sha256: str | None = None) -> Iterator[Path]:
@@ -116,13 +123,13 @@ class Cache:
             return
         self._check()
         began = time.perf_counter()
+        hit: bool | None = None
         try:
             lock, hit = self._obtainer.pin(url, sha256, self._rank(None))
         finally:
             with self._tallies.of(name_of(url)) as tally:
                 tally.waited_s += time.perf_counter() - began
-        with self._tallies.of(name_of(url)) as tally:
-            tally.hits, tally.misses = tally.hits + hit, tally.misses + (not hit)
+                tally.hits, tally.misses = tally.hits + (hit is True), tally.misses + (hit is False)
         self._fetcher.used(key_of(url))
         try:
             yield self._store.path(url)
@@ -152,8 +159,14 @@ class Cache:
         return {url for url in urls if local_path(url) is not None or self._store.look(url) is not None}
 
     def stats(self) -> dict[str, Stats]:
-        """A copy of this process's counts, by source (`scheme://host-or-bucket`)."""
-        return self._tallies.copy()
+        """The counts by source (`scheme://host-or-bucket`), of this process and of the copies that it gave away.
+
+        So the processes of a `DataLoader` are in it, those too that have ended or were killed. In such a process it is
+        what that process has done. After `close` it stays as it was then.
+        """
+        if not self._closed:
+            self._after_fork()
+        return added([self._tallies.copy(), self._sheet.of_copies()])
 
     def close(self) -> None:
         """Stop fetching; the files stay. Twice is once."""
@@ -163,6 +176,7 @@ class Cache:
         if self._process == os.getpid():
             self._downloader.closed.set()
             self._fetcher.close()
+            self._let_go()
 
     def __enter__(self) -> Cache:
         return self

@@ -47,6 +47,11 @@ class Files(Dataset[Any]):
             return self._read(path)
 
     @property
+    def local(self) -> bool:
+        """Whether all files are on this host already, so that no cache is needed."""
+        return all(local_path(url) is not None for url in self.urls)
+
+    @property
     def cache(self) -> Cache:
         """The cache that holds the files."""
         if self._cache is None:

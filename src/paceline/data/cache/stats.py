@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("paceline")
 
 @dataclass
 class Stats:
-    """Counts of one source (`scheme://host-or-bucket`), of one process.
+    """Counts of one source (`scheme://host-or-bucket`).
 
     `hits` and `misses` count calls of `open`: a hit had its file there, a miss had to wait for a download, also for
     one that was already under way. `fetched_bytes` counts what came from the source, spoiled downloads included;
@@ -29,12 +29,36 @@ class Stats:
     retries: int = 0
     corrupt: int = 0
 
+    def plus(self, other: Stats, sign: int = 1) -> Stats:
+        """The sum; with `sign` -1 the difference."""
+        return Stats(
+            self.hits + sign * other.hits,
+            self.misses + sign * other.misses,
+            self.fetched_bytes + sign * other.fetched_bytes,
+            self.waited_s + sign * other.waited_s,
+            self.retries + sign * other.retries,
+            self.corrupt + sign * other.corrupt,
+        )
+
+
+def added(several: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
+    """The sum of several counts, source by source."""
+    total: dict[str, Stats] = {}
+    for counts in several:
+        for source, stats in counts.items():
+            total[source] = total.get(source, Stats()).plus(stats)
+    return total
+
 
 class Tallies:
-    """The counts of all sources, and which of the sources are lost."""
+    """The counts of one process by source, and which of the sources are lost.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        changed: called with the name of a source and its counts after every change.
+    """
+
+    def __init__(self, changed: Callable[[str, Stats], None] | None = None) -> None:
+        self._lock, self._changed = threading.Lock(), changed
         self._of: dict[str, Stats] = {}
         self._lost: set[str] = set()
 
@@ -42,7 +66,10 @@ class Tallies:
     def of(self, source: str) -> Iterator[Stats]:
         """The counts of a source, to be changed."""
         with self._lock:
-            yield self._of.setdefault(source, Stats())
+            stats = self._of.setdefault(source, Stats())
+            yield stats
+            if self._changed is not None:
+                self._changed(source, stats)
 
     def copy(self) -> dict[str, Stats]:
         """The counts as they are now."""

@@ -107,6 +107,11 @@ class PackedDataset(Dataset[Any]):
         self._kept = _Kept()
 
     @property
+    def cache(self) -> FileCache | None:
+        """What fetches remote files."""
+        return self._cache
+
+    @property
     def urls(self) -> Sequence[str]:
         """URL or path of each shard, in order."""
         return [join(self._root, shard.name) for shard in self._index.shards]

@@ -85,6 +85,11 @@ class ParquetDataset(Dataset[Any]):
         self._kept = _Kept()
 
     @property
+    def cache(self) -> FileCache | None:
+        """What fetches remote files."""
+        return self._cache
+
+    @property
     def urls(self) -> Sequence[str]:
         """File of each row group, in order."""
         return [group.url for group in self._groups]

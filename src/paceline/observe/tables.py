@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a report: rows of names and texts, ready to show on a page or in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .events import Source
+from .log import RunLog
+from .summary import (
+    NOTHING,
+    Summary,
+    bytes_text,
+    count_text,
+    delay_text,
+    delays,
+    ranks_text,
+    rate_text,
+    seconds_text,
+    share_text,
+    shares,
+    summarize,
+    value_text,
+)
+
+
+def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
+    """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
+    rows = []
+    tells_data = any(run.tells_data for run in runs)
+    for run in runs:
+        numbers = summarize(run)
+        part = numbers.shares
+        row = {"run": run.label, "rule": run.rule, "workers": count_text(numbers.workers)}
+        row |= {name: value_text(value) for name, value in numbers.values.items()}
+        row["wall time"] = seconds_text(numbers.wall_s)
+        row["minibatches per second"] = rate_text(numbers.minibatches_per_s)
+        row["computing / waiting / exchanging"] = (
+            f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
+        )
+        if tells_data:
+            row["waiting for data"] = share_text(part.data) if numbers.tells_data else NOTHING
+        row["sent per worker"] = bytes_text(numbers.bytes_per_worker)
+        rows.append(row | asynchronous_facts(numbers) if pushes else row)
+    return rows
+
+
+def facts(numbers: Summary) -> dict[str, str]:
+    """A run's numbers by name, ready to show."""
+    shown = {
+        "workers": count_text(numbers.workers),
+        "wall time": seconds_text(numbers.wall_s),
+        "minibatches": count_text(numbers.minibatches),
+        "samples": count_text(numbers.samples),
+        "minibatches per second": rate_text(numbers.minibatches_per_s),
+        "samples per second": rate_text(numbers.samples_per_s),
+        "computing": share_text(numbers.shares.compute),
+        "waiting for data": share_text(numbers.shares.data),
+        "waiting": share_text(numbers.shares.wait),
+        "exchanging": share_text(numbers.shares.exchange),
+        "exchanges": count_text(numbers.blocks),
+        "sent per worker": bytes_text(numbers.bytes_per_worker),
+        "sent per exchange": bytes_text(numbers.bytes_per_block),
+        "left out (non-finite)": count_text(numbers.left_out),
+    }
+    if numbers.samples is None:
+        del shown["samples"], shown["samples per second"]
+    if not numbers.tells_data:
+        del shown["waiting for data"]
+    return shown | asynchronous_facts(numbers)
+
+
+def asynchronous_facts(numbers: Summary) -> dict[str, str]:
+    """What only runs have that push, or that lost a worker and went on; of others, nothing."""
+    shown = {}
+    if numbers.delays is not None:
+        shown["mean delay of a push"] = delay_text(numbers.delays.mean)
+        shown["largest delay"] = count_text(numbers.delays.largest)
+    if numbers.delays is not None or numbers.refused:
+        shown["refused pushes"] = count_text(numbers.refused)
+    if numbers.lost:
+        heirs = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
+        shown["lost"] = ranks_text(numbers.lost)
+        shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
+    return shown
+
+
+def source_facts(counts: Source) -> dict[str, str]:
+    """What the caches did with the files of a source, ready to show."""
+    return {
+        "hits": count_text(counts.hits),
+        "misses": count_text(counts.misses),
+        "hit rate": share_text(counts.hit_rate) if counts.hits + counts.misses else NOTHING,
+        "fetched": bytes_text(counts.bytes),
+        "waited": seconds_text(counts.waited_s),
+        "retries": count_text(counts.retries),
+        "corrupt": count_text(counts.corrupt),
+    }
+
+
+def worker_rows(run: RunLog) -> list[dict[str, str]]:
+    """A row a worker."""
+    gone = {line.rank for line in run.lost}
+    rows = []
+    for worker in run.workers:
+        part, pushed = shares([worker]), delays(worker.delays)
+        end = "lost" if worker.rank in gone else "closed" if worker.closed else "not closed"
+        row = {
+            "worker": str(worker.rank),
+            "host": worker.host,
+            "minibatches": count_text(worker.minibatches),
+            "samples": count_text(worker.samples),
+            "computing": share_text(part.compute),
+            "waiting for data": share_text(part.data),
+            "waiting": share_text(part.wait),
+            "exchanging": share_text(part.exchange),
+            "exchanges": count_text(worker.blocks),
+            "sent": bytes_text(worker.bytes),
+        }
+        if not run.tells_data:
+            del row["waiting for data"]
+        if run.delays:
+            row["mean delay"] = delay_text(pushed.mean) if pushed else NOTHING
+        rows.append(row | {"end": end})
+    return rows

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first of several copies of a cache adds up what all of them count, also in processes that were killed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from paceline.data.cache import Cache, Files, Stats
+from paceline.data.cache.sheets import Sheet
+from tests.data.cache.server import Server, until
+from tests.data.cache.test_files import first_byte
+
+A, B = "http://a", "s3://b"
+
+
+def sheets(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("counts/*/*"))
+
+
+def counted(cache: Cache, source: str) -> tuple[int, int, int]:
+    stats = cache.stats()[source]
+    return stats.hits, stats.misses, stats.fetched_bytes
+
+
+def test_copies_are_added_up_and_copies_of_copies(tmp_path: Path) -> None:
+    first = Sheet.of_first(tmp_path)
+    one, two = Sheet.of_copy(tmp_path, first.name), Sheet.of_copy(tmp_path, first.name)
+    below = Sheet.of_copy(tmp_path, one.name)
+    one.put(A, Stats(hits=1, waited_s=0.5))
+    one.put(A, Stats(hits=2, waited_s=0.75))  # in the place of what it said before
+    two.put(B, Stats(misses=3, fetched_bytes=1 << 40))
+    two.put(A, Stats(hits=10))
+    below.put(A, Stats(corrupt=7, retries=8))
+    assert first.of_copies() == {
+        A: Stats(hits=12, waited_s=0.75, retries=8, corrupt=7),
+        B: Stats(misses=3, fetched_bytes=1 << 40),
+    }
+    assert one.of_copies() == {A: Stats(retries=8, corrupt=7)}
+    assert two.of_copies() == below.of_copies() == {}
+    assert sheets(tmp_path) == ["0", "0.0", "1"]
+
+
+def test_a_new_copy_goes_on_with_the_sheet_of_one_that_has_ended(tmp_path: Path) -> None:
+    first = Sheet.of_first(tmp_path)
+    for _ in range(5):
+        one, two = Sheet.of_copy(tmp_path, first.name), Sheet.of_copy(tmp_path, first.name)
+        below = Sheet.of_copy(tmp_path, one.name)
+        assert one.of_copies() == {}  # and nothing of those who are gone
+        two.put(B, Stats(misses=1))
+        one.put(B, Stats(hits=1))
+        one.put(A, Stats(hits=1))
+        below.put(A, Stats(hits=100))
+        assert one.of_copies() == {A: Stats(hits=100)}
+        for sheet in (one, two, below):
+            sheet.close()
+    assert sheets(tmp_path) == ["0", "0.0", "1"]
+    assert first.of_copies() == {A: Stats(hits=505), B: Stats(hits=5, misses=5)}
+
+
+def test_nothing_is_left_when_the_first_closes_and_the_sum_stays(tmp_path: Path) -> None:
+    first, other = Sheet.of_first(tmp_path), Sheet.of_first(tmp_path)
+    one = Sheet.of_copy(tmp_path, first.name)
+    one.put(A, Stats(hits=3))
+    first.close()
+    one.put(A, Stats(hits=4))
+    assert first.of_copies() == {A: Stats(hits=3)}
+    assert other.of_copies() == {}
+    assert [path.stem for path in (tmp_path / "counts").iterdir()] == [other.name[0]] * 2
+    other.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_that_nobody_asks_any_more_is_a_first(tmp_path: Path) -> None:
+    first = Sheet.of_first(tmp_path)
+    first.close()
+    orphan = Sheet.of_copy(tmp_path, first.name)
+    assert orphan.number == ""
+    Sheet.of_copy(tmp_path, orphan.name).put(A, Stats(hits=1))
+    assert orphan.of_copies() == {A: Stats(hits=1)}
+
+
+def test_without_a_place_to_write_each_counts_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "counts").write_text("in the way")
+    first = Sheet.of_first(tmp_path)
+    one = Sheet.of_copy(tmp_path, first.name)
+    one.put(A, Stats(hits=1))
+    assert first.of_copies() == one.of_copies() == {}
+    one.close()
+    first.close()
+
+
+def test_what_killed_programs_left_is_swept_and_the_living_stay(tmp_path: Path) -> None:
+    living = Sheet.of_first(tmp_path)
+    one = Sheet.of_copy(tmp_path, living.name)
+    counts = tmp_path / "counts"
+    (counts / "dead").mkdir()
+    for name in ("dead.lock", "dead/0", "dead/0.3", "young.lock"):
+        (counts / name).write_bytes(bytes(512))
+    for path in counts.glob("*.lock"):
+        if path.name != "young.lock":  # whose owner may just be about to lock it
+            os.utime(path, (0, 0))
+    Sheet.of_first(tmp_path).close()
+    assert {path.name for path in counts.iterdir()} == {living.name[0], f"{living.name[0]}.lock", "young.lock"}
+    one.put(A, Stats(hits=2))
+    assert living.of_copies() == {A: Stats(hits=2)}
+
+
+def test_many_that_begin_at_the_same_time_all_have_a_place(tmp_path: Path) -> None:
+    made: list[Sheet] = []
+    threads = [threading.Thread(target=lambda: made.append(Sheet.of_first(tmp_path))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, first in enumerate(made):
+        Sheet.of_copy(tmp_path, first.name).put(A, Stats(hits=1 + number))
+    assert [first.of_copies()[A].hits for first in made] == list(range(1, 17))
+
+
+def test_a_long_name_of_a_source_is_cut(tmp_path: Path) -> None:
+    first = Sheet.of_first(tmp_path)
+    one = Sheet.of_copy(tmp_path, first.name)
+    one.put("s3://" + "x" * 600, Stats(hits=1))
+    one.put(A, Stats(hits=2))
+    assert sorted(stats.hits for stats in first.of_copies().values()) == [1, 2]
+
+
+def test_copies_in_the_same_process_count_too(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", b"hello")
+    with Cache(tmp_path) as cache:
+        cache.read(url)
+        with pickle.loads(pickle.dumps(cache)) as other, copy.deepcopy(other) as third:
+            for one in (other, third, third):
+                one.read(url)
+            assert [counted(one, server.address) for one in (cache, other, third)] == [(3, 1, 5), (3, 0, 0), (2, 0, 0)]
+    assert counted(cache, server.address) == (3, 1, 5)
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("f-")} >= {"ledger"}
+    assert not (tmp_path / "counts").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_processes_of_a_loader_are_in_the_sum(server: Server, tmp_path: Path, method: str) -> None:
+    urls = [server.put(str(i), bytes([i]) * 10) for i in range(6)]
+    with Cache(tmp_path) as cache:
+        cache.read(urls[0])
+        loader = DataLoader(Files(urls, cache, first_byte), batch_size=1, num_workers=2, multiprocessing_context=method)
+        for epoch in range(1, 3):
+            assert len(list(loader)) == 6
+            assert counted(cache, server.address) == (6 * epoch - 5, 6, 60)
+        assert len(sheets(tmp_path)) <= 4
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_killed_process_loses_nothing(server: Server, tmp_path: Path) -> None:
+    url = server.put("a", b"hello")
+    with Cache(tmp_path) as cache:
+        cache.read(url)
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):  # nothing of the test may go on in the child
+                for _ in range(7):
+                    cache.read(url)
+            signal.alarm(60)
+            signal.pause()
+        until(lambda: counted(cache, server.address)[0] == 7, "the child has not counted")
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert counted(cache, server.address) == (7, 1, 5)
