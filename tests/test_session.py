@@ -608,4 +608,4 @@ def test_public_names() -> None:
         assert hasattr(paceline, name), name
     assert issubclass(paceline.DesyncError, RuntimeError) and issubclass(paceline.MismatchError, ValueError)
     errors = [getattr(paceline, n) for n in paceline.__all__ if n.endswith("Error") and n != "PacelineError"]
-    assert len(errors) == 8 and all(issubclass(e, paceline.PacelineError) for e in errors)
+    assert len(errors) == 12 and all(issubclass(e, paceline.PacelineError) for e in errors)

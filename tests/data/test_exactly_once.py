@@ -225,7 +225,15 @@ class Cluster:
     def _position(self, worker: Worker, loader: int) -> dict[str, Any]:
         epochs = sum(one == loader for one, _ in self.job.passes[: worker.at])
         passes = [[epochs, None, 0, 0]]
-        return {"epoch": epochs, "passes": passes, "rest": [], "played": [], "epoch_start": None, "leased": True}
+        return {
+            "epoch": epochs,
+            "passes": passes,
+            "rest": [],
+            "played": [],
+            "epoch_start": None,
+            "leased": True,
+            "arranged": [],
+        }
 
     # -- to the end -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
 
 import paceline
+from paceline.data.consumed import Consumed
 from paceline.data.position import Position
 from paceline.sim import Clock
 from paceline.tree import build, flatten
@@ -187,8 +188,9 @@ def test_a_stream_that_one_worker_has_ended_and_another_has_not() -> None:
 
 
 def state_of(epoch: int, *passes: list[Any], **about: Any) -> dict[str, Any]:
-    rest = {"rest": [], "played": [], "epoch_start": None, "leased": False}
-    return {"epoch": epoch, "passes": list(passes), **rest, **about}
+    rest = {"rest": [], "played": [], "epoch_start": None, "leased": False, "arranged": []}
+    rows = [[*one, Consumed().state()] for one in passes]
+    return {"epoch": epoch, "passes": rows, **rest, **about}
 
 
 def regrouped(*states: dict[str, Any]) -> Position:

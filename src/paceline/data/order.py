@@ -122,7 +122,7 @@ class InShards:
     @property
     def window(self) -> int:
         """Places of a buffer of shards, on average."""
-        return max(1, len(self) * self._buffer // max(1, len(self._counts)))
+        return max(1, len(self) * min(self._buffer, len(self._counts)) // max(1, len(self._counts)))
 
     def first(self, shard: int) -> int:
         """The first sample of a shard."""

@@ -17,7 +17,7 @@ from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 
 Cut = tuple[str, int, int, int]
-"""How an epoch was split ("rounds", "stripes", "shards", "alone", or "leased" by the ledger), places, batch, workers."""
+"""How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""
 
 
 @dataclass

@@ -169,11 +169,6 @@ class PackedDataset(Dataset[Any]):
         cap: int | None = getattr(self._cache, "cap_bytes", None)
         return self._remote and cap is not None and cap < sum(shard.bytes for shard in self._index.shards)
 
-    @property
-    def cache(self) -> FileCache | None:
-        """What fetches remote files."""
-        return self._cache
-
     def __getstate__(self) -> dict[str, Any]:
         """Without open files."""
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}

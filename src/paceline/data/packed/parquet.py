@@ -131,11 +131,6 @@ class ParquetDataset(Dataset[Any]):
         """Row groups whose rows are mixed: as many as stay decoded."""
         return KEPT
 
-    @property
-    def cache(self) -> FileCache | None:
-        """What fetches remote files."""
-        return self._cache
-
     def __getstate__(self) -> dict[str, Any]:
         """Without what was decoded."""
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
