@@ -213,7 +213,7 @@ class Share:
         def tickets(first: Portion) -> Iterator[Ticket]:
             portion: Portion | None = first
             while portion is not None:
-                ids = plan.ids(portion)
+                ids = plan.ids(portion, supply.known)
                 if len(ids):
                     under_way.append((portion, len(ids)))
                     yield Ticket(portion.epoch, ids)
@@ -302,5 +302,6 @@ class Share:
 
     def _hand_out(self, batch: Any, samples: int, nominal: int, portion: Portion | None = None) -> Any:
         self._position.now.batches += 1
-        self._feed.handed_out(samples, nominal, self._marks(portion) if portion is not None else [])
+        marks = [] if self._leases is None or portion is None else self._marks(portion)
+        self._feed.handed_out(samples, nominal, marks)
         return batch

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from paceline.data.ledger import Mark, Question
+from paceline.data.memo import PLACES
 from paceline.data.ranges import Range, Ranges
 from paceline.data.split import Rounds, Split, even_parts
 
@@ -45,6 +46,9 @@ class Supply(Protocol):
             wait: whether this worker has nothing left to do. Without it None may also mean: nothing at present.
         """
 
+    def known(self) -> Iterable[Portion]:
+        """Some of what will come next, as far as it is known without asking; several batches in one, perhaps."""
+
 
 class Even:
     """The worker's part of an even split.
@@ -60,16 +64,28 @@ class Even:
 
     def __init__(self, epoch: int, rest: Ranges, split: Split, rank: int, first: int, whole: int = 0) -> None:
         self._epoch, self._rest, self._split, self._rank, self._whole = epoch, rest, split, rank, whole
-        self._number = first
+        self._number, self._coming = first, deque[Portion]()
 
     def next(self, wait: bool) -> Portion | None:
         """The next portion; None at the end."""
-        while self._number < len(self._split):
+        if not self._coming:
+            self._draw(1)
+        return self._coming.popleft() if self._coming else None
+
+    def known(self) -> Iterable[Portion]:
+        """Some of what will come next."""
+        self._draw(PLACES)
+        return self._coming
+
+    def _draw(self, places: int) -> None:
+        """Have portions of so many places at hand, or all that are left."""
+        count = sum(portion.count for portion in self._coming)
+        while count < places and self._number < len(self._split):
             portion = self._portion(self._number)
             self._number += 1
             if portion is not None:
-                return portion
-        return None
+                self._coming.append(portion)
+                count += portion.count
 
     def _portion(self, number: int) -> Portion | None:
         split = self._split
@@ -136,6 +152,10 @@ class Leased:
         if middle < end:
             self.held.appendleft((loader, epoch, middle, end))
         return Portion(epoch, [(begin, middle)])
+
+    def known(self) -> Iterable[Portion]:
+        """What is leased and was not begun."""
+        return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
 
 
 def cut_up(items: Sequence[Item], part: tuple[int, int]) -> Sequence[Item]:
