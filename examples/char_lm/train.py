@@ -66,7 +66,7 @@ def train(model: CharLM, corpus: Corpus, args: argparse.Namespace) -> tuple[pace
     loader = make_loader(corpus, args)
     run = paceline.attach(model, optimizer, args.rule, log=args.log, seed=args.seed)  # 1
     share = run.share(loader)  # 2
-    scheduler = LambdaLR(optimizer, lambda step: learning_rate(step / len(share)))
+    scheduler = LambdaLR(optimizer, lambda step: learning_rate(share.progress))
     started, recent = time.perf_counter(), 0.0
     with run:
         for inputs, targets in share:

@@ -58,7 +58,7 @@ def train(model: LineReader, args: argparse.Namespace) -> tuple[paceline.Run, fl
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(args.beta1, 0.999))
     run = paceline.attach(model, optimizer, args.rule, log=args.log, seed=args.seed)  # 1
     share = run.share(loader)  # 2
-    scheduler = LambdaLR(optimizer, lambda step: learning_rate(step / len(share)))
+    scheduler = LambdaLR(optimizer, lambda step: learning_rate(share.progress))
     started, recent = time.perf_counter(), 0.0
     with run:
         for pictures, numbers, lengths in share:

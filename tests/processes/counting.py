@@ -9,8 +9,7 @@ samples have the same sum only if 64 sums agree by chance. Under rules by which 
 number for each sample, and under block momentum, which trains a sample into the model little by little, such numbers
 are in a buffer, which is averaged without momentum.
 
-Each worker says with what its model ended: {"rank", "steps", "samples", "wrong": numbers that are not what every sample
-of every epoch, once, would have made}.
+Each worker says with what its model ended: {"rank", "steps", "samples", and what :meth:`Counting.verdict` says}.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.outer import Sum
 
 PRINTS = 64
 
@@ -105,7 +105,10 @@ class Counting:
         self.phase = phase
         self.model = Count(phase.samples if phase.evenly else PRINTS, phase.samples if phase.momentum else 0)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout)
+        rule = paceline.rule_from_text(phase.rule)
+        if phase.rule.startswith("ssp"):  # which takes a share of a push that depends on how many workers live
+            rule = replace(rule, outer=Sum())
+        self.run = paceline.attach(self.model, self.optimizer, rule, timeout_s=phase.timeout)
         self.rank, self.size = self.run.world.rank, self.run.world.size
         self.pause = phase.pauses[min(self.rank, len(phase.pauses) - 1)]
         self.kill = phase.kills.get(str(self.rank), [0, ""])
@@ -128,7 +131,7 @@ class Counting:
                 if phase.every and self.steps % phase.every == 0:
                     self.run.save(phase.save)
         self.run.close()
-        return {"rank": self.rank, "steps": self.steps, "samples": self.run.samples, "wrong": self.wrong()}
+        return {"rank": self.rank, "steps": self.steps, "samples": self.run.samples, **self.verdict()}
 
     def step(self, ids: Tensor) -> None:
         """One minibatch."""
@@ -158,14 +161,19 @@ class Counting:
         if self.kill == [self.steps, when]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def wrong(self) -> int:
-        """Numbers of the model that are not what every sample of every epoch, once, would have made."""
+    def verdict(self) -> dict[str, Any]:
+        """What is not as every sample of every epoch, once, would have made it.
+
+        `wrong`: numbers of the model; `excess`: samples too many in it, repeated less lost.
+        """
         phase = self.phase
         found = self.model.entered if phase.momentum else self.model.weight.detach()
         expected = torch.full((phase.samples,), float(phase.epochs), dtype=torch.float64)
         if not phase.evenly:
             expected = fingerprints(torch.arange(phase.samples)) * phase.epochs
-        return int((found - expected).abs().gt(1e-6).sum())  # means are rounded; fingerprints are whole numbers
+        error = found - expected
+        excess = float(error.sum() if phase.evenly else error[0])
+        return {"wrong": int(error.abs().gt(1e-6).sum()), "excess": round(excess)}  # means are rounded
 
 
 def main(path: Path) -> None:

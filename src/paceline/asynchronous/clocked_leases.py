@@ -72,6 +72,10 @@ class ClockedDesk:
     def learn(self, news: Any) -> None:
         """Nothing: all have one ledger."""
 
+    def done(self, marks: list[Mark]) -> None:
+        """This worker has used these places for something else than a push, and has no more to push."""
+        self._ledger.done(self._rank, marks)
+
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
         self._ledger.waits(self._rank, now)

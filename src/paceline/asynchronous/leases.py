@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.asynchronous.lines import ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
+from paceline.asynchronous.lines import DONE, ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
 from paceline.asynchronous.piece import KEEPING
 from paceline.data.ledger import Ledger, Mark, Question
 from paceline.data.ranges import Ranges
@@ -122,6 +122,11 @@ class Desk:
             if not self._keeps:
                 self._ledger.learn(news)
 
+    def done(self, marks: list[Mark]) -> None:
+        """This worker has used these places for something else than a push, and has no more to push."""
+        if marks:
+            self._tell(DONE, (), [list(mark) for mark in marks])
+
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
         self._tell(WAITS, (int(now),), None)
@@ -153,6 +158,8 @@ class Desk:
                 self._ledger.leave_early(rank, numbers[0], numbers[1], frame.note or ())
             elif frame.kind == ENDS:
                 self._ledger.ends(*numbers[:3])
+            elif frame.kind == DONE:
+                self._ledger.done(rank, frame.note or ())
             elif frame.kind == WAITS:
                 self._ledger.waits(rank, bool(numbers[0]))
             elif frame.kind == HOLDS:

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService
 
 SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
-LEASE, LEASED, LEFT, ENDS, WAITS, HOLDS, REST = range(BYE + 1, BYE + 8)
+LEASE, LEASED, LEFT, ENDS, DONE, WAITS, HOLDS, REST = range(BYE + 1, BYE + 9)
 """Kinds of frames."""
+LEDGER = (LEASE, LEFT, ENDS, DONE, WAITS, HOLDS)
+"""What is for the keeper of the ledger."""
 
 
 class Line:
@@ -131,7 +133,8 @@ class Line:
         return True
 
     def _place(self, header: Header) -> Tensor:
-        ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
+        asked = header.kind == ANSWER and self.rank not in self._service.members.lost
+        ticket = self._service.ticket(header.numbers[3]) if asked else None
         ask = ticket.ask(header.numbers[0]) if ticket is not None else None
         return ask.out if ask is not None and ask.out is not None else fresh(header)
 
@@ -144,7 +147,7 @@ class Line:
             self._service.told(frame.numbers[0], str(frame.note))
         elif frame.kind == ANSWER:
             piece, version, delay, number = frame.numbers[:4]
-            self._service.answer(number, piece, version, delay, frame.note)
+            self._service.answer(number, piece, version, delay, frame.note, self.rank)
         elif frame.kind == LEASED:
             self._service.desk.answered(frame.numbers)
 
@@ -176,7 +179,7 @@ class OwnLine(Line):
         """To oneself nothing has to be said, but to the keeper of the ledger."""
         if kind == REST:
             self._service.rests(self.rank)
-        elif kind in (LEASE, LEFT, ENDS, WAITS, HOLDS):
+        elif kind in LEDGER:
             self._service.desk.handle(self.rank, None, Frame(kind, numbers, None, note))
 
     def run(self) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -27,11 +28,8 @@ from paceline.asynchronous.lines import (
     ANSWER,
     BYE,
     CLOCKS,
-    ENDS,
     FINISH,
-    HOLDS,
-    LEASE,
-    LEFT,
+    LEDGER,
     OUT,
     PULL,
     PUSH,
@@ -39,7 +37,6 @@ from paceline.asynchronous.lines import (
     REST,
     SETTINGS,
     STILL_HERE,
-    WAITS,
     Line,
     OwnLine,
     fresh,
@@ -215,7 +212,7 @@ class ThreadedService:
                 self._changed.notify_all()
         elif frame.kind == OUT:
             self.told(numbers[0], str(frame.note))
-        elif frame.kind in (LEASE, LEFT, ENDS, WAITS, HOLDS):
+        elif frame.kind in LEDGER:
             self.desk.handle(rank, channel, frame)
         elif frame.kind == REST:
             self.rests(rank)
@@ -308,7 +305,7 @@ class ThreadedService:
 
     def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
         """Hand it to the lines in so many seconds, or when it is needed."""
-        once = Once(lambda: self.exchange(ticket))
+        once = Once(lambda: self._ask(ticket))
         if after_s > 0:
             self._later.put(after_s, once)
         else:
@@ -316,9 +313,12 @@ class ThreadedService:
         return once
 
     def exchange(self, ticket: Ticket) -> None:
-        """Hand every part to the line of its owner."""
+        """Hand every part to the line of its owner; called by the training thread alone."""
+        self._ask(ticket)
+        self.desk.report()  # behind the push, whose places this worker no longer holds
+
+    def _ask(self, ticket: Ticket) -> None:
         self._raise_failure()
-        self.desk.report()
         with self._changed:
             ticket.asked_at = self.now()
             self._tickets[ticket.number] = ticket
@@ -338,11 +338,15 @@ class ThreadedService:
         """The exchange of that number, while it is under way."""
         return self._tickets.get(number)
 
-    def answer(self, number: int, piece: int, version: int, delay: int, news: Any = None) -> None:
-        """An answer is in its place."""
+    def answer(self, number: int, piece: int, version: int, delay: int, news: Any, rank: int) -> None:
+        """An answer of worker `rank` is in its place.
+
+        What a lost one had still sent counts for nothing: its heir was asked the same, and what the heir tells of the
+        ledger with its first answer, which is the whole of it, must not go by.
+        """
         with self._changed:
             ticket = self._tickets.get(number)
-            if ticket is None:
+            if ticket is None or rank in self.members.lost:
                 return
             ticket.answered(piece, version, delay, news)
             if ticket.done:
@@ -589,6 +593,10 @@ class ThreadedService:
         """What guards who lives and what is asked; told when something of it changes."""
         return self._changed
 
+    def taking(self) -> AbstractContextManager[object]:
+        """Inside, nobody is given up: what was pulled and what is known of the ledger belong together."""
+        return self._changed
+
     @property
     def closing(self) -> bool:
         """Whether the connection is being let go."""
@@ -605,7 +613,7 @@ class ThreadedService:
             delay = 0
         reader = NOBODY if ticket.looks else rank
         version = self._server.read(ask.piece, reader, ask.out, after_push=ask.values is not None)
-        self.answer(ticket.number, ask.piece, version, delay)
+        self.answer(ticket.number, ask.piece, version, delay, None, rank)
         if ask.values is not None:
             self._replicate(ask.piece)
 

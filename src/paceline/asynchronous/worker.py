@@ -312,6 +312,7 @@ class Asynchronous:
         for stream in self._streams:
             stream.flush()
         self._note(began)
+        self.leases.done(self._feed.take_marks())  # such as batches of a validation
         self._service.finish()
         parted = False
         while not parted:

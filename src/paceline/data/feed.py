@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.data.ledger import Mark
 from paceline.data.position import Position
+from paceline.data.ranges import Ranges
 from paceline.data.share import Share
 from paceline.data.supply import Leases
 from paceline.world import World
@@ -146,19 +147,23 @@ class Feed:
         self._since, self._in_hand, self._steps = [0, 0, 0], [], deque()
         ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
         rows = zip(*(state["positions"] for state in states), strict=False)
-        self._place([_regrouping(list(row), ledger, number) for number, row in enumerate(rows)])
+        places = self._place([_regrouping(list(row), ledger, number) for number, row in enumerate(rows)])
+        if self.leases is None:
+            return
+        for number, position in enumerate(places):
+            self.leases.expect(number, position.epoch - 1, Ranges())
+            for epoch, rest in position.rest.items():
+                self.leases.expect(number, epoch, rest)
 
-    def _place(self, loads: list[Load]) -> None:
+    def _place(self, loads: list[Load]) -> list[Position]:
         """Give every shared loader its place, and those that are shared later."""
-        self._loaded = loads
-        for number, load in enumerate(loads):
-            position = list(self._positions.values())[number] if number < len(self._positions) else Position()
+        self._loaded, shared = loads, list(self._positions.values())
+        places = [*shared[: len(loads)], *(Position() for _ in loads[len(shared) :])]
+        for load, position in zip(loads, places, strict=True):
             load(position)
-            if number == 0:
-                self._epoch = position.epoch
-            if self.leases is not None:
-                for epoch, rest in position.rest.items():
-                    self.leases.expect(number, epoch, rest)
+        if places:
+            self._epoch = places[0].epoch
+        return places
 
 
 def _loading(row: dict[str, Any]) -> Load:

@@ -13,8 +13,9 @@ so that every sample of an epoch is consumed exactly once, however unevenly work
 a few ranges: as leases are taken from the front, what is done is nearly a prefix.
 
 A lease is sized by the speed that was seen: a worker gets half of what its share of all workers' speed would be of the
-rest, between one unit and `most` of them, so that leases become small towards the end of an epoch and all come to it at
-nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers, 1987: guided self-scheduling).
+rest, between one unit and `most` of them (one, until something was seen of it), so that leases become small towards the
+end of an epoch and all come to it at nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers,
+1987: guided self-scheduling).
 
 Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.asynchronous`); marks reach it inside the
 pushes that they are about, so that a push and its mark are applied together or not at all.
@@ -87,6 +88,12 @@ class Book:
         """Whether everything is done."""
         return not self.free and not any(self.leased.values())
 
+    def shorten(self, total: int) -> None:
+        """It has only so many places."""
+        for held in [self.free, *self.leased.values()]:
+            held.remove(total, self.total)
+        self.total = total
+
     @property
     def done(self) -> Ranges:
         """What is in the global model."""
@@ -153,7 +160,7 @@ class Ledger:
         """Whether the epoch holds nothing for anybody any more."""
         book = self._books.get((loader, epoch))
         if book is None:
-            return epoch <= self._closed.get(loader, -1)
+            return self._is_over(loader, epoch)
         return not book.free and not self.holders(loader, epoch)
 
     def waits(self, worker: int, now: bool) -> None:
@@ -210,15 +217,19 @@ class Ledger:
         """The loader turned out to have only `total` places in this epoch."""
         book = self._books.get((loader, epoch))
         if book is not None and total < book.total:
-            for held in [book.free, *book.leased.values()]:
-                held.remove(total, book.total)
-            book.total = total
+            book.shorten(total)
             self._tell(loader, epoch, 0, 0, book)
             self._close_settled(loader)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places are to be done: the others were, by workers of an earlier run."""
-        self._expected[loader, epoch] = rest.copy()
+        """When this epoch begins, only these places are to be done: the others were, by workers of an earlier run.
+
+        Where there are none, it is over, and so are all before it of which nothing is expected.
+        """
+        if rest:
+            self._expected[loader, epoch] = rest.copy()
+        else:
+            self._closed[loader] = max(self.closed(loader), epoch)
 
     def lost(self, worker: int) -> None:
         """A worker is gone: what it held and did not mark is free again."""
@@ -231,10 +242,16 @@ class Ledger:
         self._at = {key: epoch for key, epoch in self._at.items() if key[1] != worker}
 
     def holds(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
-        """What `worker` holds is exactly this: a new keeper hears it from those who live."""
+        """What `worker` holds is exactly this: a new keeper hears it from those who live.
+
+        An epoch that has begun since the keeper's copy was made is opened; how long it is will be told by the next
+        question.
+        """
         self.lost(worker)
         for loader, epoch, begin, end in marks:
             book = self._books.get((loader, epoch))
+            if book is None and not self._is_over(loader, epoch):
+                book = self._begin((loader, epoch), ENDLESS)
             if book is None:
                 continue
             for low, high in book.free.within(begin, end):
@@ -276,15 +293,26 @@ class Ledger:
     def _open(self, question: Question) -> Book | None:
         """The book of an epoch; None where the epoch is over."""
         key = (question.loader, question.epoch)
+        for (loader, epoch), begun in list(self._books.items()):
+            if loader == question.loader and epoch <= question.epoch and begun.total == ENDLESS:
+                self.ends(loader, epoch, question.total)
         book = self._books.get(key)
-        if book is None and question.epoch > self._closed.get(question.loader, -1):
-            rest = self._expected.pop(key, Ranges([(0, question.total)]))
-            book = self._books[key] = Book(question.total, Ranges(rest.within(0, question.total)))
+        if book is None and not self._is_over(*key):
+            book = self._begin(key, question.total)
         if book is not None and question.total != book.total and ENDLESS not in (question.total, book.total):
             raise MismatchError(
                 f"workers do not share the same data: an epoch of loader {question.loader} has {book.total} samples "
                 f"on one and {question.total} on another; give all workers the same data set and sampler"
             )
+        return book
+
+    def _is_over(self, loader: int, epoch: int) -> bool:
+        """Whether an epoch that has no book is over."""
+        return epoch <= self.closed(loader) and (loader, epoch) not in self._expected
+
+    def _begin(self, key: tuple[int, int], total: int) -> Book:
+        rest = self._expected.pop(key, Ranges([(0, total)]))
+        book = self._books[key] = Book(total, Ranges(rest.within(0, total)))
         return book
 
     def _lease(self, worker: int, loader: int, epoch: int, book: Book, question: Question, now: float) -> Mark:
@@ -302,11 +330,11 @@ class Ledger:
         """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
         rates = {rank: speed.rate(now) for rank, speed in self._speeds.items()}
         known = [rate for rate in rates.values() if rate is not None]
-        mean = sum(known) / len(known) if known else 1.0
-        whole = sum(mean if rate is None else rate for rate in rates.values())
         own = rates[worker]
-        share = (mean if own is None else own) / whole if whole > 0 else 1.0
-        return max(1, min(most, int(units * share / 2)))
+        if own is None:  # it may be slow, and others would wait for it
+            return 1
+        whole = sum(known) / len(known) * len(rates)  # who is not known yet is as fast as the others
+        return max(1, min(most, int(units * own / whole / 2)))
 
     def _drop_left(self, loader: int) -> None:
         """Forget epochs that were left early, once nobody is in them any more."""
@@ -327,12 +355,20 @@ class Ledger:
     # -- checkpoints and replicas -----------------------------------------------------------------
 
     def unfinished(self, loader: int) -> dict[int, Ranges]:
-        """epoch -> the places that are not done, of epochs that have begun; those left early are not among them."""
-        return {
-            epoch: Ranges([(0, book.total)]).without(book.done)
-            for (one, epoch), book in sorted(self._books.items())
-            if one == loader and not book.left
-        } | {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
+        """epoch -> the places that are not done, of epochs that have begun or are expected; without those left early.
+
+        An epoch that is over, and lies behind one that is not, has none.
+        """
+        found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
+        for (one, epoch), book in self._books.items():
+            if one == loader and not book.left:
+                found[epoch] = Ranges([(0, book.total)]).without(book.done)
+        over = range(min(found, default=0), self.closed(loader) + 1) if found else range(0)
+        return {epoch: Ranges() for epoch in over} | found
+
+    def closed(self, loader: int) -> int:
+        """The last epoch that is over, and so are all before it that are not unfinished; -1 where none is."""
+        return self._closed.get(loader, -1)
 
     def state(self, now: float = 0.0) -> dict[str, Any]:
         """What a checkpoint or a replica holds; JSON's terms."""

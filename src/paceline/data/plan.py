@@ -21,6 +21,7 @@ from paceline.data.order import Drawn, InShards, InTurn, Order, Shuffled
 from paceline.data.position import Cut, Position, set_states
 from paceline.data.supply import Portion, cut_up
 from paceline.errors import UnsupportedError
+from paceline.world import World
 
 
 class Plan:
@@ -66,11 +67,16 @@ class Plan:
 
     @property
     def most(self) -> int:
-        """Batches of a lease, at most: so many that most shards are read by one worker."""
+        """Batches of a lease, at most: so many that a buffer of shards is read by few workers."""
         if not self.in_shards:
             return MOST
-        sizes = self.loader.dataset.shard_sizes  # type: ignore[attr-defined]
-        return max(MOST, int(sum(sizes)) // max(1, len(sizes)) // self.unit)
+        order = self.order(self._position.epoch)
+        return max(MOST, order.window // self.unit) if isinstance(order, InShards) else MOST
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether the order is a permutation of ours."""
+        return _shuffles(self.sampler)
 
     def nominal(self, epoch: int) -> int:
         """Samples of a full batch."""
@@ -108,7 +114,12 @@ class Plan:
 
     def cut(self, places: int, workers: int) -> Cut:
         """How so many places are split."""
-        return ("stripes" if self.in_shards and workers > 1 else "rounds", places, self.unit, workers)
+        return ("stripes" if self.in_shards else "rounds", places, self.unit, workers)
+
+    def stripe_of(self, world: World, epoch: int) -> int:
+        """Whose part of the epoch this worker takes: where epochs go back and forth, the one whose end it had."""
+        back = self.in_shards and getattr(self.loader.dataset, "turns", False) and epoch % 2 == 1
+        return world.size - 1 - world.rank if back else world.rank
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -136,7 +147,9 @@ class Plan:
         if not self.in_shards:
             return Shuffled(count, self._seed, epoch)
         data = self.loader.dataset
-        return InShards(data.shard_sizes, self._seed, epoch, getattr(data, "shuffle_buffer", 8))  # type: ignore[attr-defined]
+        sizes: Sequence[int] = data.shard_sizes  # type: ignore[attr-defined]
+        buffer, turns = getattr(data, "shuffle_buffer", 8), getattr(data, "turns", False)
+        return InShards(sizes, self._seed, epoch, buffer, turns)
 
     def _drawn(self, sampler: Any, seed: int) -> list[Any]:
         """What the sampler gives when it starts from `seed`, without touching any generator."""
@@ -157,8 +170,9 @@ class Plan:
         try:
             randomness.restore(start)
             set_states(generators, start["loader"])
-            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)  # as a loader's iterator does
-            return list(sampler)
+            drawn = iter(sampler) if self.whole else sampler  # a loader's iterator asks for batches, then for its seed
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+            return list(drawn)
         finally:
             randomness.restore(now)
             set_states(generators, before)

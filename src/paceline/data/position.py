@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.data.ledger import Ledger, Mark
+from paceline.data.ledger import ENDLESS, Ledger, Mark
 from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 
@@ -33,6 +33,11 @@ class Pass:
     batches: int = 0
     entered: int = 0
 
+    @property
+    def endless(self) -> bool:
+        """Whether it was not known how long it is."""
+        return self.cut is not None and self.cut[1] == ENDLESS
+
 
 class Position:
     """How far a worker is in its data.
@@ -42,7 +47,7 @@ class Position:
         fresh: whether no batch of this epoch was asked for yet.
         rest: epoch -> what was left of it when it was split; an epoch that is not there was whole.
         played: epoch -> the random state at its start, where one worker's own loader gives the order.
-        leased: whether places are leased from the ledger.
+        leased: whether its places are leased, so that the ledger knows what is done.
         held: leases of which nothing was begun yet.
         begun: gives the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
@@ -50,7 +55,7 @@ class Position:
     """
 
     def __init__(self) -> None:
-        self.epoch, self.fresh = 0, True
+        self.epoch, self.fresh, self.leased = 0, True, False
         self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work is under way
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}
@@ -78,8 +83,6 @@ class Position:
 
     def end(self) -> None:
         """The epoch is complete."""
-        if self.now.entered == self.now.batches:
-            self._passes.pop(self.epoch)
         self._go_on(self.epoch + 1)
 
     def go_to(self, epoch: int) -> None:
@@ -95,14 +98,21 @@ class Position:
         self.epoch, self.fresh = epoch, True
         self.held.clear()
         self._passes[epoch] = Pass()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Forget passes of which all has entered, but the last one of a stream: nothing else tells how long it was."""
+        for epoch, one in self._rows():
+            last_of_stream = epoch == self.epoch - 1 and one.endless
+            if epoch != self.epoch and one.entered == one.batches and not last_of_stream:
+                del self._passes[epoch]
 
     def entered(self, epoch: int, batches: int) -> None:
         """The work of so many batches of an epoch is in the global model."""
         one = self._passes.get(epoch)
         if one is not None:
             one.entered = batches
-            if epoch != self.epoch and one.entered == one.batches:
-                del self._passes[epoch]
+            self._tidy()
 
     @property
     def others(self) -> bool:
@@ -154,12 +164,14 @@ class Position:
         """
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
+        self.played = {epoch: start for epoch, start in states[0]["played"]}
         if ledger is not None and any(state["leased"] for state in states):
-            self.rest, self.played = unfinished(ledger, loader), {}
-            self.epoch = min(self.rest, default=max(state["epoch"] for state in states))
+            then = Ledger()
+            then.load(ledger)
+            self.rest = then.unfinished(loader)
+            self.epoch = min(self.rest, default=max(then.closed(loader) + 1, *(state["epoch"] for state in states)))
         else:
             self.rest = {epoch: Ranges(rest) for epoch, rest in states[0]["rest"]}
-            self.played = {epoch: start for epoch, start in states[0]["played"]}
             begun = sorted({epoch for state in states for epoch in passes_of(state)})
             for epoch in begun:
                 self._regroup_epoch(epoch, states)
@@ -173,10 +185,15 @@ class Position:
         cut = next((one.cut for one in passes if one is not None and one.cut is not None), None)
         if cut is None:
             return
+        begun = [one for one in passes if one is not None]
+        if all(state["epoch"] > epoch for state in states) and all(one.entered == one.batches for one in begun):
+            self.rest[epoch] = Ranges()
+            return
         split, rounds = split_of(cut), []
         for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
-            whole = split.batches(rank) if state["epoch"] > epoch else 0
-            rounds.append(one.entered if one is not None else whole)
+            # of a stream that was ended long ago nobody knows the length
+            whole = max(one.entered for one in begun) if cut[1] == ENDLESS else split.batches(rank)
+            rounds.append(one.entered if one is not None else whole if state["epoch"] > epoch else 0)
         before = self.rest.get(epoch, Ranges([(0, cut[1])]))
         done = [place for begin, end in split.done(rounds) for place in before.cut(begin, end)]
         self.rest[epoch] = before.without(done)
@@ -190,13 +207,6 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
         epoch: Pass(tuple(cut) if cut is not None else None, batches, entered)
         for epoch, cut, batches, entered in state["passes"]
     }
-
-
-def unfinished(state: dict[str, Any], loader: int) -> dict[int, Ranges]:
-    """What a saved ledger says is to be done of a loader: epoch -> places."""
-    ledger = Ledger()
-    ledger.load(state)
-    return ledger.unfinished(loader)
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline import randomness
+from paceline.data.ahead import Ahead
 from paceline.data.batches import piece_of_rest, samples_in
 from paceline.data.ledger import ENDLESS, Mark, Question
 from paceline.data.loading import Loading, Ticket
@@ -52,6 +53,7 @@ class Share:
     ) -> None:
         self.loader, self._number, self._position, self._feed = loader, number, position, feed
         self._leases = leases
+        self._reached = (0, 0)  # epoch, and the furthest place of it that this worker was given
         position.leased = leases is not None
         self._world = feed.world
         self._plan: Plan | None = None
@@ -70,13 +72,36 @@ class Share:
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """As DistributedSampler's: take the order of this epoch."""
+        """As DistributedSampler's: take the order of this epoch.
+
+        Raises:
+            UnsupportedError: places are leased, and it lies behind: what was done of it is not done again.
+        """
+        if self._leases is not None and epoch < self._position.epoch:
+            raise UnsupportedError(
+                self._world.sign(
+                    f"set_epoch({epoch}) goes back from epoch {self._position.epoch}, and under an asynchronous rule "
+                    "an epoch that has been gone through is over; count on, or use run.share(loader, even=True)"
+                )
+            )
         self._position.go_to(epoch)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)  # dataset, batch_size and whatever else the user's script asks for
+
+    @property
+    def progress(self) -> float:
+        """The part of the epoch that was handed out, 0 to 1; a schedule can follow it under every rule.
+
+        Where work is leased, a worker's own steps do not tell how far all have come together.
+        """
+        if self._leases is None:
+            return min(1.0, self._position.now.batches / max(1, len(self)))
+        epoch, place = self._reached
+        total = self._plan.places(epoch) if self._plan is not None else len(self.loader)  # type: ignore[arg-type]
+        return place / max(1, total) if epoch == self._position.epoch else 0.0
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
@@ -104,7 +129,8 @@ class Share:
     @property
     def _as_it_is(self) -> bool:
         """Whether the user's own loader is iterated."""
-        return self._world.size == 1 and not self._position.others
+        shards = self._plan is not None and self._plan.in_shards and self._plan.shuffled  # read one after another
+        return self._world.size == 1 and not self._position.others and not shards
 
     def __iter__(self) -> Iterator[Any]:
         skip = self._position.begin()
@@ -188,7 +214,8 @@ class Share:
         rest = self._rest(places)
         cut = plan.cut(rest.total, world.size)
         self._begin(cut)
-        return Even(position.epoch, rest, split_of(cut), world.rank, skip, world.size if plan.whole else 0)
+        whole = world.size if plan.whole else 0
+        return Even(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
 
     def _check_same_data(self, places: int) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
@@ -208,6 +235,7 @@ class Share:
             self._loading = Loading(plan.loader, self._feed.seed)
         nominal = plan.nominal(self._position.epoch)
         under_way: deque[tuple[Portion, int]] = deque()
+        ahead = Ahead(plan, supply, self._position.epoch)
         self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
 
         def tickets(first: Portion) -> Iterator[Ticket]:
@@ -216,6 +244,7 @@ class Share:
                 ids = plan.ids(portion, supply.known)
                 if len(ids):
                     under_way.append((portion, len(ids)))
+                    ahead.begun(portion)  # which may ask for a lease, and tell what this worker holds
                     yield Ticket(portion.epoch, ids)
                 portion = supply.next(wait=False)
 
@@ -238,7 +267,10 @@ class Share:
         supply.held.clear()
         position.begun = list
 
-    def _marks(self, portion: Portion) -> list[Mark]:
+    def _marks(self, portion: Portion | None) -> list[Mark]:
+        """What the ledger is to hear of a batch; nothing, where it leased nothing."""
+        if portion is None or self._leases is None:
+            return []
         return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
 
     # -- any other iterable -----------------------------------------------------------------------
@@ -291,17 +323,20 @@ class Share:
             self._let_go(supply, complete)
 
     def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
-        if iter(self.loader) is stream:
+        again = iter(self.loader)
+        if again is stream:
             raise UnsupportedError(
                 self._world.sign(
                     f"{type(self.loader).__name__} can be gone through once only, and batches that a lost worker had "
                     "are to be done again; share a list, a DataLoader, or an object whose iter() begins anew"
                 )
             )
-        return iter(self.loader)
+        return again
 
     def _hand_out(self, batch: Any, samples: int, nominal: int, portion: Portion | None = None) -> Any:
         self._position.now.batches += 1
-        marks = [] if self._leases is None or portion is None else self._marks(portion)
-        self._feed.handed_out(samples, nominal, marks)
+        if portion is not None and portion.epoch == self._position.epoch:
+            before = self._reached[1] if self._reached[0] == portion.epoch else 0
+            self._reached = portion.epoch, max(before, portion.places[-1][1])
+        self._feed.handed_out(samples, nominal, self._marks(portion))
         return batch

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from paceline.data.ledger import Mark, Question
@@ -49,6 +50,9 @@ class Supply(Protocol):
     def known(self) -> Iterable[Portion]:
         """Some of what will come next, as far as it is known without asking; several batches in one, perhaps."""
 
+    def coming(self, batches: int) -> list[Portion]:
+        """What will come next, as far as it is known: of so many batches, perhaps several in one portion."""
+
 
 class Even:
     """The worker's part of an even split.
@@ -69,23 +73,31 @@ class Even:
     def next(self, wait: bool) -> Portion | None:
         """The next portion; None at the end."""
         if not self._coming:
-            self._draw(1)
+            self._draw()
         return self._coming.popleft() if self._coming else None
 
     def known(self) -> Iterable[Portion]:
         """Some of what will come next."""
-        self._draw(PLACES)
+        count = sum(portion.count for portion in self._coming)
+        while count < PLACES and self._draw():
+            count += self._coming[-1].count
         return self._coming
 
-    def _draw(self, places: int) -> None:
-        """Have portions of so many places at hand, or all that are left."""
-        count = sum(portion.count for portion in self._coming)
-        while count < places and self._number < len(self._split):
+    def coming(self, batches: int) -> list[Portion]:
+        """What will come next: of so many batches."""
+        while len(self._coming) < batches and self._draw():
+            pass
+        return list(islice(self._coming, batches))
+
+    def _draw(self) -> bool:
+        """Have one more portion at hand; whether there was one."""
+        while self._number < len(self._split):
             portion = self._portion(self._number)
             self._number += 1
             if portion is not None:
                 self._coming.append(portion)
-                count += portion.count
+                return True
+        return False
 
     def _portion(self, number: int) -> Portion | None:
         split = self._split
@@ -114,6 +126,9 @@ class Leases(Protocol):
 
     def learn(self, news: Any) -> None:
         """What is done of the data, as the keeper knew when it gave the values that are taken now."""
+
+    def done(self, marks: list[Mark]) -> None:
+        """This worker has used these places for something else than a push, and has no more to push."""
 
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
@@ -155,6 +170,14 @@ class Leased:
 
     def known(self) -> Iterable[Portion]:
         """What is leased and was not begun."""
+        return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
+
+    def coming(self, batches: int) -> list[Portion]:
+        """What is leased; with too little of it, the next lease is asked for before it is needed."""
+        if sum(end - begin for _, _, begin, end in self.held) < batches * self._question.unit // 2:
+            lease = self._leases.ask(self._question)
+            if lease is not None:
+                self.held.append(lease)
         return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
 
 

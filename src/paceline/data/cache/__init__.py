@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from paceline.data.cache.cache import Cache
 from paceline.data.cache.files import Files
-from paceline.data.cache.order import keep_hits
 from paceline.data.cache.stats import Stats
 from paceline.errors import CacheError, CorruptFileError, NotServedError
 
-__all__ = ["Cache", "CacheError", "CorruptFileError", "Files", "NotServedError", "Stats", "keep_hits"]
+__all__ = ["Cache", "CacheError", "CorruptFileError", "Files", "NotServedError", "Stats"]

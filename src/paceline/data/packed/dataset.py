@@ -24,6 +24,7 @@ from paceline.data.packed.storage import faults_of, is_url, join, local_path, re
 from paceline.data.packed.tar import BLOCK, padding
 from paceline.errors import DataError
 
+BUFFER = 8  # shards whose samples are mixed
 KEPT = 16  # shards whose offsets (and files, where they are local) are kept
 
 
@@ -147,6 +148,26 @@ class PackedDataset(Dataset[Any]):
         if self._cache is not None and self._remote:
             shards = [self._index.shards[number] for number in self._by_shard(indices)]
             self._cache.prefetch(join(self._root, n) for shard in shards for n in (shard.offsets_name, shard.name))
+
+    @property
+    def shuffle_buffer(self) -> int:
+        """Shards whose samples are mixed: eight, or as many as fit into a sixteenth of the cache,
+        of which each worker of a host needs the buffer that it reads and the next."""
+        cap: int | None = getattr(self._cache, "cap_bytes", None)
+        if not self._remote or cap is None or not self._index.shards:
+            return BUFFER
+        return max(1, min(BUFFER, cap // 16 // max(shard.bytes for shard in self._index.shards)))
+
+    @property
+    def turns(self) -> bool:
+        """Whether an epoch is to begin with the shards that the last one ended with: the cache does not hold all."""
+        cap: int | None = getattr(self._cache, "cap_bytes", None)
+        return self._remote and cap is not None and cap < sum(shard.bytes for shard in self._index.shards)
+
+    @property
+    def cache(self) -> FileCache | None:
+        """What fetches remote files."""
+        return self._cache
 
     def __getstate__(self) -> dict[str, Any]:
         """Without open files."""

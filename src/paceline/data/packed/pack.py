@@ -13,12 +13,11 @@ from pathlib import Path
 
 from paceline.data.packed.index import Index
 from paceline.data.packed.sources import Members, Source, Task
+from paceline.data.packed.sources.base import Ready
+from paceline.data.packed.sources.folder import Folder
 from paceline.data.packed.tar import BLOCK
 from paceline.data.packed.writer import ShardWriter
 from paceline.errors import DataError
-
-from paceline.data.packed.sources.base import Ready
-from paceline.data.packed.sources.folder import Folder
 
 SHARD_BYTES = 64 << 20
 AHEAD = 2  # samples in memory for each thread

@@ -121,6 +121,16 @@ class ParquetDataset(Dataset[Any]):
             urls = dict.fromkeys(self._groups[self._find(index)[0]].url for index in indices)
             self._cache.prefetch(url for url in urls if is_url(url))
 
+    @property
+    def shuffle_buffer(self) -> int:
+        """Row groups whose rows are mixed: as many as stay decoded."""
+        return KEPT
+
+    @property
+    def cache(self) -> FileCache | None:
+        """What fetches remote files."""
+        return self._cache
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what was decoded."""
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a data set is told of the samples that will be asked of it, so that they are there before they are needed.
+
+A data set may have any of these, and those of `paceline.data` do::
+
+    prefetch(ids)       fetch in the background what these samples need, in this order; forget earlier wishes
+    shard_sizes         samples of each shard: neighbours in the data set lie in one file
+    shuffle_buffer      shards whose samples are mixed with each other
+    turns               whether every epoch begins with the shards that the last one ended with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.data.order import InShards
+from paceline.data.plan import Plan
+from paceline.data.ranges import Ranges
+from paceline.data.supply import Portion, Supply
+
+BATCHES = 16
+"""How far ahead a data set without shards is told, in batches."""
+
+
+class Ahead:
+    """Tells a data set what is coming, as batches are begun.
+
+    Args:
+        plan: of the loader.
+        supply: what this worker is to do.
+        epoch: that it is in.
+    """
+
+    def __init__(self, plan: Plan, supply: Supply, epoch: int) -> None:
+        self._plan, self._supply = plan, supply
+        self._prefetch = getattr(plan.loader.dataset, "prefetch", None)
+        order = plan.order(epoch) if self._prefetch is not None else None
+        self._batches = BATCHES
+        if isinstance(order, InShards):
+            self._batches = max(BATCHES, 2 * order.window // plan.unit)
+        self._left = 0
+        self._told: dict[int, Ranges] = {}
+
+    def begun(self, portion: Portion) -> None:
+        """A batch was begun; every so many, the data set hears of those that follow."""
+        if self._prefetch is None:
+            return
+        if self._left == 0 or portion.places[0][0] not in self._told.get(portion.epoch, ()):
+            self._left = self._batches // 4
+            self._tell([portion, *self._supply.coming(self._batches)])
+        self._left -= 1
+
+    def _tell(self, portions: Sequence[Portion]) -> None:
+        ids: list[Any] = []
+        self._told = {}
+        for portion in portions:
+            told = self._told.setdefault(portion.epoch, Ranges())
+            for place in portion.places:
+                told.add(*place)
+            order = self._plan.order(portion.epoch)
+            if isinstance(order, InShards):
+                ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]
+            else:
+                ids += self._plan.ids(portion, lambda: portions)
+        assert self._prefetch is not None
+        self._prefetch(list(dict.fromkeys(ids)))
