@@ -111,7 +111,7 @@ def test_under_the_launcher(tmp_path: Path) -> None:
     ended = subprocess.run(
         [*command, "stage.json"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
     )
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 3, ended.stderr  # which says that some were lost
     lines = [line.split("ENDED", 1)[1] for line in ended.stdout.splitlines() if "ENDED" in line]
     found = [json.loads(line) for line in lines]
     assert sorted(one["rank"] for one in found) == [0, 2]
