@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,15 @@ class Arrays:
 
 
 def ours() -> Row:
-    """Worker 0 of 4."""
-    from paceline.data.loading import Loading, Ticket
+    """What `run.share` gives to worker 0 of 4."""
+    from paceline.data import Feed
+    from paceline.world import World
 
     data = Vectors(WORKERS * SAMPLES)
 
-    def tickets() -> Iterator[Ticket]:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[::WORKERS].tolist()
-        return (Ticket(0, order[begin : begin + BATCH]) for begin in range(0, len(order), BATCH))
-
     def row(processes: int) -> Iterable[Any]:
-        return Loading(DataLoader(data, BATCH, num_workers=processes), seed=0).batches(tickets())
+        feed = Feed(World(0, WORKERS), 0, lambda epoch, batches: None)
+        return feed.share(DataLoader(data, BATCH, shuffle=True, num_workers=processes))
 
     return row
 

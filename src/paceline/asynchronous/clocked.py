@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -76,6 +78,10 @@ class ClockedService:
         awake: list[bool] = []
         self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
         self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
+
+    def taking(self) -> AbstractContextManager[object]:
+        """One virtual worker runs at a time."""
+        return contextlib.nullcontext()
 
     def now(self) -> float:
         """Simulated time."""

@@ -133,7 +133,8 @@ class Line:
         return True
 
     def _place(self, header: Header) -> Tensor:
-        ticket = self._service.ticket(header.numbers[3]) if header.kind == ANSWER else None
+        asked = header.kind == ANSWER and self.rank not in self._service.members.lost
+        ticket = self._service.ticket(header.numbers[3]) if asked else None
         ask = ticket.ask(header.numbers[0]) if ticket is not None else None
         return ask.out if ask is not None and ask.out is not None else fresh(header)
 
@@ -146,7 +147,7 @@ class Line:
             self._service.told(frame.numbers[0], str(frame.note))
         elif frame.kind == ANSWER:
             piece, version, delay, number = frame.numbers[:4]
-            self._service.answer(number, piece, version, delay, frame.note)
+            self._service.answer(number, piece, version, delay, frame.note, self.rank)
         elif frame.kind == LEASED:
             self._service.desk.answered(frame.numbers)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,6 +123,9 @@ class Service(Protocol):
 
     def wait(self, ticket: Ticket) -> None:
         """Return when it is answered; `PeerLostError` when nobody is left who could."""
+
+    def taking(self) -> AbstractContextManager[object]:
+        """Inside, nobody is given up: what was pulled and what is known of the ledger belong together."""
 
     def settle(self) -> None:
         """Return when every worker has come here, with nothing under way."""

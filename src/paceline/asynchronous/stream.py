@@ -154,10 +154,11 @@ class Stream(ABC):
     def _take(self, ticket: Ticket) -> None:
         """What has arrived is what was pulled last."""
         asks = {ask.piece: ask for ask in ticket.asks}
-        for span in self.every:
-            span.take(asks)
-        if KEEPING in asks and asks[KEEPING].news is not None:
-            self._service.leases.learn(asks[KEEPING].news)
+        with self._service.taking():
+            for span in self.every:
+                span.take(asks)
+            if KEEPING in asks and asks[KEEPING].news is not None:
+                self._service.leases.learn(asks[KEEPING].news)
 
     def wait(self) -> None:
         """Take what is under way."""

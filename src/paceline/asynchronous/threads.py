@@ -15,6 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -337,11 +338,15 @@ class ThreadedService:
         """The exchange of that number, while it is under way."""
         return self._tickets.get(number)
 
-    def answer(self, number: int, piece: int, version: int, delay: int, news: Any = None) -> None:
-        """An answer is in its place."""
+    def answer(self, number: int, piece: int, version: int, delay: int, news: Any, rank: int) -> None:
+        """An answer of worker `rank` is in its place.
+
+        What a lost one had still sent counts for nothing: its heir was asked the same, and what the heir tells of the
+        ledger with its first answer, which is the whole of it, must not go by.
+        """
         with self._changed:
             ticket = self._tickets.get(number)
-            if ticket is None:
+            if ticket is None or rank in self.members.lost:
                 return
             ticket.answered(piece, version, delay, news)
             if ticket.done:
@@ -588,6 +593,10 @@ class ThreadedService:
         """What guards who lives and what is asked; told when something of it changes."""
         return self._changed
 
+    def taking(self) -> AbstractContextManager[object]:
+        """Inside, nobody is given up: what was pulled and what is known of the ledger belong together."""
+        return self._changed
+
     @property
     def closing(self) -> bool:
         """Whether the connection is being let go."""
@@ -604,7 +613,7 @@ class ThreadedService:
             delay = 0
         reader = NOBODY if ticket.looks else rank
         version = self._server.read(ask.piece, reader, ask.out, after_push=ask.values is not None)
-        self.answer(ticket.number, ask.piece, version, delay)
+        self.answer(ticket.number, ask.piece, version, delay, None, rank)
         if ask.values is not None:
             self._replicate(ask.piece)
 

@@ -62,6 +62,6 @@ class Ahead:
             if isinstance(order, InShards):
                 ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]
             else:
-                ids += self._plan.ids(portion)
+                ids += self._plan.ids(portion, lambda: portions)
         assert self._prefetch is not None
         self._prefetch(list(dict.fromkeys(ids)))

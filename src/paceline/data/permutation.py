@@ -69,18 +69,27 @@ class Permutation:
         left, right = np.uint64(self._left), np.uint64(self._right)
         a, b = x // right, x % right
         for k in range(0, ROUNDS, 2):
-            a = (a + _mixed(b ^ np.uint64(self._keys[k])) % left) % left
-            b = (b + _mixed(a ^ np.uint64(self._keys[k + 1])) % right) % right
+            a = _sum(a, _mixed(b ^ np.uint64(self._keys[k])) % left, left)
+            b = _sum(b, _mixed(a ^ np.uint64(self._keys[k + 1])) % right, right)
         found: Words = a * right + b
         return found
 
 
-def _mixed(x: Words) -> Words:
-    """The finaliser of splitmix64, element by element, modulo 2^64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: Words = x ^ (x >> np.uint64(31))
+def _sum(x: Words, y: Words, modulus: np.uint64) -> Words:
+    """x + y modulo `modulus`, for x and y below it; what would be below 0 wraps round to more than the sum is."""
+    x = x + y
+    found: Words = np.minimum(x, x - modulus)
     return found
+
+
+def _mixed(x: Words) -> Words:
+    """The finaliser of splitmix64, element by element, modulo 2^64; made in place."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _mixed_number(x: int) -> int:

@@ -7,7 +7,7 @@ made of (seed, epoch), on every worker alike. With a batch sampler the places ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline import randomness
 from paceline.data.ledger import MOST
+from paceline.data.memo import Memo
 from paceline.data.order import Drawn, InShards, InTurn, Order, Shuffled
 from paceline.data.position import Cut, Position, set_states
 from paceline.data.supply import Portion, cut_up
@@ -48,6 +49,7 @@ class Plan:
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
         self._orders: dict[int, tuple[Any, Order]] = {}  # with what the position said of it
+        self._memo: Memo | None = None
 
     @property
     def in_shards(self) -> bool:
@@ -86,12 +88,30 @@ class Plan:
         count = len(self.order(epoch))
         return count // self.unit * self.unit if self.drops_last else count
 
-    def ids(self, portion: Portion) -> Sequence[Any]:
-        """The samples of a batch, as the data set is indexed."""
-        found = self.order(portion.epoch).at(portion.places)
+    def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
+        """The samples of a batch, as the data set is indexed.
+
+        Args:
+            portion: which places.
+            coming: gives those that will be asked for next, as far as they are known; they are computed with these.
+        """
+        found = self._at(portion, coming)
         if self.whole:
             found = [item for batch in found for item in batch]
         return cut_up(found, portion.part) if portion.part is not None else found
+
+    def _at(self, portion: Portion, coming: Callable[[], Iterable[Portion]]) -> Sequence[Any]:
+        """What stands at the places of a portion."""
+        order = self.order(portion.epoch)
+        if not isinstance(order, (Shuffled, InShards)):
+            return order.at(portion.places)
+        found = self._memo.at(portion.places) if self._memo is not None and self._memo.order is order else None
+        if found is None:
+            same_epoch = [one for one in coming() if one.epoch == portion.epoch]
+            self._memo = Memo(order, [places for one in (portion, *same_epoch) for places in one.places])
+            found = self._memo.at(portion.places)
+        assert found is not None
+        return found
 
     def cut(self, places: int, workers: int) -> Cut:
         """How so many places are split."""

@@ -79,6 +79,9 @@ class Ranges:
 
     def cut(self, begin: int, end: int) -> list[Range]:
         """The numbers `begin` .. `end` (excl.) of those in it, counted from the first: as ranges."""
+        if len(self._begins) == 1:  # an epoch from its start: every batch comes here
+            low, high = self._begins[0] + max(begin, 0), min(self._begins[0] + end, self._ends[0])
+            return [(low, high)] if low < high else []
         found, passed = [], 0
         for low, high in self:
             first, last = max(begin - passed, 0), min(end - passed, high - low)

@@ -77,9 +77,13 @@ class Pieces:
         """The next piece; None at the end."""
         return Portion(self._epoch, [self._left.popleft()]) if self._left else None
 
-    def coming(self, batches: int) -> list[Portion]:
+    def known(self) -> list[Portion]:
         """The pieces that come next."""
         return [Portion(self._epoch, [piece]) for piece in self._left]
+
+    def coming(self, batches: int) -> list[Portion]:
+        """The pieces that come next."""
+        return self.known()
 
 
 class ShardReading:

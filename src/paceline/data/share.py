@@ -273,7 +273,7 @@ class Share:
         def tickets(first: Portion) -> Iterator[Ticket]:
             portion: Portion | None = first
             while portion is not None:
-                ids = plan.ids(portion)
+                ids = plan.ids(portion, supply.known)
                 if len(ids):
                     under_way.append((portion, len(ids)))
                     ahead.begun(portion)  # which may ask for a lease, and tell what this worker holds

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from paceline.data.ledger import Mark, Question
+from paceline.data.memo import PLACES
 from paceline.data.ranges import Range, Ranges
-from paceline.data.split import Rounds, Split, Stripes, even_parts
+from paceline.data.split import Rounds, Split, even_parts
 
 Item = TypeVar("Item")
 
@@ -45,6 +47,9 @@ class Supply(Protocol):
             wait: whether this worker has nothing left to do. Without it None may also mean: nothing at present.
         """
 
+    def known(self) -> Iterable[Portion]:
+        """Some of what will come next, as far as it is known without asking; several batches in one, perhaps."""
+
     def coming(self, batches: int) -> list[Portion]:
         """What will come next, as far as it is known: of so many batches, perhaps several in one portion."""
 
@@ -63,16 +68,36 @@ class Even:
 
     def __init__(self, epoch: int, rest: Ranges, split: Split, rank: int, first: int, whole: int = 0) -> None:
         self._epoch, self._rest, self._split, self._rank, self._whole = epoch, rest, split, rank, whole
-        self._number = first
+        self._number, self._coming = first, deque[Portion]()
 
     def next(self, wait: bool) -> Portion | None:
         """The next portion; None at the end."""
+        if not self._coming:
+            self._draw()
+        return self._coming.popleft() if self._coming else None
+
+    def known(self) -> Iterable[Portion]:
+        """Some of what will come next."""
+        count = sum(portion.count for portion in self._coming)
+        while count < PLACES and self._draw():
+            count += self._coming[-1].count
+        return self._coming
+
+    def coming(self, batches: int) -> list[Portion]:
+        """What will come next: of so many batches."""
+        while len(self._coming) < batches and self._draw():
+            pass
+        return list(islice(self._coming, batches))
+
+    def _draw(self) -> bool:
+        """Have one more portion at hand; whether there was one."""
         while self._number < len(self._split):
             portion = self._portion(self._number)
             self._number += 1
             if portion is not None:
-                return portion
-        return None
+                self._coming.append(portion)
+                return True
+        return False
 
     def _portion(self, number: int) -> Portion | None:
         split = self._split
@@ -82,15 +107,6 @@ class Even:
                 return Portion(self._epoch, self._rest.cut(begin, end), (self._rank, self._whole))
         begin, end = split.part(number, self._rank)
         return Portion(self._epoch, self._rest.cut(begin, end)) if begin < end else None
-
-    def coming(self, batches: int) -> list[Portion]:
-        """What will come next: of so many batches."""
-        last = min(self._number + batches, len(self._split))
-        if isinstance(self._split, Stripes) and self._number < last:  # one behind the other
-            begin, end = self._split.part(self._number, self._rank)[0], self._split.part(last - 1, self._rank)[1]
-            return [Portion(self._epoch, self._rest.cut(begin, end))]
-        portions = [self._portion(number) for number in range(self._number, last)]
-        return [portion for portion in portions if portion is not None]
 
 
 class Leases(Protocol):
@@ -151,6 +167,10 @@ class Leased:
         if middle < end:
             self.held.appendleft((loader, epoch, middle, end))
         return Portion(epoch, [(begin, middle)])
+
+    def known(self) -> Iterable[Portion]:
+        """What is leased and was not begun."""
+        return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
 
     def coming(self, batches: int) -> list[Portion]:
         """What is leased; with too little of it, the next lease is asked for before it is needed."""

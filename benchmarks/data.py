@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data service in figures: loaders beside their peers, objects of a store, waiting, resume.
+
+    in_process, one_process    samples of 1 KB per second: what `run.share` gives over the bare DataLoader, with no
+                               and with one loader process; peers that are installed have rows
+    objects                    objects of 16 MB from a double of S3: the cache's rate over obstore's
+    waiting                    the part of the time that steps of 100 ms wait behind 50 ms and 200 Mbit/s, and the
+                               peak of bytes on disk over the cap
+    resume                     seconds to the first batch in the middle of 10^9 samples; places of 10^10 per second
+
+    python benchmarks/data.py [--only loaders ...] [--rounds 5] [--peers stateful litdata grain webdataset]
+
+What is missing here gives its reason. The last line is a JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from typing import Any
+
+import torch
+from _data import loaders, objects, places, waiting
+
+PARTS = ("loaders", "objects", "waiting", "resume")
+
+
+def of_loaders(options: argparse.Namespace) -> dict[str, Any]:
+    """Loaders in turn."""
+    found = loaders.measure(options.rounds, options.peers)
+    print(f"{'samples of 1 KB a second':26}" + "".join(f"{place:>14}" for place in loaders.PLACES))
+    for name, rates in found["rates"].items():
+        print(f"{name:26}" + "".join(f"{rate:14,}" for rate in rates.values()))
+    for name, reason in found["missing"].items():
+        print(f"{name:26}{reason:>28.100}")
+    return found
+
+
+def of_objects(options: argparse.Namespace) -> dict[str, Any]:
+    """The cache beside obstore."""
+    found = objects.objects(repeats=options.rounds)
+    for name, rate in found.get("mb_per_s", {}).items():
+        print(f"{name:26}{rate:10,} MB/s")
+    return {"objects": found}
+
+
+def of_waiting(options: argparse.Namespace) -> dict[str, Any]:
+    """Steps behind a slow source."""
+    found = waiting.waiting()
+    print(f"{'waiting':26}{100 * found['waiting']:10.2f} % after the first block")
+    print(f"{'peak on disk':26}{found['peak_over_cap']:10.3f} of the cap")
+    return {"waiting": found.pop("waiting"), "source": found}
+
+
+def of_resume(options: argparse.Namespace) -> dict[str, Any]:
+    """Positions and orders."""
+    found = places.measure(options.rounds)
+    print(f"{'resume at 10^9 samples':26}{1e3 * found['resume_s']:10.1f} ms, {found['state_bytes']} bytes of state")
+    print(f"{'the same on three workers':26}{1e3 * found['resume_on_three_s']:10.1f} ms")
+    rate, peak = found["permutation"]["places_per_s"], found["permutation"]["peak_bytes"]
+    print(f"{'permutation of 10^10':26}{rate / 1e6:10.1f} million places a second, {peak / 1e3:.0f} kB")
+    return {"resume": found}
+
+
+def main() -> None:
+    """Run the parts and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--rounds", type=int, default=5, help="of each measurement; medians are taken")
+    parser.add_argument("--peers", nargs="*", choices=list(loaders.PEERS), default=list(loaders.PEERS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    parts = {"loaders": of_loaders, "objects": of_objects, "waiting": of_waiting, "resume": of_resume}
+    found: dict[str, Any] = {}
+    for name in options.only:
+        found |= parts[name](options)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that a lost owner had sent, and that arrive after its heir was asked the same."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from paceline.asynchronous.service import Ask, Ticket
+from paceline.asynchronous.threads import ThreadedService
+from paceline.data.ledger import Ledger, Question
+
+LOST, HEIR, READER = 2, 0, 1
+
+
+def service_with(ticket: Ticket) -> ThreadedService:
+    """Only what waits for answers."""
+    made: Any = object.__new__(ThreadedService)
+    made._changed = threading.Condition(threading.RLock())
+    made._tickets = {ticket.number: ticket}
+    made.members = SimpleNamespace(lost={LOST: "died"})
+    return made
+
+
+def test_what_the_heir_tells_of_the_ledger_does_not_go_by() -> None:
+    """The lost keeper knew of more work than its heir has; with its answer in the heir's place, samples were lost."""
+    lost, heir, reader = Ledger(), Ledger(), Ledger()
+    for keeper in (lost, heir):
+        assert keeper.ask(3, Question(0, 0, 100, 10, most=2)) is not None
+    reader.learn(lost.news(READER))
+    lost.done(3, [(0, 0, 0, 10)])  # and this push dies with it
+    ask = Ask(0, 0, None, torch.zeros(4), 0)
+    ticket = Ticket(7, [ask])
+    service = service_with(ticket)
+    service.answer(7, 0, 12, 0, lost.news(READER), LOST)
+    assert not ticket.done
+    service.answer(7, 0, 11, 0, heir.news(READER), HEIR)
+    assert ticket.done and ask.version == 11
+    reader.learn(ask.news)
+    assert reader.unfinished(0) == heir.unfinished(0)
+    assert heir.unfinished(0)[0].total == 100

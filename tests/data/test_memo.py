@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands at places that were computed together is what stands there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.data import Feed
+from paceline.data.memo import Memo
+from paceline.data.order import Shuffled
+from paceline.data.permutation import Permutation
+from paceline.data.ranges import Ranges
+from paceline.data.split import split_of
+from paceline.data.supply import Even
+from paceline.world import World
+
+RANGE = st.tuples(st.integers(0, 400), st.integers(0, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(st.lists(RANGE, max_size=8), st.lists(RANGE, max_size=3))
+def test_what_was_computed_is_found_and_nothing_else(
+    ranges: list[tuple[int, int]], asked: list[tuple[int, int]]
+) -> None:
+    order = Shuffled(500, 3, 1)
+    computed = {place for begin, end in ranges for place in range(begin, end)}
+    asked = [(begin, end) for begin, end in asked if begin < end]
+    known = all(place in computed for begin, end in asked for place in range(begin, end))
+    assert Memo(order, ranges).at(asked) == (list(order.at(asked)) if known else None)
+
+
+def test_a_look_at_what_comes_takes_nothing_away() -> None:
+    """An even supply that is looked into gives the same portions as one that is not."""
+    cut = ("rounds", 10_003, 16, 3)
+    for rank in range(3):
+        seen, blind = (Even(0, Ranges([(0, 10_003)]), split_of(cut), rank, 2) for _ in range(2))
+        count = 0
+        while (portion := blind.next(wait=True)) is not None:
+            if count % 7 == 0:
+                assert next(iter(seen.known())) == portion
+            assert seen.next(wait=True) == portion
+            count += 1
+        assert seen.next(wait=True) is None and not list(seen.known()) and count == len(split_of(cut)) - 2
+
+
+def test_an_epoch_is_computed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not batch by batch, which takes longer than to load small samples."""
+    calls: list[int] = []
+    at = Permutation.at
+    monkeypatch.setattr(Permutation, "at", lambda self, places: (calls.append(len(places)), at(self, places))[1])
+    feed = Feed(World(0, 4), 0, lambda epoch, batches: None)
+    share = feed.share(DataLoader(TensorDataset(torch.arange(40_000)), 4, shuffle=True))
+    assert sum(len(ids) for (ids,) in share) == 10_000
+    assert len(calls) <= 5 and sum(calls) <= 10_100  # a place more for the size of a batch
+
+
+def test_an_even_split_keeps_no_account_of_what_was_handed_out() -> None:
+    """Only leases have to be marked; a long run's checkpoint stays small."""
+    feed = Feed(World(1, 2), 0, lambda epoch, batches: None)
+    for _ in feed.share(DataLoader(TensorDataset(torch.arange(200)), 2, shuffle=True)):
+        pass
+    assert feed.state()["in_hand"] == [] and feed.take_marks() == []
+
+
+def test_the_order_of_a_key_stays_what_it_is() -> None:
+    """Checkpoints rely on it."""
+    assert Permutation(10, 7).at(np.arange(10)).tolist() == [7, 2, 4, 3, 5, 9, 6, 8, 0, 1]
+    assert Permutation(10**10, 7).at(np.arange(3)).tolist() == [3428375631, 7724183313, 6855435009]
