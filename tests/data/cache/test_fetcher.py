@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.data.cache import Cache, NotServedError
+from paceline.data.cache.fetcher import Fetcher
+from paceline.data.cache.names import key_of
+from paceline.data.cache.wishes import Wishes
 from tests.data.cache.server import Server, until
 
 KB = 1000
@@ -141,3 +145,42 @@ def test_closing_does_not_wait_for_a_stuck_server(server: Server, tmp_path: Path
     server.wait_for("0")
     cache.close()
     assert not list(tmp_path.glob("*.wishes"))
+
+
+def test_a_wish_made_while_its_file_is_fetched_for_an_older_list_is_kept(tmp_path: Path) -> None:
+    """Else others would not see it, and push the file out."""
+    calls: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fetch(url: str, place: int, turn: Callable[[], bool]) -> bool:
+        calls.append(place)
+        begun.set()
+        return go_on.wait(20)
+
+    mine, theirs = Wishes(tmp_path), Wishes(tmp_path)
+    fetcher = Fetcher(3, mine, fetch, lambda url: 0.0)
+    fetcher.wish(["a"])
+    assert begun.wait(20)
+    fetcher.wish(["b", "a", "c"])
+    until(lambda: len(calls) == 3, "nobody passed over the file that is being fetched")
+    go_on.set()
+    until(lambda: theirs.of_others() == {key_of(url) for url in "abc"}, "the wish was lost")
+    fetcher.close()
+    assert sorted(calls) == [0, 0, 1, 2]
+
+
+def test_two_caches_of_one_process_leave_each_other_what_they_fetched_ahead(server: Server, tmp_path: Path) -> None:
+    mine, theirs = ([server.put(f"{who}{i}", b"x" * KB) for i in range(3)] for who in "ab")
+    with Cache(tmp_path, 3 * KB) as cache, Cache(tmp_path, 3 * KB, timeout_s=20) as other:
+        cache.prefetch(mine)
+        until(lambda: wishes_in(tmp_path) == {key_of(url) for url in mine}, "the first three are not wished for")
+        other.prefetch(theirs)
+        for url in theirs:
+            assert len(other.read(url)) == KB  # what is needed now may push out
+        assert len(other.cached(mine)) == 2, "one file at a time is enough for the other"
+    assert sum(server.requests[f"a{i}"] for i in range(3)) == 3
+
+
+def wishes_in(directory: Path) -> set[str]:
+    """What somebody who is new would leave alone."""
+    return Wishes(directory).of_others()

@@ -129,11 +129,19 @@ class Fetcher:
             place, url, generation = taken
             pause = self._bring(place, url, generation)
             with self._changed:
-                self._busy.discard(key_of(url))
-                if generation == self._generation:
-                    self._leave(place)
+                self._done(key_of(url), place, generation)
                 if pause and not self._closed:
                     self._changed.wait(pause)
+
+    def _done(self, key: str, place: int, generation: int) -> None:
+        """This place has been worked on; whoever passed over another wish for the file meanwhile goes back to it."""
+        self._busy.discard(key)
+        if generation == self._generation:
+            self._leave(place)
+        places = self._places.get(key)
+        if places and key not in self._ahead and (generation != self._generation or place not in places):
+            self._next = min(self._next, places[-1])
+            self._changed.notify_all()
 
     def _bring(self, place: int, url: str, generation: int) -> float:
         """Fetch one file, waiting for room as long as it is wished for; the seconds to rest afterwards."""
