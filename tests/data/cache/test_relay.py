@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -268,6 +269,11 @@ def test_options_that_cannot_be_told(lost: None) -> None:
     ):
         with pytest.raises(NotServedError, match=where + ".*multiprocessing_context='spawn'.*'backend': 'fsspec'"):
             read(ObstoreSource("s3://bucket", options, 1.0), "a")
+
+
+def test_no_module_beside_the_program_hides_one_of_the_standard_library() -> None:
+    beside = {path.stem for path in Path(relay.__file__).parent.glob("*.py")}
+    assert "bucket" in beside and not beside & sys.stdlib_module_names
 
 
 def test_secrets_stand_on_no_command_line(source: ObstoreSource, s3: dict[str, str]) -> None:

@@ -99,7 +99,7 @@ class Relay:
 
     def ask(self, request: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
         """Send a request; the head of the answer."""
-        lines = [] if self._greeted else [json.dumps({"path": sys.path})]
+        lines = [] if self._greeted else [json.dumps({"path": [path for path in sys.path if isinstance(path, str)]})]
         self._greeted, self.in_step = True, False
         self._write("".join(f"{line}\n" for line in [*lines, json.dumps(request)]).encode(), patience_s)
         return self._line(patience_s)
