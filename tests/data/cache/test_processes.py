@@ -100,7 +100,7 @@ def test_a_child_of_a_killed_process_keeps_nothing(server: Server, tmp_path: Pat
         assert worker.process.stdout is not None and worker.process.stdout.readline() == "held\n"
         worker.process.kill()
         worker.process.wait()
-        with Cache(tmp_path, KB, timeout_s=10) as cache:
+        with Cache(tmp_path, KB, timeout_s=20) as cache:
             assert cache.read(urls[1]) == b"x" * KB
 
 
