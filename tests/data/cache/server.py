@@ -24,7 +24,7 @@ from types import TracebackType
 
 def until(true: Callable[[], bool], what: str) -> None:
     """Look again and again, with a deadline."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
@@ -72,11 +72,11 @@ class Server:
     def wait_for(self, path: str, requests: int = 1) -> None:
         """Until so many requests for a path have come."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.requests[path] >= requests, 30), f"nobody asked for {path}"
+            assert self.changed.wait_for(lambda: self.requests[path] >= requests, 60), f"nobody asked for {path}"
 
     def wait_half(self) -> None:
         """Until somebody has got half of a held file."""
-        assert self.half.acquire(timeout=30), "nobody asked for a file that is held"
+        assert self.half.acquire(timeout=60), "nobody asked for a file that is held"
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         path = handler.path.lstrip("/").partition("?")[0]

@@ -175,7 +175,7 @@ def test_a_file_in_use_is_never_removed(server: Server, tmp_path: Path) -> None:
 
 def test_when_all_is_in_use_one_waits_and_then_hears_so(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 3)
-    with Cache(tmp_path, 2 * KB, timeout_s=0.3) as cache:
+    with Cache(tmp_path, 2 * KB, timeout_s=0.3, retries=99) as cache:
         with cache.open(urls[0]), cache.open(urls[1]):
             with pytest.raises(CacheError, match=r"no room.*2000 bytes are files in use.*raise cap_bytes"):
                 cache.read(urls[2])

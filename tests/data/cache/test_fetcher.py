@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache, NotServedError
+from paceline.data.cache import Cache, NotServedError, obtain
+from paceline.data.cache.fetcher import Fetcher
+from paceline.data.cache.names import key_of
+from paceline.data.cache.patience import Patience
+from paceline.data.cache.wishes import Wishes
 from tests.data.cache.server import Server, until
 
 KB = 1000
@@ -78,7 +83,7 @@ def test_a_file_that_is_needed_now_pushes_out_the_last_wish(server: Server, tmp_
 
 def test_a_wish_without_room_does_not_keep_its_file_from_whoever_needs_it_now(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 4)
-    with Cache(tmp_path, 2 * KB, timeout_s=5) as cache:
+    with Cache(tmp_path, 2 * KB, timeout_s=20) as cache:
         cache.prefetch(urls)
         until(lambda: cache.cached(urls) == set(urls[:2]), "the first two are not there")
         for url in (urls[3], urls[2]):
@@ -94,16 +99,22 @@ def test_a_new_list_forgets_the_old_one(server: Server, tmp_path: Path) -> None:
         until(lambda: cache.cached(urls) == set(urls[3:]), "the old wishes are still in the way")
 
 
-def test_a_file_asked_for_while_it_is_fetched_is_waited_for(server: Server, tmp_path: Path) -> None:
+def test_a_file_asked_for_while_it_is_fetched_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (url,) = urls_of(server, 1)
+
+    class Noticed(Patience):
+        def __call__(self) -> None:
+            server.resume.set()
+            super().__call__()
+
+    monkeypatch.setattr(obtain, "Patience", Noticed)
     server.fail("0", "hold")
     with Cache(tmp_path) as cache:
         cache.prefetch([url])
         server.wait_half()
-        release = threading.Timer(0.05, server.resume.set)
-        release.start()
         assert cache.read(url) == bytes(KB)
-        release.join()
         stats = cache.stats()[server.address]
     assert (stats.misses, server.requests["0"]) == (1, 1) and stats.waited_s > 0
 
@@ -141,3 +152,59 @@ def test_closing_does_not_wait_for_a_stuck_server(server: Server, tmp_path: Path
     server.wait_for("0")
     cache.close()
     assert not list(tmp_path.glob("*.wishes"))
+
+
+def test_a_wish_made_while_its_file_is_fetched_for_an_older_list_is_kept(tmp_path: Path) -> None:
+    """Else others would not see it, and push the file out."""
+    calls: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fetch(url: str, place: int, turn: Callable[[], bool]) -> bool:
+        calls.append(place)
+        begun.set()
+        return go_on.wait(60)
+
+    mine, theirs = Wishes(tmp_path), Wishes(tmp_path)
+    fetcher = Fetcher(3, mine, fetch, lambda url: 0.0)
+    fetcher.wish(["a"])
+    assert begun.wait(60)
+    fetcher.wish(["b", "a", "c"])
+    until(lambda: len(calls) == 3, "nobody passed over the file that is being fetched")
+    go_on.set()
+    until(lambda: theirs.of_others() == {key_of(url) for url in "abc"}, "the wish was lost")
+    fetcher.close()
+    assert sorted(calls) == [0, 0, 1, 2]
+
+
+def test_a_file_that_is_removed_before_its_fetch_has_ended_is_fetched_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def fetch(url: str, place: int, turn: Callable[[], bool]) -> bool:
+        calls.append(place)
+        if len(calls) == 1:
+            fetcher.evicted(key_of(url))  # by a thread that needs room for something else now
+        return True
+
+    mine, theirs = Wishes(tmp_path), Wishes(tmp_path)
+    fetcher = Fetcher(1, mine, fetch, lambda url: 0.0)
+    fetcher.wish(["a"])
+    until(lambda: theirs.of_others() == {key_of("a")}, "nobody noted that it is there")
+    fetcher.close()
+    assert calls == [0, 0]
+
+
+def test_two_caches_of_one_process_leave_each_other_what_they_fetched_ahead(server: Server, tmp_path: Path) -> None:
+    mine, theirs = ([server.put(f"{who}{i}", b"x" * KB) for i in range(3)] for who in "ab")
+    with Cache(tmp_path, 3 * KB) as cache, Cache(tmp_path, 3 * KB, timeout_s=20) as other:
+        cache.prefetch(mine)
+        until(lambda: wishes_in(tmp_path) == {key_of(url) for url in mine}, "the first three are not wished for")
+        other.prefetch(theirs)
+        for url in theirs:
+            assert len(other.read(url)) == KB  # what is needed now may push out
+        assert len(other.cached(mine)) == 2, "one file at a time is enough for the other"
+    assert sum(server.requests[f"a{i}"] for i in range(3)) == 3
+
+
+def wishes_in(directory: Path) -> set[str]:
+    """What somebody who is new would leave alone."""
+    return Wishes(directory).of_others()

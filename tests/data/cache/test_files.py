@@ -44,7 +44,7 @@ def test_without_a_cache_the_user_s_directory_is_taken(
 
 def test_the_file_stays_while_it_is_read(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), bytes([i]) * 10) for i in range(2)]
-    with Cache(tmp_path, 20, timeout_s=0.2) as cache:
+    with Cache(tmp_path, 20, timeout_s=0.2, retries=99) as cache:
 
         def read(path: Path) -> int:
             for url in (server.put("x", bytes(10)), server.put("y", bytes(10))):

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from paceline.data.cache import Cache
+from paceline.data.cache.names import key_of
 from tests.data.cache.programs import Worker
 from tests.data.cache.server import Server, until
 from tests.data.cache.test_cache import bytes_in
+from tests.data.cache.test_fetcher import wishes_in
 
 pytestmark = pytest.mark.processes
 KB = 1000
@@ -98,7 +100,7 @@ def test_a_child_of_a_killed_process_keeps_nothing(server: Server, tmp_path: Pat
         assert worker.process.stdout is not None and worker.process.stdout.readline() == "held\n"
         worker.process.kill()
         worker.process.wait()
-        with Cache(tmp_path, KB, timeout_s=10) as cache:
+        with Cache(tmp_path, KB, timeout_s=20) as cache:
             assert cache.read(urls[1]) == b"x" * KB
 
 
@@ -134,6 +136,7 @@ def test_processes_do_not_push_out_what_others_have_fetched_ahead(server: Server
             with cache.open(url):  # waits for the download
                 pass
         cache.prefetch(mine)
+        until(lambda: wishes_in(tmp_path) == {key_of(url) for url in mine}, "a wish was lost")
         with ExitStack() as stack:
             (worker,) = start(stack, 1, "ahead", tmp_path, 3 * KB, theirs)
             worker.go()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -24,9 +23,9 @@ from paceline.data.cache.source import (
     source_for,
 )
 from paceline.data.cache.web import checksum_of
+from tests.data.cache.conftest import SECRETS, SHA
 
 MD5 = hashlib.md5(b"x").hexdigest()
-SHA = hashlib.sha256(b"x").hexdigest()
 MD5_64, SHA_64 = (base64.b64encode(bytes.fromhex(digest)).decode() for digest in (MD5, SHA))
 
 
@@ -123,33 +122,6 @@ def test_a_file_system_that_stumbles_is_asked_again(
         assert cache.read("memory://a") == b"hello" and cache.stats()["memory://a"].retries == 2
 
 
-SECRETS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    """A bucket with two objects on a double of S3, as options for the cache."""
-    pytest.importorskip("obstore")
-    server_module = pytest.importorskip("moto.server")
-    import boto3
-
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
-    )
-    client.create_bucket(Bucket="bucket")
-    client.put_object(Bucket="bucket", Key="dir/a b.bin", Body=b"hello")
-    client.put_object(Bucket="bucket", Key="100%?#.bin", Body=b"percent")
-    client.put_object(Bucket="bucket", Key="signed", Body=b"x", Metadata={"sha256": SHA})
-    client.put_object(Bucket="bucket", Key="wrong", Body=b"y", Metadata={"sha256": SHA})
-    client.close()
-    yield {"endpoint": endpoint, **SECRETS}
-    server.stop()
-
-
 def test_an_object_store(s3: dict[str, str], tmp_path: Path) -> None:
     with Cache(tmp_path, options=s3) as cache:
         assert cache.read("s3://bucket/dir/a b.bin") == b"hello"
@@ -181,26 +153,3 @@ def test_an_object_store_that_is_down(tmp_path: Path) -> None:
     with Cache(tmp_path, options={"endpoint": "http://127.0.0.1:9", **SECRETS}, retries=1, timeout_s=5) as cache:
         with pytest.raises(CacheError, match="s3://bucket did not answer 2 times"):
             cache.read("s3://bucket/a")
-
-
-@pytest.mark.processes
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_after_a_fork_the_object_store_says_that_it_cannot(s3: dict[str, str], tmp_path: Path) -> None:
-    """Its threads do not survive a fork; what is cached is served all the same."""
-    with Cache(tmp_path, options=s3) as cache:
-        cache.read("s3://bucket/signed")
-        receiver, sender = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                text = cache.read("s3://bucket/signed").decode()
-                cache.read("s3://bucket/dir/a b.bin")
-            except NotServedError as error:
-                os.write(sender, f"{text}: {error}".encode())
-            finally:
-                os._exit(0)
-        os.close(sender)
-        with os.fdopen(receiver) as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        assert said.startswith("x: process") and "multiprocessing_context='spawn'" in said

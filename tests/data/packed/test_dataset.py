@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
+from paceline.data.cache import Cache
 from paceline.data.packed import DataError, PackedDataset
 from paceline.data.packed.dataset import KEPT, split_sample
 from paceline.data.packed.tar import make_header, padding
+from tests.data.cache.server import Server
 
 from .made import Double, by_key, folder, index_of, packed
 
@@ -147,9 +149,14 @@ def test_what_comes_next_is_prefetched(tmp_path: Path) -> None:
     assert double.wished == [f"{URL}/{s}" for s in (last.offsets_name, last.name, first.offsets_name, first.name)]
 
 
-def test_a_url_without_a_cache_is_refused() -> None:
-    with pytest.raises(DataError, match="is remote: give cache="):
-        PackedDataset("s3://bucket/set")
+def test_without_a_cache_the_user_s_directory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = packed(tmp_path)
+    with Server({path.name: path.read_bytes() for path in place.iterdir()}) as server:
+        data = PackedDataset(server.address)
+        assert [data[number] for number in range(20)] == list(PackedDataset(place))
+        assert isinstance(data.cache, Cache) and data.cache.directory == tmp_path / "paceline"
+        data.cache.close()
 
 
 def test_a_missing_or_broken_index_is_one_line(tmp_path: Path) -> None:

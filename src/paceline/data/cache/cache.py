@@ -174,7 +174,7 @@ class Cache:
             return
         self._closed = True
         if self._process == os.getpid():
-            self._downloader.closed.set()
+            self._downloader.close()
             self._fetcher.close()
             self._let_go()
 

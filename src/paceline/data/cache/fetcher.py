@@ -43,6 +43,7 @@ class Fetcher:
         self._before_room: set[int] = set()  # places whose fetch has not yet taken room
         self._hungry: set[int] = set()  # those of them that wait for room
         self._busy: set[str] = set()
+        self._gone: set[str] = set()  # removed again before whoever is busy with it has noted that it is there
         self._ahead: set[str] = set()
         self._count, self._threads = threads, list[threading.Thread]()
 
@@ -93,6 +94,8 @@ class Fetcher:
         with self._changed:
             self._ahead.discard(key)
             self._wishes.remove(key)
+            if key in self._busy:
+                self._gone.add(key)
             if key in self._places:
                 self._next = min(self._next, self._places[key][-1])
 
@@ -129,22 +132,32 @@ class Fetcher:
             place, url, generation = taken
             pause = self._bring(place, url, generation)
             with self._changed:
-                self._busy.discard(key_of(url))
-                if generation == self._generation:
-                    self._leave(place)
+                self._done(key_of(url), place, generation)
                 if pause and not self._closed:
                     self._changed.wait(pause)
+
+    def _done(self, key: str, place: int, generation: int) -> None:
+        """This place has been worked on; whoever passed over another wish for the file meanwhile goes back to it."""
+        self._busy.discard(key)
+        if generation == self._generation:
+            self._leave(place)
+        places = self._places.get(key)
+        if places and key not in self._ahead and (generation != self._generation or place not in places):
+            self._next = min(self._next, places[-1])
+            self._changed.notify_all()
 
     def _bring(self, place: int, url: str, generation: int) -> float:
         """Fetch one file, waiting for room as long as it is wished for; the seconds to rest afterwards."""
         key = key_of(url)
         while self._wanted(key, place, generation):
+            with self._changed:
+                self._gone.discard(key)
             try:
                 done = self._fetch(url, place, partial(self._turn, place, generation))
             except Exception:  # met again by whoever opens the file
                 return self._rest(url)
             with self._changed:
-                if done:
+                if done and key not in self._gone:
                     if self._is_wanted(key, place, generation):
                         self._ahead.add(key)
                         self._wishes.add(key)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from paceline.data.cache import Cache
 from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
 from paceline.data.packed.storage import faults_of, is_url, join, local_path, read_up_to
 from paceline.data.packed.tar import BLOCK, padding
@@ -78,13 +79,15 @@ class PackedDataset(Dataset[Any]):
     Args:
         path_or_url: the directory with index.json, or a URL of one.
         decode: called with the dict of each sample.
-        cache: fetches remote files; needed for a URL.
+        cache: fetches remote files; None: for a URL, a `Cache()` in the default directory, with all the room that the
+            disk has.
 
     Attributes:
         shard_sizes: samples in each shard, in order.
 
     Raises:
-        DataError: there is no index, it is damaged, or a cache is missing.
+        DataError: there is no index, or it is damaged.
+        NotServedError, CacheError: the source will not give the index, or does not answer.
     """
 
     def __init__(
@@ -93,10 +96,9 @@ class PackedDataset(Dataset[Any]):
         decode: Callable[[dict[str, bytes]], Any] | None = None,
         cache: FileCache | None = None,
     ) -> None:
-        self._root, self._decode, self._cache = str(path_or_url), decode, cache
+        self._root, self._decode = str(path_or_url), decode
         self._remote = is_url(self._root)
-        if self._remote and cache is None:
-            raise DataError(f"{self._root} is remote: give cache=Cache(directory, cap_bytes), which fetches its shards")
+        self._cache = Cache() if self._remote and cache is None else cache
         where = join(self._root, INDEX)
         with self._file(where) as path, faults_of(where):
             if path.stat().st_size > LARGEST_INDEX:
