@@ -11,7 +11,8 @@ import torch
 
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
-from paceline.data.ledger import Ledger, Question
+from paceline.data.book import Question
+from paceline.data.ledger import Ledger
 
 LOST, HEIR, READER = 2, 0, 1
 

@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.ledger import ENDLESS, Ledger, Mark, Question
+from paceline.data.book import ENDLESS, Mark, Question
+from paceline.data.ledger import Ledger
 from paceline.data.position import Position
 from paceline.data.ranges import Ranges
 from paceline.data.supply import Leased
@@ -411,8 +412,8 @@ def test_leases_of_one_size_would_leave_the_slow_worker_behind() -> None:
     """The same cluster with a ledger that never shrinks a lease: the others wait for most of a lease."""
 
     class Fixed(Ledger):
-        def _fair(self, worker: int, units: int, most: int, now: float) -> int:
-            return most
+        def _fair(self, worker: int, question: Question, units: int, now: float) -> int:
+            return question.most
 
     fixed = Cluster(Job(20_000, unit=8, most=400), workers(*SPEEDS), Fixed()).run()
     fixed.check()

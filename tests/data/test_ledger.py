@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.data.ledger import ENDLESS, Ledger, Mark, Question
+from paceline.data.book import ENDLESS, Mark, Question
+from paceline.data.ledger import Ledger
 from paceline.data.ranges import Ranges
 from paceline.errors import MismatchError
 

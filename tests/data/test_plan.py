@@ -20,7 +20,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline import randomness
-from paceline.data.ledger import MOST
+from paceline.data.book import MOST
 from paceline.data.order import Drawn, InShards, InTurn, Shuffled
 from paceline.data.plan import Plan, generators_of
 from paceline.data.position import Position

@@ -7,7 +7,8 @@ from collections import deque
 
 import pytest
 
-from paceline.data.ledger import Ledger, Mark, Question
+from paceline.data.book import Mark, Question
+from paceline.data.ledger import Ledger
 from paceline.data.ranges import Range, Ranges
 from paceline.data.split import Rounds, Stripes
 from paceline.data.supply import Even, Leased, Portion, Supply, cut_up

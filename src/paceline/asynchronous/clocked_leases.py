@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.data.ledger import Ledger, Mark, Question
+from paceline.data.book import Mark, Question
+from paceline.data.ledger import Ledger
 from paceline.data.ranges import Ranges
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.asynchronous.lines import DONE, ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
 from paceline.asynchronous.piece import KEEPING
-from paceline.data.ledger import Ledger, Mark, Question
+from paceline.data.book import Mark, Question
+from paceline.data.ledger import Ledger
 from paceline.data.ranges import Ranges
 from paceline.transport.channel import Channel, Frame
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.asynchronous.later import Once
 from paceline.asynchronous.piece import REFUSED
 from paceline.asynchronous.ways import Settings
-from paceline.data.ledger import Mark
+from paceline.data.book import Mark
 from paceline.data.supply import Leases
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Span, host
-from paceline.data.ledger import Mark
+from paceline.data.book import Mark
 from paceline.schedule.bounded import Bounded
 
 

@@ -47,7 +47,8 @@ from paceline.asynchronous.piece import KEEPING, NOBODY
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Arriving, Settings
-from paceline.data.ledger import Ledger, Mark
+from paceline.data.book import Mark
+from paceline.data.ledger import Ledger
 from paceline.data.supply import Leases
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport

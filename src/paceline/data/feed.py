@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from paceline.data.ledger import Mark
+from paceline.data.book import Mark
 from paceline.data.position import Position
 from paceline.data.ranges import Ranges
 from paceline.data.share import Share

@@ -26,92 +26,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from paceline.data.book import ENDLESS, Book, Mark, Question, Speeds
 from paceline.data.ranges import Ranges
 from paceline.errors import MismatchError
 
-Mark = tuple[int, int, int, int]
-"""(loader, epoch, begin, end): places begin .. end (excl.) of a loader's epoch."""
-
-ENDLESS = 1 << 62
-"""The number of places where nobody knows it yet."""
-MOST = 16
-"""Units of a lease, at most."""
 HISTORY = 1024
 """Entries that are kept for those who follow; who is further behind gets the whole ledger."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A worker asks for work.
-
-    Attributes:
-        loader: which of the shared loaders, as all workers number them.
-        epoch: that it is in.
-        total: places in an epoch; `ENDLESS` where that is not known.
-        unit: leases are cut at multiples of it (samples of a batch, or of a shard).
-        most: units of a lease, at most.
-        dry: whether it has nothing left to do, and will wait for the answer.
-    """
-
-    loader: int
-    epoch: int
-    total: int
-    unit: int = 1
-    most: int = MOST
-    dry: bool = False
-
-
-@dataclass
-class Book:
-    """One epoch of one loader.
-
-    Attributes:
-        total: places.
-        free: of nobody.
-        leased: worker -> its places.
-        dry: workers that wait for more.
-        left: whether somebody left this epoch early, as the user's program wanted it.
-    """
-
-    total: int
-    free: Ranges
-    leased: dict[int, Ranges] = field(default_factory=dict)
-    dry: set[int] = field(default_factory=set)
-    left: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether everything is done."""
-        return not self.free and not any(self.leased.values())
-
-    def shorten(self, total: int) -> None:
-        """It has only so many places."""
-        for held in [self.free, *self.leased.values()]:
-            held.remove(total, self.total)
-        self.total = total
-
-    @property
-    def done(self) -> Ranges:
-        """What is in the global model."""
-        found = Ranges([(0, self.total)]).without(self.free)
-        for held in self.leased.values():
-            found = found.without(held)
-        return found
-
-
-class _Speed:
-    """How fast a worker is, from what it marked."""
-
-    def __init__(self, began: float) -> None:
-        self.began, self.places = began, 0
-
-    def rate(self, now: float) -> float | None:
-        """Places a second; None until something was seen."""
-        return self.places / (now - self.began) if self.places and now > self.began else None
 
 
 class Ledger:
@@ -132,7 +55,7 @@ class Ledger:
         self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY)  # what became of the books, for those who follow
         self._number = 0  # of the last entry
         self._told: dict[int, int] = {}  # reader -> the last entry that it knows
-        self._speeds: dict[int, _Speed] = {}
+        self._speeds = Speeds()
         self.repeated = 0
 
     # -- what workers say -------------------------------------------------------------------------
@@ -191,8 +114,7 @@ class Ledger:
             self.repeated += end - begin - found
             count += found
             self._tell(loader, epoch, begin, end, book)
-            if worker in self._speeds:
-                self._speeds[worker].places += found
+            self._speeds.marked(loader, worker, found)
             self._close_settled(loader)
         return count
 
@@ -238,7 +160,7 @@ class Ledger:
                 book.free.add(begin, end)
             book.dry.discard(worker)
         self._waiting.discard(worker)
-        self._speeds.pop(worker, None)
+        self._speeds.lost(worker)
         self._at = {key: epoch for key, epoch in self._at.items() if key[1] != worker}
 
     def holds(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
@@ -316,8 +238,8 @@ class Ledger:
         return book
 
     def _lease(self, worker: int, loader: int, epoch: int, book: Book, question: Question, now: float) -> Mark:
-        self._speeds.setdefault(worker, _Speed(now))
-        units = self._fair(worker, -(-min(book.free.total, book.total) // question.unit), question.most, now)
+        self._speeds.begin(loader, worker, now)
+        units = self._fair(worker, question, -(-min(book.free.total, book.total) // question.unit), now)
         first = next(iter(book.free))[0]
         size = (first // question.unit + units) * question.unit - first
         taken = book.free.take(size)
@@ -326,15 +248,12 @@ class Ledger:
         book.dry.discard(worker)
         return loader, epoch, *taken
 
-    def _fair(self, worker: int, units: int, most: int, now: float) -> int:
+    def _fair(self, worker: int, question: Question, units: int, now: float) -> int:
         """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
-        rates = {rank: speed.rate(now) for rank, speed in self._speeds.items()}
-        known = [rate for rate in rates.values() if rate is not None]
-        own = rates[worker]
-        if own is None:  # it may be slow, and others would wait for it
+        share = self._speeds.share(question.loader, worker, now)
+        if share is None:  # it may be slow, and others would wait for it
             return 1
-        whole = sum(known) / len(known) * len(rates)  # who is not known yet is as fast as the others
-        return max(1, min(most, int(units * own / whole / 2)))
+        return max(1, min(question.most, int(units * share / 2)))
 
     def _drop_left(self, loader: int) -> None:
         """Forget epochs that were left early, once nobody is in them any more."""
@@ -383,11 +302,17 @@ class Ledger:
             }
             for key, book in self._books.items()
         ]
-        speeds = [[rank, speed.began, speed.places] for rank, speed in self._speeds.items()]
         places = [[loader, rank, epoch] for (loader, rank), epoch in self._at.items()]
         closed = [list(pair) for pair in self._closed.items()]
         expected = [[list(key), rest.state()] for key, rest in self._expected.items()]
-        return {"books": rows, "closed": closed, "at": places, "expected": expected, "speeds": speeds, "now": now}
+        return {
+            "books": rows,
+            "closed": closed,
+            "at": places,
+            "expected": expected,
+            "speeds": self._speeds.state(),
+            "now": now,
+        }
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
         """Put back what `state` gave; `now` is the time of another clock, perhaps."""
@@ -405,11 +330,7 @@ class Ledger:
         self._closed = {loader: epoch for loader, epoch in state["closed"]}
         self._at = {(loader, rank): epoch for loader, rank, epoch in state["at"]}
         self._expected = {(key[0], key[1]): Ranges(rest) for key, rest in state["expected"]}
-        self._speeds = {}
-        for rank, began, places in state["speeds"]:
-            # where the clock is the same, so is every bit
-            self._speeds[rank] = _Speed(began if now == state["now"] else now - (state["now"] - began))
-            self._speeds[rank].places = places
+        self._speeds.load(state["speeds"], now - state["now"])
 
     def forget_leases(self) -> None:
         """Everything that is not done is free: so a new keeper begins, before the living say what they hold."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.data.batches import piece_of_rest, samples_in
-from paceline.data.ledger import MOST
+from paceline.data.book import MOST
 from paceline.data.position import Cut
 from paceline.data.split import split_of
 from paceline.data.supply import Portion

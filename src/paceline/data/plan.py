@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline import randomness
-from paceline.data.ledger import MOST
+from paceline.data.book import MOST
 from paceline.data.memo import Memo
 from paceline.data.order import Drawn, InShards, InTurn, Order, Shuffled
 from paceline.data.position import Cut, Position, set_states

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.data.book import ENDLESS, Mark
 from paceline.data.consumed import Consumed, dealt
-from paceline.data.ledger import ENDLESS, Ledger, Mark
+from paceline.data.ledger import Ledger
 from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from paceline.data.ledger import Mark, Question
+from paceline.data.book import Mark, Question
 from paceline.data.memo import PLACES
 from paceline.data.ranges import Range, Ranges
 from paceline.data.split import Rounds, Split, even_parts

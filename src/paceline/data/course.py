@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pass over a worker's part of a loader: one way for each kind of loader that people have.
+
+With one worker the user's loader itself is iterated. With several, a map-style `DataLoader` is rebuilt around a plan of
+ours (:mod:`.plan`) and keeps everything else: collate, worker processes, pinning. Any other iterable of batches is
+gone through by every worker, which takes its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from paceline import randomness
+from paceline.data.ahead import Ahead
+from paceline.data.batches import piece_of_rest, samples_in
+from paceline.data.book import ENDLESS, Mark, Question
+from paceline.data.consumed import UNIT
+from paceline.data.listed import Listed
+from paceline.data.loading import Loading, Ticket
+from paceline.data.plan import Plan, generators_of
+from paceline.data.position import Cut, Position, set_states
+from paceline.data.ranges import Ranges
+from paceline.data.reading import Pieces, ShardReading
+from paceline.data.split import split_of
+from paceline.data.streams import ShardStream
+from paceline.data.supply import Even, Leased, Leases, Portion, Supply
+from paceline.errors import CheckpointError, UnsupportedError
+
+if TYPE_CHECKING:
+    from paceline.data.feed import Feed
+
+_END = object()
+
+
+class Course:
+    """How the batches of a worker come about.
+
+    Args:
+        loader: the user's.
+        number: of the loader, as all workers number them.
+        position: how far this worker is.
+        feed: the run's data, which hears of every batch.
+        leases: the way to the ledger; None where the split is even.
+
+    Attributes:
+        plan: what stands where, of a map-style loader.
+        listed: the same, of a list.
+        shards: how a stream of shards is read.
+        reached: epoch, and the furthest place of it that this worker was given.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        number: int,
+        position: Position,
+        feed: Feed,
+        leases: Leases | None,
+    ) -> None:
+        self.loader, self._number, self._position, self._feed = loader, number, position, feed
+        self._leases, self._world = leases, feed.world
+        self._length: int | None = None
+        self.reached = (0, 0)
+        self.plan: Plan | None = None
+        self._loading: Loading | None = None
+        self.listed = Listed(loader) if isinstance(loader, Sequence) else None
+        self.shards: ShardReading | None = None
+        if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
+            self.shards = ShardReading(loader, feed.seed)
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            whole = loader.batch_sampler is None  # one worker may have its batches as it likes
+            workers = 1 if leases is not None else self._world.size
+            self.plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position, workers)
+        if self._world.size == 1:
+            position.track(generators_of(loader))
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether the user's own loader is iterated."""
+        shards = self.plan is not None and self.plan.in_shards and self.plan.shuffled  # read one after another
+        return self._world.size == 1 and not self._position.others and not shards
+
+    def batches(self, skip: int, length: int | None) -> Generator[Any, None, None]:
+        """The batches of a pass, `length` as far as that is known, of which `skip` are passed over."""
+        self._length = length
+        if self.shards is not None:
+            return self._read(self.shards)
+        if self.listed is not None:
+            return self._picked(self.listed, skip)
+        if self.as_it_is:
+            return self._users_own(skip)
+        if self.plan is not None:
+            return self._made(self.plan, self._supply(self.plan, skip))
+        return self._dealt(skip) if self._leases is None else self._dealt_leased(self._leases)
+
+    def _begin(self, cut: Cut | None) -> None:
+        """A pass begins."""
+        self._position.now.cut = cut
+        self._feed.began(self._position.epoch, self._length)
+
+    def rest(self, places: int) -> Ranges:
+        """What is left of the epoch, of which there are so many places."""
+        rest = self._position.rest.get(self._position.epoch)
+        return rest if rest is not None else Ranges([(0, places)])
+
+    # -- one worker -------------------------------------------------------------------------------
+
+    def _users_own(self, skip: int) -> Generator[Any, None, None]:
+        """One worker: the loader as it is. After a resume the epoch's start is played again up to the position."""
+        position = self._position
+        self._begin(self._own_cut())
+        now, generators = randomness.capture(), position.generators
+        start = position.epoch_start
+        replay = skip > 0 and start is not None
+        if replay and start is not None:
+            randomness.restore(start)
+            set_states(generators, start["loader"])
+        else:
+            position.epoch_start = {**now, "loader": [g.get_state() for g in generators]}
+        batches = iter(self.loader)
+        for _ in range(skip):
+            next(batches, None)
+        if replay:
+            randomness.restore(now)
+        nominal = getattr(self.loader, "batch_size", None) or 0
+        for batch in batches:
+            yield self._hand_out(batch, samples_in(batch), nominal)
+
+    def _own_cut(self) -> Cut:
+        if self.plan is None:
+            return "alone", ENDLESS, 1, 1
+        sampler: Any = self.plan.sampler
+        places = len(sampler) if hasattr(sampler, "__len__") else ENDLESS
+        unit = self.plan.unit
+        return "alone", places // unit * unit if self.plan.drops_last else places, unit, 1
+
+    # -- a map-style loader -----------------------------------------------------------------------
+
+    def _supply(self, plan: Plan | Listed, skip: int) -> Supply:
+        """What this worker is to do of the epoch."""
+        position, world = self._position, self._world
+        places = plan.places(position.epoch)
+        self._check_same_data(places)
+        if self._leases is not None:
+            self._begin(("leased", places, plan.unit, world.size))
+            question = Question(self._number, position.epoch, places, plan.unit, plan.most)
+            return Leased(self._leases, question, position.held)
+        rest = self.rest(places)
+        cut = plan.cut(rest.total, world.size)
+        self._begin(cut)
+        whole = world.size if plan.whole else 0
+        return Even(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
+
+    def _check_same_data(self, places: int, unit: int = 1) -> None:
+        """What a checkpoint says of an epoch holds for data of the same length only."""
+        cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
+        if rest is not None and ENDLESS - 1 in rest:  # the ledger did not know how long the epoch is
+            rest.remove(places, ENDLESS)
+        then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
+        if then > places or (rest is None and then != places):
+            raise CheckpointError(
+                self._world.sign(
+                    f"the checkpoint was made in an epoch of {then // unit} {'samples' if unit == 1 else 'shards'} or "
+                    f"more, and the loader has {places // unit}; "
+                    "resume with the data set of then, or call set_epoch with the next epoch to begin that"
+                )
+            )
+
+    def _made(self, plan: Plan, supply: Supply) -> Generator[Any, None, None]:
+        """Portions made into batches; when nothing is left that could be begun, wait for what others may leave."""
+        if self._loading is None:
+            self._loading = Loading(plan.loader, self._feed.seed)
+        nominal = plan.nominal(self._position.epoch)
+        under_way: deque[tuple[Portion, int]] = deque()
+        ahead = Ahead(plan, supply, self._position.epoch)
+        self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
+
+        def tickets(first: Portion) -> Iterator[Ticket]:
+            portion: Portion | None = first
+            while portion is not None:
+                ids = plan.ids(portion, supply.known)
+                if len(ids):
+                    under_way.append((portion, len(ids)))
+                    ahead.begun(portion)  # which may ask for a lease, and tell what this worker holds
+                    yield Ticket(portion.epoch, ids)
+                portion = supply.next(wait=False)
+
+        complete = False
+        try:
+            while (portion := supply.next(wait=True)) is not None:
+                for batch in self._loading.batches(tickets(portion)):
+                    portion, samples = under_way.popleft()
+                    yield self._hand_out(batch, samples, nominal, portion)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
+
+    def _let_go(self, supply: Leased, complete: bool) -> None:
+        """The pass is over; where the program left it early, what this worker holds is for others."""
+        position = self._position
+        if not complete and self._leases is not None:
+            self._leases.leave_early(self._number, position.epoch, [*position.begun(), *supply.held])
+        supply.held.clear()
+        position.begun = list
+
+    def _marks(self, portion: Portion | None) -> list[Mark]:
+        """What the ledger is to hear of a batch; nothing, where it leased nothing."""
+        if portion is None or self._leases is None:
+            return []
+        return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
+
+    # -- shards -----------------------------------------------------------------------------------
+
+    def _supply_of_shards(self, places: int) -> Supply:
+        position, world = self._position, self._world
+        self._check_same_data(places, UNIT)
+        if self._leases is not None:
+            self._begin(None)
+            return Leased(self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held)
+        if places < world.size * UNIT and not position.others:
+            raise UnsupportedError(
+                world.sign(
+                    f"the stream has {places // UNIT} shards for {world.size} workers, so some would have nothing to "
+                    "do; make more shards, or share an iterable that every worker reads as a whole"
+                )
+            )
+        self._begin(("shards", places, 1, world.size))
+        return Pieces(position.epoch, self.rest(places), world.size, world.rank, position.now.consumed)
+
+    def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
+        """Shards of this worker, or leased; a place of which nothing comes is done with the next batch."""
+        position, leased = self._position, self._leases is not None
+        supply = self._supply_of_shards(shards.places)
+        if leased:
+            position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
+        nominal, complete = getattr(self.loader, "batch_size", None) or 0, False
+        try:
+            for found in shards.batches(supply):
+                if not leased:
+                    position.now.consumed.add(position.now.batches + bool(found.samples), found.portion.places)
+                elif not found.samples:
+                    self._feed.passed_over(self._marks(found.portion))
+                if found.samples:
+                    nominal = nominal or found.samples
+                    yield self._hand_out(found.batch, found.samples, nominal, found.portion)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
+
+    def _picked(self, listed: Listed, skip: int) -> Generator[Any, None, None]:
+        """Items of a list."""
+        supply, nominal, complete = self._supply(listed, skip), 0, False
+        try:
+            while (portion := supply.next(wait=True)) is not None:
+                item = listed.at(portion)
+                if item is not None:
+                    samples = listed.samples(item)
+                    nominal = nominal or samples
+                    yield self._hand_out(item, samples, nominal, portion if self._leases is not None else None)
+            complete = True
+        finally:
+            if isinstance(supply, Leased):
+                self._let_go(supply, complete)
+
+    # -- any other iterable -----------------------------------------------------------------------
+
+    def _dealt(self, skip: int) -> Generator[Any, None, None]:
+        """Rounds of N batches, one for each worker; the last, incomplete round is cut up."""
+        size, rank = self._world.size, self._world.rank
+        self._begin(("rounds", ENDLESS, 1, size))
+        rest = self._position.rest.get(self._position.epoch)
+        round_: list[Any] = []
+        done, nominal = 0, 0
+        for place, batch in enumerate(self.loader):
+            if rest is not None and place not in rest:
+                continue
+            round_.append(batch)
+            if len(round_) == size:
+                mine, round_ = round_[rank], []
+                done += 1
+                nominal = nominal or samples_in(mine)
+                if done > skip:
+                    yield self._hand_out(mine, samples_in(mine), nominal)
+        done += 1
+        mine = piece_of_rest(round_, size, rank) if round_ else None
+        if mine is not None and done > skip:
+            yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine))
+
+    def _dealt_leased(self, leases: Leases) -> Generator[Any, None, None]:
+        """Batches by their place in the stream, which is begun anew where a place behind comes back to be done."""
+        self._begin(None)
+        question = Question(self._number, self._position.epoch, ENDLESS, most=4)
+        supply = Leased(leases, question, self._position.held)
+        stream, at, nominal, complete = iter(self.loader), 0, 0, False
+        try:
+            while (portion := supply.next(wait=True)) is not None:
+                ((place, _),) = portion.places
+                if place < at:
+                    stream, at = self._again(stream), 0
+                batch: Any = None
+                while at <= place and batch is not _END:
+                    batch, at = next(stream, _END), at + 1
+                if batch is _END:
+                    supply.held.clear()
+                    at -= 1
+                    leases.ends(self._number, portion.epoch, at)
+                    continue
+                nominal = nominal or samples_in(batch)
+                yield self._hand_out(batch, samples_in(batch), nominal, portion)
+            complete = True
+        finally:
+            self._let_go(supply, complete)
+
+    def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
+        again = iter(self.loader)
+        if again is stream:
+            raise UnsupportedError(
+                self._world.sign(
+                    f"{type(self.loader).__name__} can be gone through once only, and batches that a lost worker had "
+                    "are to be done again; share a list, a DataLoader, or an object whose iter() begins anew"
+                )
+            )
+        return again
+
+    def _hand_out(self, batch: Any, samples: int, nominal: int, portion: Portion | None = None) -> Any:
+        self._position.now.batches += 1
+        if portion is not None and portion.epoch == self._position.epoch:
+            before = self.reached[1] if self.reached[0] == portion.epoch else 0
+            self.reached = portion.epoch, max(before, portion.places[-1][1])
+        self._feed.handed_out(samples, nominal, self._marks(portion))
+        return batch
