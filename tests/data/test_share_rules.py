@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 import paceline
+from paceline.data.consumed import Consumed
 from paceline.data.ledger import Ledger
 from paceline.data.position import Position
 from paceline.data.ranges import Ranges
@@ -383,7 +384,7 @@ def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_throu
         shared = run.share(DataLoader(Huge(n), 16, shuffle=True))
         state = run._state()["data"]
         if rule == "sync":
-            position = {**Position().state(), "passes": [[0, ["rounds", n, 16, 4], steps, steps]]}
+            position = {**Position().state(), "passes": [[0, ["rounds", n, 16, 4], steps, steps, Consumed().state()]]}
         else:
             ledger = Ledger()
             ledger.expect(0, 0, Ranges([(64 * steps, n)]))
@@ -402,7 +403,7 @@ def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_throu
     Huge.asked = 0
     found, _ = trained(body, 4, rule)
     assert Huge.asked == 64
-    assert all(peak < 3_000_000 and epoch == 0 for peak, epoch in found)
+    assert all(peak < 3_000_000 and epoch == 0 for peak, epoch in found), found
 
 
 # -- what a run keeps -----------------------------------------------------------------------------

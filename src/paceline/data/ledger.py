@@ -183,11 +183,13 @@ class Ledger:
     # -- replicas ---------------------------------------------------------------------------------
 
     def news(self, reader: int) -> Any:
-        """What `reader` does not know yet of what is done; JSON's terms, for :meth:`learn`."""
+        """What `reader` does not know of what is done, for :meth:`learn`; JSON's terms, None where it is nothing."""
         since, self._told[reader] = self._told.get(reader, -1), self._number
         missing = self._number - since
         if since < 0 or missing > len(self._history):
-            return {"whole": self.state()}
+            return {"whole": self.state()} if self._books or self._closed or self._expected else None
+        if missing == 0:
+            return None
         return [list(one) for one in islice(self._history, len(self._history) - missing, None)]
 
     def learn(self, news: Any) -> None:
