@@ -28,7 +28,8 @@ def bars(axis: Any, names: list[str], values: list[float], title: str, unit: str
     axis.invert_yaxis()
     axis.set_title(title, fontsize=10)
     axis.set_xlabel(unit, fontsize=9)
-    axis.margins(x=0.2)
+    axis.margins(x=0.3)
+    axis.set_xticks([])
 
 
 def main() -> None:
