@@ -61,7 +61,7 @@ class Phase:
     save: str = ""
     every: int = 0
     stop: int = 0
-    timeout: float = 20.0
+    timeout: float = 60.0
 
     @property
     def momentum(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from tests.processes import counting
 from tests.processes.launch import free_port
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 def worker(rank: int, workers: int, port: int, phase: dict[str, Any], directory: Path) -> None:

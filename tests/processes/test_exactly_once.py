@@ -66,8 +66,8 @@ def assert_killed(ended: list[tuple[int, str]], killed: dict[str, Any], others: 
 )
 def test_where_workers_go_on_unevenly(rule: str, loaders: int, tmp_path: Path) -> None:
     """Two of four are lost; four save, three go on and save, and four and seven after them."""
-    stage = {"rule": rule, "loaders": loaders, "pauses": PAUSES}
-    four, seven = {"1": [9, "before"], "3": [5, "after"]}, {str(KEEPER): [7, "before"], "2": [3, "after"]}
+    stage = {"rule": rule, "loaders": loaders, "pauses": PAUSES, "samples": 800}  # so that a late worker gets some, too
+    four, seven = {"1": [6, "before"], "3": [4, "after"]}, {str(KEEPER): [4, "before"], "2": [2, "after"]}
     stages = [
         (4, {**stage, "kills": four}),
         (4, {**stage, "stop": 11, "save": "four"}),
