@@ -60,9 +60,9 @@ def notes(make: Callable[[], Told], rule: str, workers: int = 2, epochs: int = 2
     return simulate(program, workers)
 
 
-@pytest.mark.parametrize("rule", ["sync", "averaging(period=2)", "asgd"])
-def test_what_is_asked_for_was_told_before(rule: str) -> None:
-    for data in notes(Told, rule):
+@pytest.mark.parametrize(("rule", "workers"), [("sync", 1), ("sync", 2), ("averaging(period=2)", 2), ("asgd", 2)])
+def test_what_is_asked_for_was_told_before(rule: str, workers: int) -> None:
+    for data in notes(Told, rule, workers):
         told: set[int] = set()
         for kind, ids in data.notes:
             if kind == "told":

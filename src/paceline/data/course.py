@@ -81,8 +81,8 @@ class Course:
     @property
     def as_it_is(self) -> bool:
         """Whether the user's own loader is iterated."""
-        shards = self.plan is not None and self.plan.in_shards and self.plan.shuffled  # read one after another
-        return self._world.size == 1 and not self._position.others and not shards
+        alone = self._world.size == 1 and not self._position.others
+        return alone and not (self.plan is not None and self.plan.foreseen)
 
     def batches(self, skip: int, length: int | None) -> Generator[Any, None, None]:
         """The batches of a pass, `length` as far as that is known, of which `skip` are passed over."""

@@ -75,9 +75,13 @@ class Plan:
         return max(MOST, order.window // self.unit) if isinstance(order, InShards) else MOST
 
     @property
-    def shuffled(self) -> bool:
-        """Whether the order is a permutation of ours."""
-        return _shuffles(self.sampler)
+    def foreseen(self) -> bool:
+        """Whether the data set gains from an order that is known in advance, with one worker too.
+
+        It lies in shards, which are read one after another, or wants to be told what will be asked of it.
+        """
+        fetches = hasattr(self.loader.dataset, "prefetch") and type(self.sampler) is SequentialSampler
+        return fetches or (_shuffles(self.sampler) and (self.in_shards or hasattr(self.loader.dataset, "prefetch")))
 
     def nominal(self, epoch: int) -> int:
         """Samples of a full batch."""
