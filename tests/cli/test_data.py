@@ -158,13 +158,25 @@ def test_plan_refuses(tmp_path: Path, arguments: list[str], says: str) -> None:
     refused(call("plan", tmp_path, *arguments), says)
 
 
+def _hears_interrupts() -> None:
+    """Programs that a shell runs in the background ignore SIGINT, and so do their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_pack_that_is_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 3_000_000)  # takes a minute and more
     environment = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parents[1])}
     command = [sys.executable, "-m", "paceline", "data", "pack", tmp_path / "a.jsonl", tmp_path / "out"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hears_interrupts,
+    )
     try:
         until = time.monotonic() + 90
         while not (tmp_path / "out.partial" / "shard-00000.tar").exists():

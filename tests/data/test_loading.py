@@ -283,10 +283,13 @@ def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> No
 def test_an_interrupt_leaves_nothing_behind() -> None:
     batches = loading(Faulty(bad=300, what="interrupt"), num_workers=2).batches(tickets(100))
     interrupted = False
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background programs ignore
     try:
         list(batches)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        signal.signal(signal.SIGINT, before)
     del batches
     assert interrupted and nobody_left()
 

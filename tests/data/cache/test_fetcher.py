@@ -201,7 +201,8 @@ def test_two_caches_of_one_process_leave_each_other_what_they_fetched_ahead(serv
         other.prefetch(theirs)
         for url in theirs:
             assert len(other.read(url)) == KB  # what is needed now may push out
-        assert len(other.cached(mine)) == 2, "one file at a time is enough for the other"
+        # one, or two where the other is looking at its own last file just then
+        assert other.cached(mine), "what the other fetched ahead has pushed all of these out"
     assert sum(server.requests[f"a{i}"] for i in range(3)) == 3
 
 
