@@ -68,7 +68,7 @@ def test_few_shards_are_kept_open(tmp_path: Path) -> None:
     for number in range(len(data)):
         data[number]
     assert len(os.listdir("/proc/self/fd")) - before <= KEPT
-    assert len(data._kept.shards) == KEPT
+    assert len(data._kept) == KEPT
 
 
 def test_a_sample_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from torch.utils.data import Dataset
 
 from paceline.data.cache import Cache
 from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
+from paceline.data.packed.kept import Kept
 from paceline.data.packed.storage import faults_of, is_url, join, local_path, read_up_to
 from paceline.data.packed.tar import BLOCK, padding
 from paceline.errors import DataError
@@ -61,15 +61,6 @@ class _Open:
         self.offsets, self.file = offsets, file
 
 
-class _Kept:
-    """The shards that this process used last; a forked child begins with none."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.lock = threading.Lock()
-        self.shards: OrderedDict[int, _Open] = OrderedDict()
-
-
 class PackedDataset(Dataset[Any]):
     """The samples of a packed data set, in its order.
 
@@ -106,7 +97,7 @@ class PackedDataset(Dataset[Any]):
             self._index = Index.from_json(path.read_bytes(), where)
         self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
         self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
-        self._kept = _Kept()
+        self._kept = Kept[_Open](KEPT)
 
     @property
     def cache(self) -> FileCache | None:
@@ -176,7 +167,7 @@ class PackedDataset(Dataset[Any]):
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _kept=_Kept())
+        self.__dict__.update(state, _kept=Kept(KEPT))
 
     def _checked(self, index: int) -> int:
         sample = operator.index(index)
@@ -203,7 +194,7 @@ class PackedDataset(Dataset[Any]):
     def _shard(self, number: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """(file descriptor, offsets [samples + 1]) of a shard, whose file is there within the context."""
         shard = self._index.shards[number]
-        opened = self._use(number, shard)
+        opened = self._kept.get(number, partial(self._open, shard))
         if opened.file is not None:
             yield opened.file.descriptor, opened.offsets
             return
@@ -212,24 +203,13 @@ class PackedDataset(Dataset[Any]):
             file = _opened(path, shard, where)
             yield file.descriptor, opened.offsets
 
-    def _use(self, number: int, shard: Shard) -> _Open:
-        if self._kept.process != os.getpid():
-            self._kept = _Kept()
-        kept = self._kept
-        with kept.lock:
-            if number in kept.shards:
-                kept.shards.move_to_end(number)
-                return kept.shards[number]
+    def _open(self, shard: Shard) -> _Open:
+        """A shard to be used; its file is closed when the last reader lets go of it."""
         where = join(self._root, shard.offsets_name)
         with self._file(where, shard.offsets_sha256) as path, faults_of(where), path.open("rb") as file:
             offsets = offsets_from_bytes(read_up_to(file, shard.offsets_bytes), shard, where)
         name = join(self._root, shard.name)
-        opened = _Open(offsets, None if self._remote else _opened(Path(name), shard, name))
-        with kept.lock:
-            kept.shards[number] = opened
-            while len(kept.shards) > KEPT:
-                kept.shards.popitem(last=False)  # its file is closed when the last reader lets go of it
-        return opened
+        return _Open(offsets, None if self._remote else _opened(Path(name), shard, name))
 
     def _read(
         self, descriptor: int, offsets: NDArray[np.int64], number: int, first: int, last: int

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from paceline.data.packed.dataset import FileCache
+from paceline.data.packed.kept import Kept
 from paceline.data.packed.storage import file_system, is_url, local_path
 from paceline.errors import DataError
 
@@ -42,15 +41,6 @@ class _Group(NamedTuple):
     url: str
     number: int  # within its file
     rows: int
-
-
-class _Kept:
-    """The row groups that this process decoded last."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.lock = threading.Lock()
-        self.tables: OrderedDict[int, Any] = OrderedDict()
 
 
 class ParquetDataset(Dataset[Any]):
@@ -82,7 +72,7 @@ class ParquetDataset(Dataset[Any]):
         self._groups = [group for url in _files(map(str, given)) for group in self._scan(url)]
         self.shard_sizes: Sequence[int] = [group.rows for group in self._groups]
         self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [row groups + 1]
-        self._kept = _Kept()
+        self._kept = Kept[Any](KEPT)
 
     @property
     def cache(self) -> FileCache | None:
@@ -115,7 +105,7 @@ class ParquetDataset(Dataset[Any]):
             wanted.setdefault(number, []).append((place, row))
         found: list[dict[str, Any]] = [{}] * len(indices)
         for number, rows in wanted.items():
-            table = self._table(number).take([row for _, row in rows])
+            table = self._kept.get(number, partial(self._table, self._groups[number])).take([row for _, row in rows])
             for (place, _), values in zip(rows, table.to_pylist(), strict=True):
                 found[place] = values
         return found
@@ -136,7 +126,7 @@ class ParquetDataset(Dataset[Any]):
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _kept=_Kept())
+        self.__dict__.update(state, _kept=Kept(KEPT))
 
     def _find(self, index: int) -> tuple[int, int]:
         row = operator.index(index)
@@ -156,15 +146,8 @@ class ParquetDataset(Dataset[Any]):
             rows = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
         return [_Group(url, number, count) for number, count in enumerate(rows) if count]
 
-    def _table(self, number: int) -> Any:
-        if self._kept.process != os.getpid():
-            self._kept = _Kept()
-        kept = self._kept
-        with kept.lock:
-            if number in kept.tables:
-                kept.tables.move_to_end(number)
-                return kept.tables[number]
-        group = self._groups[number]
+    def _table(self, group: _Group) -> Any:
+        """A row group, decoded."""
         with self._file(group.url, whole=True) as file:
             # without threads of its own: those of a parent do not live in a forked child
             table = file.read_row_group(group.number, columns=self._columns, use_threads=False)
@@ -173,10 +156,6 @@ class ParquetDataset(Dataset[Any]):
                 f"{group.url}: row group {group.number} has {table.num_rows} rows, had {group.rows} when this "
                 "dataset was made; make it anew"
             )
-        with kept.lock:
-            kept.tables[number] = table
-            while len(kept.tables) > KEPT:
-                kept.tables.popitem(last=False)
         return table
 
     @contextlib.contextmanager

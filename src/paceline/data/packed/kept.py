@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few parts of a data set that a process used last: open files, decoded tables."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Part = TypeVar("Part")
+
+
+class Kept(Generic[Part]):
+    """Parts by number, least recently used first; a forked child begins with none.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._parts: OrderedDict[int, Part] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def get(self, number: int, make: Callable[[], Part]) -> Part:
+        """Part `number`, made where it is not there; two threads may both make it."""
+        if self._process != os.getpid():
+            self._begin()
+        lock, parts = self._lock, self._parts
+        with lock:
+            if number in parts:
+                parts.move_to_end(number)
+                return parts[number]
+        part = make()
+        with lock:
+            parts[number] = part
+            while len(parts) > self._most:
+                parts.popitem(last=False)
+        return part
