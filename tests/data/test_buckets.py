@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import paceline
 from paceline.data import BucketBatches
+from tests.data.test_share import Numbers
 from tests.helpers import simulate
 
 Batch = list[int]
@@ -134,17 +135,6 @@ def test_what_makes_no_sense_is_refused(lengths: Any, choices: dict[str, Any], m
 
 
 # -- across workers --------------------------------------------------------------------------------
-
-
-class Numbers(torch.utils.data.Dataset[int]):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def passes(make: Callable[[], Any], workers: int, rule: str = "averaging", epochs: int = 2) -> list[list[list[Batch]]]:

@@ -126,7 +126,7 @@ class Piece:
         """What a checkpoint holds; copies."""
         with self.lock:
             return {
-                "about": {**self._about(), "ledger": None},  # which goes with the data
+                "about": self._about(),  # the ledger goes with the data
                 "anchor": self.anchor.clone(),
                 "tensors": {name: tensor.clone() for name, tensor in self._way.tensors().items()},
                 "origins": {
@@ -154,7 +154,7 @@ class Piece:
         with self.lock:
             tensors = self._way.tensors()
             row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
-            return self._about(), row
+            return {**self._about(), "ledger": self._ledger_state()}, row
 
     @torch.no_grad()
     def restore(self, about: dict[str, Any], row: Tensor) -> None:
@@ -170,7 +170,6 @@ class Piece:
             "clocks": self.clocks.state(),
             "tensors": list(self._way.tensors()),
             "numbers": self._way.numbers(),
-            "ledger": self._ledger_state(),
         }
 
     def _ledger_state(self) -> dict[str, Any] | None:

@@ -262,7 +262,7 @@ class Course:
                 if item is not None:
                     samples = listed.samples(item)
                     nominal = nominal or samples
-                    yield self._hand_out(item, samples, nominal, portion if self._leases is not None else None)
+                    yield self._hand_out(item, samples, nominal, portion)
             complete = True
         finally:
             if isinstance(supply, Leased):

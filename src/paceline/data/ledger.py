@@ -199,7 +199,7 @@ class Ledger:
             self.forget_leases()
             return
         for loader, epoch, begin, end, total, left in news:
-            if epoch <= self._closed.get(loader, -1) and (loader, epoch) not in self._books:
+            if epoch <= self.closed(loader) and (loader, epoch) not in self._books:
                 continue
             book = self._open(Question(loader, epoch, total))
             assert book is not None
@@ -271,7 +271,7 @@ class Ledger:
 
     def _close(self, key: tuple[int, int]) -> None:
         del self._books[key]
-        self._closed[key[0]] = max(self._closed.get(key[0], -1), key[1])
+        self._closed[key[0]] = max(self.closed(key[0]), key[1])
 
     # -- checkpoints and replicas -----------------------------------------------------------------
 

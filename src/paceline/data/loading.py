@@ -42,25 +42,13 @@ class Loading:
         self._direct = users.num_workers == 0 and not users.pin_memory and not users.timeout
         self._make = _Maker(users.dataset, users.collate_fn)
         self._source = Source()
-        settings: dict[str, Any] = {
-            "num_workers": users.num_workers,
-            "pin_memory": users.pin_memory,
-            "timeout": users.timeout,
-            "multiprocessing_context": users.multiprocessing_context,
-            "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
-            "batch_size": None,
-            "collate_fn": as_it_is,
-            "sampler": self._source,
-        }
+        settings = inner_settings(users, self._source)
         self._in_blocks = users.num_workers > 0
         if self._direct:
             return
         if not self._in_blocks:
             self._loader: DataLoader[Any] = DataLoader(_OneByOne(self._make), **settings)
             return
-        settings["prefetch_factor"] = users.prefetch_factor
-        settings["persistent_workers"] = users.persistent_workers
-        settings["worker_init_fn"] = ProcessInit(users.worker_init_fn)
         self._loader = DataLoader(_Kitchen(self._make, users.dataset, seed), **settings)
 
     def batches(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
@@ -80,6 +68,25 @@ class Loading:
             return iter(self._loader)
         self._source.now = blocks = Blocks(tickets)
         return Delivery(blocks, iter(self._loader))
+
+
+def inner_settings(users: DataLoader[Any], source: Source) -> dict[str, Any]:
+    """What a loader around a reader of ours takes over from the user's; `source` says what is to be read."""
+    settings: dict[str, Any] = {
+        "num_workers": users.num_workers,
+        "pin_memory": users.pin_memory,
+        "timeout": users.timeout,
+        "multiprocessing_context": users.multiprocessing_context,
+        "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
+        "batch_size": None,
+        "collate_fn": as_it_is,
+        "sampler": source,
+    }
+    if users.num_workers > 0:
+        settings["prefetch_factor"] = users.prefetch_factor
+        settings["persistent_workers"] = users.persistent_workers
+        settings["worker_init_fn"] = ProcessInit(users.worker_init_fn)
+    return settings
 
 
 class _Maker:

@@ -61,7 +61,7 @@ class Position:
     """
 
     def __init__(self) -> None:
-        self.epoch, self.fresh, self.leased = 0, True, False
+        self.epoch, self.fresh = 0, True
         self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work is under way
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline import randomness
 from paceline.data.batches import samples_in
 from paceline.data.consumed import UNIT, Consumed, dealt, pieces
-from paceline.data.loading import ProcessInit, Source, as_it_is
+from paceline.data.loading import Source, inner_settings
 from paceline.data.ranges import Range, Ranges
 from paceline.data.streams import ShardStream
 from paceline.data.supply import Portion, Supply
@@ -101,22 +100,8 @@ class ShardReading:
         self._lanes: _Lanes | None = None
         self._width, self._count = max(1, users.num_workers), users.batch_size or 1
         self._source = Source()
-        settings: dict[str, Any] = {
-            "num_workers": users.num_workers,
-            "pin_memory": users.pin_memory,
-            "timeout": users.timeout,
-            "multiprocessing_context": users.multiprocessing_context,
-            "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
-            "batch_size": None,
-            "collate_fn": as_it_is,
-            "sampler": self._source,
-        }
-        if users.num_workers > 0:
-            settings["prefetch_factor"] = users.prefetch_factor
-            settings["persistent_workers"] = users.persistent_workers
-            settings["worker_init_fn"] = ProcessInit(users.worker_init_fn)
         reader = _Reader(self.stream, users.collate_fn, users.batch_size, users.drop_last, seed)
-        self._loader: DataLoader[Any] = DataLoader(reader, **settings)
+        self._loader: DataLoader[Any] = DataLoader(reader, **inner_settings(users, self._source))
 
     @property
     def places(self) -> int:
