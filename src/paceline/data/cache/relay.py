@@ -55,6 +55,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Ended(Failure):
+    """The process that was asked is no more."""
+
+
 class Relay:
     """One process that reads object stores, for one thread at a time.
 
@@ -159,12 +163,15 @@ class Relay:
             raise self._broken(f"has not answered for {patience_s:.0f} s")
 
     def _broken(self, what: str) -> Failure:
-        return Failure("unavailable", f"process {self.pid}, which reads the store for this one, {what}")
+        return Failure("unavailable", self._says(what))
+
+    def _says(self, what: str) -> str:
+        return f"process {self.pid}, which reads the store for this one, {what}"
 
     def _ended(self) -> Failure:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
-        return self._broken(f"has ended (status {self._process.returncode})")
+        return _Ended("unavailable", self._says(f"has ended (status {self._process.returncode})"))
 
     def close(self) -> None:
         """End the process: its input ends, or it is killed where that does not do. Twice is once."""
@@ -216,28 +223,49 @@ class Relays:
     def get(self, url: str) -> Iterator[tuple[dict[str, Any], Iterator[bytes]]]:
         """Ask for an object.
 
+        One that died with nothing to do is replaced without a word; that it did may show only when it is asked,
+        because a process of several threads can be waited for only when the last of them is gone.
+
         Yields:
             the head of the answer (size, etag, sha256) and the bytes.
 
         Raises:
             Failure: see :class:`paceline.data.cache.bucket.Bucket`; also where the relay dies or is stuck.
         """
-        relay, patience_s = self._take(), self._timeout_s + GRACE_S
+        relay, head = self._asked({"url": url, "options": self._options, "timeout_s": self._timeout_s})
         try:
-            head = relay.ask({"url": url, "options": self._options, "timeout_s": self._timeout_s}, patience_s)
-            yield head, relay.chunks(patience_s)
+            yield head, relay.chunks(self._patience_s)
         finally:
             self._give(relay)
 
-    def _take(self) -> Relay:
+    @property
+    def _patience_s(self) -> float:
+        return self._timeout_s + GRACE_S
+
+    def _asked(self, request: Mapping[str, Any]) -> tuple[Relay, dict[str, Any]]:
+        """A relay that has begun to answer, and the head of its answer."""
+        while True:
+            relay, fresh = self._take()
+            try:
+                return relay, relay.ask(request, self._patience_s)
+            except _Ended:
+                self._give(relay)
+                if fresh:
+                    raise
+            except BaseException:
+                self._give(relay)
+                raise
+
+    def _take(self) -> tuple[Relay, bool]:
+        """A relay with nothing to do, and whether it has just been started."""
         with self._lock:
             while self._idle:
                 relay = self._idle.pop()
                 if relay.alive:
-                    return relay
+                    return relay, False
                 relay.close()
             _end_all_at_exit()
-        return Relay()
+        return Relay(), True
 
     def _give(self, relay: Relay) -> None:
         with self._lock:
