@@ -313,7 +313,7 @@ class Engine:
 
     def _bare_header(self, kind: int, leaving: bool) -> Header:
         """A header without a payload behind it."""
-        return Header(0, kind, False, leaving, True, 0, 0, 0.0, self._flow.steps, 0)
+        return Header(0, kind, False, leaving, True, 0, 0.0, 0.0, self._flow.steps, 0)
 
     def _even_out(self, transport: Transport, meeting: Meeting, parts: list[Fragment]) -> None:
         """Workers that made fewer steps take what one has that made the most."""

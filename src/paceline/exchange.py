@@ -48,10 +48,12 @@ class Header:
         leaving: whether the worker has come to its end.
         finite: whether its contribution is free of inf and nan.
         minibatches: what its contribution stands for.
-        presence: checksum of which parameters have a gradient (said in the footer); 0 for a block.
+        norm: of its contribution, before the weight; 0 where not taken.
         factor: the weight its numbers were multiplied with.
         total: all minibatches of this worker so far.
         checksum: of the state that all workers should hold alike, 0 where not taken.
+        usual: whether the norm is not far outside of what is usual.
+        asks: whether the worker has something to say to all once this exchange is over.
     """
 
     sequence: int
@@ -60,24 +62,36 @@ class Header:
     leaving: bool
     finite: bool
     minibatches: int
-    presence: int
+    norm: float
     factor: float
     total: int
     checksum: int
+    usual: bool = True
+    asks: bool = False
 
     def pack(self) -> Tensor:
         """As int64, shape (10,)."""
-        bits = struct.unpack("<q", struct.pack("<d", self.factor))[0]
-        values = [self.sequence, self.kind, self.brings, self.leaving, self.finite]
-        values += [self.minibatches, self.presence, bits, self.total, self.checksum]
+        condition = self.finite | self.usual << 1 | self.asks << 2
+        values = [self.sequence, self.kind, self.brings, self.leaving, condition, self.minibatches, _bits(self.norm)]
+        values += [_bits(self.factor), self.total, self.checksum]
         return torch.tensor([int(v) for v in values], dtype=torch.int64)
 
     @classmethod
     def unpack(cls, row: list[int]) -> Header:
         """The inverse of `pack`."""
-        factor = struct.unpack("<d", struct.pack("<q", row[7]))[0]
-        flags = (bool(row[2]), bool(row[3]), bool(row[4]))
-        return cls(row[0], row[1], *flags, row[5], row[6], factor, row[8], row[9])
+        finite, usual, asks = (bool(row[4] >> bit & 1) for bit in range(3))
+        flags = (bool(row[2]), bool(row[3]), finite)
+        return cls(row[0], row[1], *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], usual, asks)
+
+
+def _bits(number: float) -> int:
+    """The bits of a number as an integer of the same width."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def _number(bits: int) -> float:
+    """The inverse of `_bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class GradientUpdate:
 
     def _open(self, work: Work) -> None:
         self._factor, self._stale, self._running = work.factor, False, []
-        header = Header(0, self.kind, True, work.leaving, True, 1, 0, work.factor, work.total, 0)
+        header = Header(0, self.kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
         self._exchanger.timing.wait_s = 0.0
         self._opening = self._exchanger.open(header)
         for part in self.parts:

@@ -247,7 +247,7 @@ class BlockUpdate:
             leaving=work.leaving,
             finite=finite,
             minibatches=work.minibatches,
-            presence=0,
+            norm=0.0,
             factor=work.minibatches / self._period if finite else 0.0,
             total=work.total,
             checksum=self.checksum(),
