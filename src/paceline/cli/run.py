@@ -20,7 +20,7 @@ from paceline.observe.live import Live
 from paceline.observe.read import has_run
 from paceline.observe.summary import seconds_text
 
-from . import checks, failure, lines
+from . import checks, doors, failure, lines
 from .cluster import Cluster
 from .console import err, error_panel, near, out
 from .status import Status
@@ -59,8 +59,15 @@ def command(
     ] = None,
     tls: Annotated[
         Path | None,
-        typer.Option(help="Folder of cert.pem, key.pem and ca.pem, for the connections of asynchronous rules."),
+        typer.Option(help="Folder of cert.pem, key.pem and ca.pem to use instead of certificates made for the job."),
     ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(help="The job's secret: made by host 0, copied to the other hosts (or on a disk they share)."),
+    ] = None,
+    in_the_clear: Annotated[
+        bool, typer.Option("--open", help="No certificates: the connections of asynchronous rules are in the clear.")
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
@@ -68,11 +75,16 @@ def command(
     """Run a training program on several workers."""
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
     checks.check_script(script)
-    checks.check_rule(rule)
-    checks.check_tls(tls)
+    speaks = checks.check_rule(rule)
+    doors.check(tls, job, in_the_clear)
     directory = checks.log_directory(log, cluster, overwrite)
+    if in_the_clear and speaks and not quiet:
+        doors.say_open()
+    elif not in_the_clear and tls is None:
+        tls = doors.for_workers(cluster, directory, job, speaks and not quiet)
+    added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
     started = time.monotonic()
-    outcome = _run(cluster, script, arguments or [], environment(cluster, rule, directory, tls), directory, quiet)
+    outcome = _run(cluster, script, arguments or [], added, directory, quiet)
     code = _conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
@@ -81,7 +93,7 @@ def command(
     raise typer.Exit(code)
 
 
-def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path | None = None) -> dict[str, str]:
+def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str, str]:
     """What the workers' environment has that the launcher's has not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
@@ -91,8 +103,6 @@ def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path |
     }
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
-    if tls is not None:
-        added["PACELINE_TLS"] = str(tls.resolve())
     return added | ({} if rule is None else {"PACELINE_RULE": rule})
 
 
