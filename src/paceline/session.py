@@ -20,6 +20,7 @@ from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizer
 from paceline.blocks import Blocks
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
+from paceline.elastic import Elastic, Live, elastic
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.flow import Flow
@@ -50,8 +51,9 @@ class Run:
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-        self._transport: Transport = connect(settings.timeout_s, settings.group)
-        self.world = self._transport.world
+        self._live: Live | None = self._join() if settings.control is not None else None
+        live = self._live
+        self._transport: Transport = live.transport if live else connect(settings.timeout_s, settings.group)
         self.messages = Messages(self._transport)
         self._closed = False
         self._handles: list[Any] = []
@@ -61,7 +63,7 @@ class Run:
         try:
             self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
-            if self.world.size > 1:
+            if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
         except BaseException:
@@ -75,6 +77,8 @@ class Run:
     def _driver(self) -> Driver:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
+        if self._live is not None:
+            return Elastic(self.rule, self._live, *about[2:], self._feed, lambda: (self._state(), self.global_state()))
         if is_asynchronous(self.rule):
             return Asynchronous(*about, self._feed)
         return Engine(*about, lambda: self._feed.factor)
