@@ -9,7 +9,7 @@ more among themselves, from what they hold.
 
 from __future__ import annotations
 
-from paceline.elastic.driver import Elastic
+from paceline.elastic.driver import Elastic, check_rule, fingerprint
 from paceline.elastic.live import Live, join
 
-__all__ = ["Elastic", "Live", "join"]
+__all__ = ["Elastic", "Live", "check_rule", "fingerprint", "join"]

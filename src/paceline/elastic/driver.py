@@ -40,9 +40,7 @@ def check_rule(rule: Rule) -> None:
     elif schedule.overlap or schedule.warmup or rule.within:
         wrong = "has overlap, a warm-up or one worker for each host, which are not served where workers come and go"
     if wrong:
-        raise UnsupportedError(
-            f"an elastic run needs a block rule such as bmuf(period=16), and {rule.text()} {wrong}"
-        )
+        raise UnsupportedError(f"an elastic run needs a block rule such as bmuf(period=16), and {rule.text()} {wrong}")
 
 
 def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> dict[str, Any]:
