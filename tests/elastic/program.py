@@ -128,14 +128,14 @@ class Program:
         return {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
 
     def look(self) -> None:
-        """Write down what exchanges have added since the last look; several in one are told apart by their slots."""
+        """Write down what exchanges have added since the last look."""
         if self.run.blocks == self.block:
             return
-        self.block = self.run.blocks
+        first, self.block = self.block + 1, self.run.blocks
         before, self.start = self.start, self.snapshot()
         entered, slots = self.start[0] - before[0], self.start[1] - before[1]
         with self.book.open("a") as book:
-            said = {"block": self.block, "entered": sparse(entered), "slots": sparse(slots)}
+            said = {"first": first, "last": self.block, "entered": sparse(entered), "slots": sparse(slots)}
             book.write(json.dumps(said) + "\n")
         self.counts.zero_()
         self.made = 0
@@ -187,12 +187,20 @@ def digest(model: nn.Module) -> str:
 
 
 def counted(books: Path, samples: int) -> Tensor:
-    """How often each sample is in the model, from the books of all workers, shape (samples,)."""
+    """How often each sample is in the model, from the books of all workers, shape (samples,).
+
+    A worker that waited may have come to several exchanges between two looks; another has looked in between.
+    """
     rows: dict[int, dict[str, Any]] = {}
+    last = 0
     for book in sorted(books.glob("worker-*.jsonl")):
         for line in book.read_text().splitlines():
             row = json.loads(line)
-            rows.setdefault(row["block"], row)
+            last = max(last, row["last"])
+            if row["first"] == row["last"]:
+                rows.setdefault(row["last"], row)
+    missing = sorted(set(range(1, last + 1)) - rows.keys())
+    assert not missing, f"nobody has written down exchange {missing}"
     total = torch.zeros(samples, dtype=torch.float64)
     for row in rows.values():
         shares = list(row["slots"].values())

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +50,9 @@ def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) ->
     rows = [row for part in _parts(model, owned) for row in part.layout()]
     about = checks.about_optimizers(owned)
     del about["optimizer state at attach"]  # a newcomer is given it
-    return {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about, "model": rows}
+    found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
+    model = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+    return {**found, "tensors": len(rows), "numbers": sum(p.numel() for _, pairs in owned for _, p in pairs), "model": model}
 
 
 def _parts(model: Modules, owned: Owned) -> list[Fragment]:
@@ -217,6 +221,8 @@ class Elastic:
         self._live.member.doing("waiting for data", self._flow.steps)
         self._keep_up()
         if self._live.called:
+            # minibatches that were gathered for a step which the end of the epoch leaves incomplete
+            self._fresh.append((self._flow.steps, self._feed.take_marks()))
             self._end_block(leaving=False)
 
     def _end_block(self, leaving: bool) -> Meeting:
