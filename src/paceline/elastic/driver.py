@@ -51,8 +51,9 @@ def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) ->
     about = checks.about_optimizers(owned)
     del about["optimizer state at attach"]  # a newcomer is given it
     found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
-    model = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    return {**found, "tensors": len(rows), "numbers": sum(p.numel() for _, pairs in owned for _, p in pairs), "model": model}
+    numbers = sum(p.numel() for _, named in owned for _, p in named)
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+    return {**found, "tensors": len(rows), "numbers": numbers, "model": digest}
 
 
 def _parts(model: Modules, owned: Owned) -> list[Fragment]:

@@ -35,7 +35,7 @@ class Given(Old):
 
     def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:
         super().__init__({"size": 1})
-        self._rests, self._given = {0: rest["state"]}, tensors
+        self._rests = {0: rest["state"]}
         self._tensors = [tensors]
         self._model = build(rest["model"], tensors)
 
