@@ -202,6 +202,16 @@ class Channel:
         """Whether something has come that was not received yet, or the connection has ended."""
         return self.wait(None, time.monotonic())
 
+    def takes(self) -> bool:
+        """Whether the network takes a small frame now; False where the channel is closed."""
+        try:
+            with self._inside():
+                poll = select.poll()
+                poll.register(self._sock, select.POLLOUT)
+                return bool(poll.poll(0))
+        except Closed:
+            return False
+
     def wait(self, other: socket.socket | None, deadline: float | None = None) -> bool:
         """Wait until something comes here, or at `other`; whether it is here. False at the deadline as well."""
         with self._inside():
