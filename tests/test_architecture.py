@@ -39,6 +39,7 @@ FLOORS: dict[str, int] = {
     # 4 services
     "flow": 4,
     "asynchronous": 4,
+    "elastic": 4,
     "driver": 4,
     "pipeline": 4,
     "engine": 4,
@@ -60,6 +61,7 @@ FLOORS: dict[str, int] = {
     "export": 4,
     "watch": 4,
     "settings": 4,
+    "control": 4,
     "session": 4,
     "attach": 4,
     # 5 edges
