@@ -220,7 +220,7 @@ class Register(Membership):
         late = [one.worker for one in absent if one.absent is not None and now - one.absent > self.terms.return_s]
         self.lost(late, "it did not come back after the control plane was started again", now)
         if self.broken:
-            self.settle(now, "the time to wait for others is over" if not self.paused else self.generation.reason)
+            self.settle(now, "" if self.paused else "the time to wait for others is over")
             self._end(now)
             return
         if self.departed and now - self.departed_since > self.terms.silence_s:
