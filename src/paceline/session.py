@@ -50,7 +50,7 @@ class Run:
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-        self._transport: Transport = connect(settings.timeout_s, settings.group)
+        self._transport: Transport = connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
         self.world = self._transport.world
         self.messages = Messages(self._transport)
         self._closed = False
