@@ -34,9 +34,11 @@ def reduce(t: RingTransport, numel: int = 100_000) -> str:
 @pytest.mark.parametrize("numel", [10, 100_000])
 def test_one_whose_connections_close_is_named_by_all(numel: int) -> None:
     """Also by those who are not its neighbours in the ring."""
+    together = threading.Barrier(5)
 
     def body(t: RingTransport) -> str:
         t.barrier()
+        together.wait(SOON)
         if t.world.rank == 2:
             t._mesh.cut()
             return ""

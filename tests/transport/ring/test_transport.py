@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from paceline.errors import ClosedError
 from paceline.transport import virtual
 from paceline.transport.base import Transport
 from paceline.transport.ring import RingTransport
+from tests.processes.route_programs import operations as operations_in_parts
+from tests.processes.route_programs import parts
 from tests.transport.connections import SOON
 from tests.transport.ring.rings import everywhere, ring
 from tests.transport.test_tls import Authority
@@ -268,3 +271,16 @@ def test_partners_and_channels_that_there_are_not() -> None:
             t.channel(1)
         with pytest.raises(ValueError, match="groups must name each rank"):
             t.part([[0], [0, 1]])
+
+
+@pytest.mark.parametrize("what", [operations_in_parts, parts])
+def test_the_laws_of_routes(what: Callable[[Transport], Any]) -> None:
+    """Sizes of all kinds, channels, and parts of parts: what virtual workers get."""
+
+    def body(t: Transport | None) -> Any:
+        assert t is not None
+        return json.loads(json.dumps(what(t)))
+
+    with ring(4) as members:
+        found = everywhere(members, body)
+    assert found == list(virtual.run(4, lambda: body(virtual.current()), [f"h{k}" for k in range(4)]))
