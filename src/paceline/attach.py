@@ -29,6 +29,7 @@ def attach(
     scaler: Any = None,
     group: Any = None,
     tls: TLS | str | Path | None = None,
+    transport: str = "auto",
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -46,8 +47,11 @@ def attach(
         outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
         scaler: the GradScaler, where gradients are exchanged and one is used.
         group: the torch.distributed group whose members are the workers; None for all processes.
-        tls: certificates for the connections of asynchronous rules: a `paceline.TLS`, or the folder of `cert.pem`,
-            `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else connections in the clear.
+        tls: certificates for the connections of asynchronous rules and of `transport="channel"`: a `paceline.TLS`, or
+            the folder of `cert.pem`, `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else
+            connections in the clear.
+        transport: how processes exchange: "auto" is torch.distributed; "channel" are rings over paceline's own sockets,
+            with `tls` for networks that are not the job's own. Tensors then travel through host memory.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -66,8 +70,13 @@ def attach(
         outer_state,
         scaler,
         group,
+<<<<<<< HEAD
         _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
         os.environ.get("PACELINE_CONTROL"),
+=======
+        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
+        transport,
+>>>>>>> s6-rings
     )
     return Run(model, optimizer, chosen, settings)
 

@@ -22,8 +22,14 @@ class Settings:
         outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
         scaler: the GradScaler, where there is one.
         group: the torch.distributed group to use, or None for all processes.
+<<<<<<< HEAD
         tls: certificates for paceline's own connections, or None for connections in the clear.
         control: HOST:PORT of the control plane of an elastic run, or None.
+=======
+        tls: certificates for the connections of asynchronous rules and of the transport "channel", or None for
+            connections in the clear.
+        transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
+>>>>>>> s6-rings
     """
 
     log: str | Path | None = None
@@ -33,11 +39,17 @@ class Settings:
     scaler: Any = None
     group: Any = None
     tls: TLS | None = None
+<<<<<<< HEAD
     control: str | None = None
+=======
+    transport: str = "auto"
+>>>>>>> s6-rings
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
             raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
+        if self.transport not in ("auto", "channel"):
+            raise UnsupportedError(f'transport must be "auto" or "channel", got {self.transport!r}')
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
             raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
         if self.tls is not None and not isinstance(self.tls, TLS):

@@ -181,7 +181,12 @@ def _backend(group: dist.ProcessGroup | None) -> str:
 
 def _fresh_name(group: dist.ProcessGroup | None) -> str:
     """Members and how many connections they had before: the same on all of them, whatever else they are part of."""
-    members = "-".join(str(rank) for rank in dist.get_process_group_ranks(group or dist.group.WORLD))
+    return fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
+def fresh_name(ranks: list[int]) -> str:
+    """A name for the next connection of `ranks`, the same on all of them."""
+    members = "-".join(str(rank) for rank in ranks)
     short = hashlib.sha256(members.encode()).hexdigest()[:12]
     _opened[short] += 1
     return f"{short}.{_opened[short]}"
