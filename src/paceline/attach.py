@@ -64,19 +64,15 @@ def attach(
     """
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
     settings = Settings(
-        log if log is not None else os.environ.get("PACELINE_LOG"),
-        timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
-        seed,
-        outer_state,
-        scaler,
-        group,
-<<<<<<< HEAD
-        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
-        os.environ.get("PACELINE_CONTROL"),
-=======
-        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
-        transport,
->>>>>>> s6-rings
+        log=log if log is not None else os.environ.get("PACELINE_LOG"),
+        timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
+        seed=seed,
+        outer_state=outer_state,
+        scaler=scaler,
+        group=group,
+        tls=_certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
+        transport=transport,
+        control=os.environ.get("PACELINE_CONTROL") or None,
     )
     return Run(model, optimizer, chosen, settings)
 

@@ -50,15 +50,12 @@ class Run:
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-<<<<<<< HEAD
         self._live = self._join() if settings.control is not None else None
         self._transport: Transport = (
-            self._live.transport if self._live is not None else connect(settings.timeout_s, settings.group)
+            self._live.transport
+            if self._live is not None
+            else connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
         )
-=======
-        self._transport: Transport = connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
-        self.world = self._transport.world
->>>>>>> s6-rings
         self.messages = Messages(self._transport)
         self._closed = False
         self._handles: list[Any] = []

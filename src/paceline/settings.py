@@ -22,14 +22,9 @@ class Settings:
         outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
         scaler: the GradScaler, where there is one.
         group: the torch.distributed group to use, or None for all processes.
-<<<<<<< HEAD
         tls: certificates for paceline's own connections, or None for connections in the clear.
-        control: HOST:PORT of the control plane of an elastic run, or None.
-=======
-        tls: certificates for the connections of asynchronous rules and of the transport "channel", or None for
-            connections in the clear.
         transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
->>>>>>> s6-rings
+        control: HOST:PORT of the control plane of an elastic run, or None.
     """
 
     log: str | Path | None = None
@@ -39,11 +34,8 @@ class Settings:
     scaler: Any = None
     group: Any = None
     tls: TLS | None = None
-<<<<<<< HEAD
-    control: str | None = None
-=======
     transport: str = "auto"
->>>>>>> s6-rings
+    control: str | None = None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
