@@ -60,8 +60,8 @@ def rule(text: str | None) -> None:
             "other's loss by themselves, so run it without --elastic"
         )
     refuse(
-        f"--elastic needs a rule of blocks, such as bmuf, and {text} exchanges gradients at each step: use --restarts N, "
-        "which starts all workers again from the last checkpoint"
+        f"--elastic needs a rule of blocks, such as bmuf, and {text} exchanges gradients at each step: use "
+        "--restarts N, which starts all workers again from the last checkpoint"
     )
 
 

@@ -42,7 +42,7 @@ def keep(notes: str, command: list[str]) -> int:
 
 
 def began(pid: int) -> int:
-    """When a process began, in ticks since the host did; 0 where there is none. With it a pid means one process only."""
+    """When a process began, in ticks since the host did; 0 where there is none. With it a pid means one process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

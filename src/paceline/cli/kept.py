@@ -122,6 +122,6 @@ def read(directory: Path) -> tuple[Plan, list[dict[str, Any]]]:
         return Plan(**said), list(record["places"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is no record of an elastic run ({type(error).__name__}: {error}): it was damaged, or is of another "
-            "version; end the workers that still run, and start the run anew"
+            f"{path} is no record of an elastic run ({type(error).__name__}: {error}): it was damaged, or is of "
+            "another version; end the workers that still run, and start the run anew"
         ) from error
