@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from . import kept, lines
+from . import failure, kept, lines
 from .kept import Plan
 from .process import Files
 from .signals import Listener
@@ -26,6 +26,8 @@ LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane, how things stand
 PROBE_S = 0.5  # for a control plane to take a connection
 START_S = 60.0  # that the first workers wait at most for those that are expected besides
+OVER = "the run is over"
+"""What a worker is told that comes too late."""
 OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PACELINE_CONTROL", "PACELINE_TLS")
 """What a surrounding launcher may have set, and what our workers must not take for theirs."""
 
@@ -53,6 +55,7 @@ class Ending:
         left_behind: places whose workers did not end within the timeout after the first had.
         stopped_by: number of the signal that ended it, or None.
         gone: the control plane's address, where it could not be reached any more.
+        why: the control plane has given the run up.
     """
 
     well: bool = False
@@ -61,6 +64,7 @@ class Ending:
     left_behind: list[int] = field(default_factory=list)
     stopped_by: int | None = None
     gone: str = ""
+    why: str = ""
 
 
 class Events:
@@ -157,8 +161,10 @@ class Launcher:
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
         what = What(plan.command, environment(plan), directory / "output", plan.folder)
-        self.workers = Supervisor(what, plan.workers, events.write, self._write)
+        told = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
+        self.workers = Supervisor(what, plan.workers, told, self._write)
         self.status: dict[str, Any] = {}
+        self._judged, self._over_elsewhere = 0, False
         self._shown: dict[int, int] = {}  # place -> turn whose output is followed
         self._asked_at = self._over_at = self._gone_since = float("-inf")
 
@@ -204,9 +210,16 @@ class Launcher:
         now = time.monotonic()
         if self.server is not None and now - self._asked_at >= ASK_EVERY_S:
             self._asked_at, self.status = now, self.server.status()
-            self.workers.over = self.workers.over or bool(self.status.get("finished"))
+            self.workers.over = self.workers.over or bool(self.status.get("finished") or self.status.get("ended"))
+        elif self.server is None and not self.workers.over and self._refused_as_over():
+            self.workers.over = self._over_elsewhere = True
         if self.workers.over and self._over_at == float("-inf"):
             self._over_at = now
+
+    def _refused_as_over(self) -> bool:
+        """Whether the control plane, elsewhere, told one of our workers that the others had come to the end."""
+        new, self._judged = self.workers.deaths[self._judged :], len(self.workers.deaths)
+        return any(OVER in failure.last_words(death.stderr, death.place)[0] for death in new)
 
     @property
     def _gone(self) -> bool:
@@ -215,7 +228,7 @@ class Launcher:
         return since > float("-inf") and time.monotonic() - since > self.plan.timeout_s
 
     def _done(self) -> bool:
-        if self.workers.over:
+        if self.workers.over:  # the others get the timeout to come to their end
             waited = self._over_at > float("-inf") and time.monotonic() - self._over_at > self.plan.timeout_s
             return waited or not (self.workers.running or self._others())
         if self.workers.running:
@@ -225,11 +238,13 @@ class Launcher:
         return not self._others() if self.plan.workers else False
 
     def _others(self) -> bool:
-        """Whether workers of other hosts are still members of the run that we host."""
-        return self.server is not None and not self.status.get("finished") and bool(self.status.get("members"))
+        """Whether workers of other hosts still need the control plane that we host."""
+        return self.server is not None and bool(self.status.get("members") or self.status.get("waiting"))
 
     def _end(self, listener: Listener) -> Ending:
-        ending = Ending(self.workers.over, stopped_by=listener.heard[0] if listener.heard else None)
+        ending = Ending(stopped_by=listener.heard[0] if listener.heard else None)
+        ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)
+        ending.why = str(self.status.get("ended", ""))
         ending.left_behind = [number for number, _, _ in self.workers.running]
         if not ending.left_behind and self._gone:
             ending.gone = self.plan.address

@@ -27,6 +27,7 @@ from .signals import Listener
 from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
 
 LOOK_EVERY_S = 0.05
+_KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
 Look = Callable[[list[Worker], bool, dict[int, int]], None]  # the workers so far, whether they are being stopped, lost
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
 
@@ -97,6 +98,8 @@ class _Runner(threading.Thread):
         try:
             _await_master(self.cluster, self.stopping)
             spec = _spec(self.cluster)
+            if self.cluster.master is not None:
+                _meet_again(spec.rdzv_handler, self.command.start)
             self.agent = Agent(spec, self.command, self.cluster.hosts, self.cluster.timeout_s)
             try:
                 self.result = self.agent.run()
@@ -162,6 +165,14 @@ def _spec(cluster: Cluster) -> WorkerSpec:
         master_addr=None if cluster.master is None else cluster.master[0],
         master_port=None if cluster.master is None else cluster.master[1],
     )
+
+
+def _meet_again(handler: Any, start: int) -> None:
+    """Several hosts meet in one store at all their starts, each time under a name of its own."""
+    handler.run_id = f"{handler.run_id}.{start}"
+    if _KEPT:
+        handler._store = _KEPT[-1]._store
+    _KEPT.append(handler)
 
 
 def _hush_torch() -> None:
