@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import socket
 import ssl
@@ -167,6 +168,12 @@ class Channel:
                     socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
             if self._users == 0:
                 self._sock.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the descriptor without a word, as the connection is the parent's."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            os.close(self._sock.detach())
 
     def __enter__(self) -> Channel:
         return self
