@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.observe.control import Event, Standing
 
 from . import elastic_checks, elastic_words, kept, lines
 from .console import err, refuse
@@ -156,6 +157,7 @@ class _News:
 
     def __init__(self, events: Events, launcher: Launcher, show: lines.Show, quiet: bool) -> None:
         self.events, self.launcher, self.show, self.quiet = events, launcher, show, quiet
+        self.standing = Standing()
 
     def tell(self) -> None:
         """All that is new; called by the main thread, which has the terminal."""
@@ -164,5 +166,7 @@ class _News:
             line = elastic_words.of_process(kind, facts, self.launcher.workers.over)
             if line:
                 self.show(int(facts["place"]), line, True)
-            elif not self.quiet and elastic_words.of_control(kind, facts):
-                err().print(elastic_words.of_control(kind, facts), markup=False, soft_wrap=True)
+            self.standing.add(Event(0.0, kind, facts))
+            said = "" if self.quiet else elastic_words.of_control(kind, facts, self.standing)
+            if said:
+                err().print(said, markup=False, soft_wrap=True)
