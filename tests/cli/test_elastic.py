@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F811
 """`paceline run --elastic`: workers come, die, are replaced and end; launchers die and are followed by others."""
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def until(say: Callable[[], object]) -> None:
 
 
 @pytest.mark.processes
-def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Path) -> None:  # noqa: F811
+def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Path) -> None:
     path = script(MEMBER.format(then=DIES_ONCE.format(place="1", size=2)))
     result = run("--elastic", "1:3", "--workers", 2, "--timeout", 30, "--log", "log", path)
     assert result.exit_code == 0, result.output
@@ -80,7 +81,7 @@ def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script, tmp_path: Path) -> None:  # noqa: F811
+def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script, tmp_path: Path) -> None:
     path = script(MEMBER.format(then=DIES_ONCE.format(place="0", size=1)))
     address = f"127.0.0.1:{free_port()}"
     lead = ("--elastic", "1:2", "--workers", 0, "--listen", address, "--timeout", 30, "--log", "lead")
@@ -97,7 +98,7 @@ def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script,
 
 
 @pytest.mark.processes
-def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_path: Path) -> None:  # noqa: F811
+def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_path: Path) -> None:
     """One of the workers dies in between; the other is never started again."""
     log = tmp_path / "log"
     path = script(MEMBER.format(then=""))
@@ -132,14 +133,14 @@ ONCE = """
 """
 
 
-def plain(script: Script, then: str, *options: object) -> Result:  # noqa: F811
+def plain(script: Script, then: str, *options: object) -> Result:
     """A run of two workers that never speak to the control plane."""
     path = script(ONCE.format(then=then))
     return run("--elastic", "1:2", "--workers", 2, "--timeout", 30, "--log", "log", *options, path)
 
 
 @pytest.mark.processes
-def test_who_was_given_up_is_replaced(script: Script) -> None:  # noqa: F811
+def test_who_was_given_up_is_replaced(script: Script) -> None:
     result = plain(script, "raise SystemExit(75 if first else 0)")
     assert result.exit_code == 0, result.output
     assert "[0] given up by the control plane" in result.stderr and "[1] given up by the control" in result.stderr
@@ -148,7 +149,7 @@ def test_who_was_given_up_is_replaced(script: Script) -> None:  # noqa: F811
 @pytest.mark.processes
 def test_a_program_that_always_fails_is_not_started_for_ever(
     script: Script,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervise, "PAUSES_S", (0.0,) * 4)
     result = plain(script, "raise ValueError('odd')")
@@ -169,7 +170,7 @@ WAIT_FOR_0 = """
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("then", "code"), [("raise SystemExit(5)", 5), ("os.kill(os.getpid(), 9)", 3)])
-def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, then: str, code: int) -> None:  # noqa: F811
+def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, then: str, code: int) -> None:
     result = plain(script, WAIT_FOR_0.strip().format(then=then))
     assert result.exit_code == code, result.output
     assert "the program is over, so nobody takes its place" in result.stderr
@@ -177,14 +178,14 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
 
 
 @pytest.mark.processes
-def test_who_does_not_come_to_its_end_is_stopped(script: Script) -> None:  # noqa: F811
+def test_who_does_not_come_to_its_end_is_stopped(script: Script) -> None:
     result = plain(script, "time.sleep(300 if place == '1' else 0)", "--timeout", 1)
     assert result.exit_code == 3, result.output
     assert "stopped, since they did not end within the timeout after the first: [1]" in result.stderr
 
 
 @pytest.mark.processes
-def test_a_signal_ends_all_workers(script: Script, tmp_path: Path) -> None:  # noqa: F811
+def test_a_signal_ends_all_workers(script: Script, tmp_path: Path) -> None:
     path = script(ONCE.format(then="print(os.getpid(), flush=True); time.sleep(300)"))
     with started("--elastic", "1:2", "--workers", 2, "--log", "log", path) as process:
         assert process.stdout is not None
@@ -199,7 +200,7 @@ def test_a_signal_ends_all_workers(script: Script, tmp_path: Path) -> None:  # n
 
 
 @pytest.mark.processes
-def test_a_control_plane_that_is_gone_ends_those_who_joined(script: Script) -> None:  # noqa: F811
+def test_a_control_plane_that_is_gone_ends_those_who_joined(script: Script) -> None:
     path = script(
         ONCE.format(then="print('here', flush=True)\n    time.sleep(1 if first else 0)\n    raise SystemExit(4)")
     )
@@ -242,7 +243,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     script: Script,
     tmp_path: Path,
     arguments: list[object],
-    says: str,  # noqa: F811
+    says: str,
 ) -> None:
     result = run(*arguments, script("print('never')"))
     assert result.exit_code == 2, result.output
@@ -250,7 +251,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "paceline-logs").exists()
 
 
-def test_a_port_in_use_is_named(script: Script) -> None:  # noqa: F811
+def test_a_port_in_use_is_named(script: Script) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         result = run("--elastic", "1:2", "--listen", address, script("print('never')"))
@@ -258,7 +259,7 @@ def test_a_port_in_use_is_named(script: Script) -> None:  # noqa: F811
     assert f"cannot listen at {address}: Address already in use" in result.stderr
 
 
-def test_an_elastic_run_is_not_written_over(script: Script, tmp_path: Path) -> None:  # noqa: F811
+def test_an_elastic_run_is_not_written_over(script: Script, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.mkdir()
     (log / "elastic.json").write_text("{}")
