@@ -24,8 +24,10 @@ DEADLINE_S = 120.0
 MEMBER = """
     import os, sys, time
     from paceline.control import About, Member
+    from paceline.transport.tls import TLS
     host, port = os.environ["PACELINE_CONTROL"].rsplit(":", 1)
-    member = Member(host, int(port), About("here", "127.0.0.1", 1, {{}}), None, float(os.environ["PACELINE_TIMEOUT_S"]))
+    about, timeout_s = About("here", "127.0.0.1", 1, {{}}), float(os.environ["PACELINE_TIMEOUT_S"])
+    member = Member(host, int(port), about, TLS.folder(os.environ["PACELINE_TLS"]), timeout_s)
     generation = member.enter()
     place, turn = os.environ["LOCAL_RANK"], 1 + os.path.exists("died")
     print("worker", member.worker, "at", place, "RANK" in os.environ, os.getpid())
@@ -87,12 +89,12 @@ def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script,
     lead = ("--elastic", "1:2", "--workers", 0, "--listen", address, "--timeout", 30, "--log", "lead")
     with (
         started(*lead) as first,
-        started("--join", address, "--workers", 1, "--timeout", 30, "--log", "join", path) as second,
+        started("--join", address, "--job", "lead/door/job.pem", "--timeout", 30, "--log", "join", path) as second,
     ):
         _, err_1 = second.communicate(timeout=DEADLINE_S)
         _, err_0 = first.communicate(timeout=DEADLINE_S)
     assert (first.returncode, second.returncode) == (0, 0), (err_0, err_1)
-    assert f"paceline run --join {address} --workers N" in err_0
+    assert f"paceline run --join {address} --workers N --job FILE" in err_0
     assert "lost on the way: [0] killed by SIGKILL (9)" in err_1 and "1 worker finished" in err_1
     assert len(events(tmp_path / "lead", "lost")) == 1
 
@@ -206,7 +208,9 @@ def test_a_control_plane_that_is_gone_ends_those_who_joined(script: Script) -> N
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with started("--join", address, "--timeout", 1, "--log", "log", path) as process:
+        refused = run("--join", address, path)
+        assert refused.exit_code == 2 and "--join needs the job's secret" in refused.stderr
+        with started("--join", address, "--open", "--timeout", 1, "--log", "log", path) as process:
             assert process.stdout is not None and process.stdout.readline() == "[0] here\n"
             server.close()
             _, errors = process.communicate(timeout=DEADLINE_S)
