@@ -19,7 +19,7 @@ from typer.testing import Result
 from paceline.cli import kept, supervise
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 
-DEADLINE_S = 120.0
+DEADLINE_S = 150.0
 
 MEMBER = """
     import os, sys, time
@@ -109,7 +109,7 @@ def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_p
         record = json.loads((log / kept.NAME).read_text())
         assert record["plan"]["control"][1] > 0 and "PACELINE_LOG" in record["plan"]["environment"]
         first.kill()
-        first.wait(DEADLINE_S)
+        first.communicate(timeout=DEADLINE_S)
     notes = [json.loads((log / "output" / f"place-00{place}.json").read_text()) for place in (0, 1)]
     os.kill(notes[1]["pid"], signal.SIGKILL)
     until(lambda: "code" in json.loads((log / "output" / "place-001.json").read_text()))
