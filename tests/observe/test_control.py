@@ -78,7 +78,7 @@ def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
                 "waited_s": 9.5,
                 "workers": [{"worker": 1, "doing": "reads"}, {"worker": 2}],
             },
-            "exchange 4 waits for 9 s: worker 1: reads; worker 2: silent",
+            "exchange 4 waits for 9.5 s: worker 1: reads; worker 2: silent",
         ),
     ],
 )
