@@ -180,6 +180,14 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
 
 
 @pytest.mark.processes
+def test_a_worker_that_comes_when_the_others_have_ended_is_no_failure(script: Script) -> None:
+    says = "raise RuntimeError('the control plane refuses this worker: the run is over: its workers have ended')"
+    result = plain(script, WAIT_FOR_0.strip().format(then=says))
+    assert result.exit_code == 0, result.output
+    assert "1 worker finished" in result.stderr
+
+
+@pytest.mark.processes
 def test_who_does_not_come_to_its_end_is_stopped(script: Script) -> None:
     result = plain(script, "time.sleep(300 if place == '1' else 0)", "--timeout", 1)
     assert result.exit_code == 3, result.output
