@@ -59,6 +59,7 @@ FLOORS: dict[str, int] = {
     "ending": 4,
     "export": 4,
     "watch": 4,
+    "tuning": 4,
     "settings": 4,
     "session": 4,
     "attach": 4,

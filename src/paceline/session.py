@@ -30,6 +30,9 @@ from paceline.regroup import Old
 from paceline.rule import Rule, is_asynchronous
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
+from paceline.tuning.knobs import Knobs
+from paceline.tuning.mailbox import Mailbox
+from paceline.tuning.tuner import Request, Tuner
 from paceline.watch import Watch
 
 
@@ -37,14 +40,13 @@ class Run:
     """A model in training under a rule. Made by `attach`.
 
     Attributes:
-        rule: the rule.
         world: this worker's coordinates (rank, size, host).
         messages: messages of the user's own between workers.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         model = checks.inside(model, rule, settings.group)
-        self.rule, self._model, self._settings = rule, model, settings
+        self._model, self._settings = model, settings
         self._optimizers = checks.optimizer_list(optimizer)
         checks.check_model(model)
         self._owned = checks.own_parameters(model, self._optimizers)
@@ -61,23 +63,35 @@ class Run:
         try:
             self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
+            self._tuner = self._tuning(rule)
             if self.world.size > 1:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
         except BaseException:
             self._transport.close()
+            if hasattr(self, "_tuner"):
+                self._tuner.close()
             raise
         self._hook()
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
         self._forget = ending.at_end(self)
 
+    def _tuning(self, rule: Rule) -> Tuner:
+        """What changes while the run goes on; its hooks come before all others."""
+        workers = len(set(self.world.hosts)) if rule.within else self.world.size
+        alone = is_asynchronous(rule) and self.world.size > 1
+        mailbox = Mailbox(self._settings.log, each=alone)
+        tuner = Tuner(Knobs(self._optimizers, rule, workers), self.world, mailbox, self._watch.note, each=alone)
+        tuner.place = lambda: (self.blocks, self._flow.steps)
+        return tuner
+
     def _driver(self) -> Driver:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
         if is_asynchronous(self.rule):
-            return Asynchronous(*about, self._feed)
-        return Engine(*about, lambda: self._feed.factor)
+            return Asynchronous(*about, self._feed, self._tuner)
+        return Engine(*about, lambda: self._feed.factor, self._tuner)
 
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -118,6 +132,7 @@ class Run:
         if self._engine is not None:
             self._engine.counted(warm)
         self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
+        self._tuner.look()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -137,6 +152,11 @@ class Run:
             self._engine.local = before
 
     # -- what the user asks for -------------------------------------------------------------------
+
+    @property
+    def rule(self) -> Rule:
+        """The rule, with the numbers that it has at present."""
+        return self._tuner.rule
 
     @property
     def bytes_sent(self) -> int:
@@ -186,6 +206,29 @@ class Run:
         """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
         for name, value in values.items():
             self._watch.value(name, float(value))
+
+    def tune(self, *, revert: bool = False, **settings: Any) -> Request:
+        """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
+
+        It takes effect when the next exchange is over, between two steps; under overlap, when the next exchange that
+        begins has landed. Under asynchronous rules each worker takes it up by itself, before a later push, from the log
+        directory. With one worker it takes effect at once. The event log of every worker says what has changed and
+        when, and checkpoints hold it. A request on its way belongs to the checkpoint of the worker that made it.
+
+        Args:
+            revert: undo the last change instead.
+            settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups or
+                for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule, where
+                it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
+
+        Returns:
+            What becomes of it: `applied`, `refused`, `block`, `minibatch`.
+
+        Raises:
+            RuleError, UnsupportedError: it cannot be; nothing is changed, and nobody hears of it.
+        """
+        self._open()
+        return self._tuner.ask(settings, revert)
 
     def include(self, **objects: Any) -> None:
         """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
@@ -283,6 +326,7 @@ class Run:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "included": {name: thing.state_dict() for name, thing in self._included.items()},
             "exchange": self._engine.state() if self._engine is not None else {},
+            "tuning": self._tuner.state(),
             "flow": [self._flow.steps, self._flow.warm],
             "data": self._feed.state(),
             "random": randomness.capture(),
@@ -291,7 +335,9 @@ class Run:
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
         self._put(path, state)
+        self._tuner.load(state["tuning"])
         if self._engine is not None:
+            self._engine.follow(self.rule)
             self._engine.load(state["exchange"])
         self._feed.load(state["data"])
         self._transport.barrier()  # nobody asks for data before the ledger is loaded
@@ -332,7 +378,9 @@ class Run:
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
         self._feed.regroup(state["data"])  # the first, because it may refuse
         self._put(path, state)
-        if put is not None:
+        self._tuner.load(state["tuning"], asked=False)
+        if put is not None and self._engine is not None:
+            self._engine.follow(self.rule)
             put()
         self._transport.barrier()
         randomness.restore(state["random"])
@@ -345,6 +393,7 @@ class Run:
             "optimizers": self._old_optimizers(old),
             "included": old.part(0, "included"),
             "flow": old.part(0, "flow"),
+            "tuning": old.part(0, "tuning"),
             "data": [old.part(rank, "data") for rank in range(old.size)],
             "random": regroup.random_state(old, self.world.rank, self._settings.seed),
         }
@@ -387,6 +436,7 @@ class Run:
             handle.remove()
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, None)
+        self._tuner.close()
         if self._engine is not None:
             self._engine.close()
         self._watch.close(self.blocks)
