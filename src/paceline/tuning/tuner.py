@@ -218,7 +218,8 @@ class Tuner:
             self._stack = [*self._stack, self.knobs.snapshot(request.changes)][-KEPT:]
             self.knobs.apply(request.changes)
         after = self.knobs.show(names)
-        request.values = {name: [before[name], after[name]] for name in after}
+        moved = [name for name in after if not request.revert or before[name] != after[name]]
+        request.values = {name: [before[name], after[name]] for name in moved}
         self._applied(request)
 
     def _applied(self, request: Request) -> None:
