@@ -433,6 +433,7 @@ class GradientUpdate:
     def load(self, saved: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self._usual, self._expected, self._exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        self.parts, self._chunks, self._buffer_chunks = [], [], []  # a run that goes back may have built them
         if saved["order"]:
             self._build([int(index) for index in saved["order"]])
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):

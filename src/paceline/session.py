@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.regroup import Old
-from paceline.rule import Rule, is_asynchronous
+from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
 from paceline.tuning.knobs import Knobs
@@ -172,6 +173,12 @@ class Run:
     def samples(self) -> int:
         """Samples that this worker has trained on, counted by `share`."""
         return self._feed.samples
+
+    @property
+    def spent(self) -> tuple[float, float, float]:
+        """Seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange."""
+        compute_s, wait_s, exchange_s = self._watch.spent
+        return compute_s, wait_s, exchange_s
 
     @property
     def blocks(self) -> int:
@@ -319,6 +326,35 @@ class Run:
         else:
             self._regroup(path, Old(manifest))
         self._watch.note("resume", path=str(path))
+
+    def snapshot(self) -> Any:
+        """Everything that a checkpoint holds, in memory; every worker calls it at the same place, between two steps.
+
+        Raises `UnsupportedError` in the warm-up of a block rule, and under asynchronous rules.
+        """
+        self._open()
+        if self.world.size > 1 and (is_asynchronous(self.rule) or (is_block(self.rule) and self._flow.lockstep)):
+            raise UnsupportedError(
+                self.world.sign(
+                    f"{self.rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
+                    "where workers exchange each by itself"
+                )
+            )
+        return copy.deepcopy(self._state())
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a `snapshot`, bit for bit; every worker calls it, between two steps. Gradients are dropped."""
+        self._open()
+        self._state()  # what is under way comes to its end
+        self._load("the snapshot", copy.deepcopy(snapshot))
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates of this worker at once, until a snapshot is restored; for trials."""
+        rates = self._tuner.knobs.rates
+        for number in range(len(rates.groups())):
+            rates.scale(number, factor * rates.factor(number))
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -401,9 +401,13 @@ class BlockUpdate:
         """Put outer state back, after the optimizers' own; makes the moments' lanes where the saved run had them."""
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
         self.counts = list(numbers["counts"])
+        self._begun_with, self._flight, self._chunks = None, None, []
+        for lane in self.lanes:
+            lane.held = False
+        if len(numbers["sums"]) < len(self.lanes):  # a run goes back to before the optimizers had any state
+            self.moment_lanes = None
         if self.moment_lanes is None and len(numbers["sums"]) > len(self.lanes):
             self.moment_lanes = self._make_moment_lanes()
-            self._chunks = []
         for lane, checksum in zip(self.lanes, numbers["sums"], strict=True):
             lane.checksum.fill_(checksum)
         for name, tensor in self.state().items():

@@ -29,7 +29,17 @@ def tune(directory: Path, *arguments: str) -> Result:
 
 @contextlib.contextmanager
 def running(folder: Path, rule: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "paceline", "run", "--quiet", "--workers", "2", "--log", str(folder / "logs" / "a")]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--quiet",
+        "--workers",
+        "2",
+        "--log",
+        str(folder / "logs" / "a"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(mailbox.__file__).parents[2])
     whole = [*command, "--rule", rule, str(TRAINER), str(folder)]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from paceline.blocks import Turns
 from paceline.schedule import EveryBlock
 
@@ -53,7 +55,7 @@ def test_a_fragment_is_not_sent_before_it_has_landed() -> None:
     turns.retime(before, after, starts[-1])
     starts += begins(turns, after, 9)
     assert all(later - sooner >= 5 for sooner, later in zip(starts, starts[3:], strict=False))
-    assert all(later > sooner for sooner, later in zip(starts, starts[1:], strict=False))
+    assert all(later > sooner for sooner, later in itertools.pairwise(starts))
 
 
 def test_before_the_first_block() -> None:

@@ -23,9 +23,7 @@ REFUSED = 1
 
 
 def command(
-    run: Annotated[
-        Path, typer.Argument(help="Log directory of the run, or the one above it: the newest run there.")
-    ],
+    run: Annotated[Path, typer.Argument(help="Log directory of the run, or the one above it: the newest run there.")],
     lr: Annotated[float | None, typer.Option(help="Learning rate, of all parameter groups.")] = None,
     lr_factor: Annotated[float | None, typer.Option(help="Multiply the rate, whatever schedule sets it.")] = None,
     period: Annotated[int | None, typer.Option(help="Minibatches of a block.")] = None,
