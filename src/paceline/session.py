@@ -224,9 +224,9 @@ class Run:
 
         Args:
             revert: undo the last change instead.
-            settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups or
-                for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule, where
-                it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
+            settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups
+                or for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule,
+                where it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
 
         Returns:
             What becomes of it: `applied`, `refused`, `block`, `minibatch`.

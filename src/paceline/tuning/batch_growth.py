@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
@@ -58,7 +59,7 @@ class BatchGrowth:
         before = self._run.snapshot()
         self.losses, chosen = {}, minibatch
         for size in sizes:
-            loss = self.losses[size] = self._try(before, size / minibatch, lambda s=size: trial(s), probe)
+            loss = self.losses[size] = self._try(before, size / minibatch, partial(trial, size), probe)
             if not loss <= self.losses[minibatch] + self._margin * abs(self.losses[minibatch]):
                 break
             chosen = size

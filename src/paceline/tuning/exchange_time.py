@@ -51,7 +51,8 @@ class PeriodFromExchange:
             raise RuleError(f"limits must be at least 1 and in order, got {least!r} and {most!r}")
         schedule = run.rule.schedule
         self._run, self._share, self._every, self._hysteresis = run, share, every, hysteresis
-        self._least, self._most = max(least, schedule.fragments, schedule.overlap), most
+        self._least: int = max(least, schedule.fragments, schedule.overlap)
+        self._most = max(most, self._least)
         self._looked = run.blocks
         self._before = [*run.spent, run.minibatches]
 

@@ -10,8 +10,8 @@ Of rates:
   from there in proportion: the factor becomes x over what the scheduler says. Where a program writes the rate by itself
   at every step, the program has the last word, and only `lr_factor` helps.
 
-Of the rule's outer step, each of the two numbers can change while the other stays what it is, or `gain` for both; a gain
-in words follows the number of workers.
+Of the rule's outer step, each of the two numbers can change while the other stays what it is, or `gain` for both; a
+gain in words follows the number of workers.
 """
 
 from __future__ import annotations
@@ -222,9 +222,10 @@ class Knobs:
         return {"period": self.rule.schedule.period, "outer": outer}
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
-        schedule, outer = self.rule.schedule, self.rule.outer
+        schedule: Any = self.rule.schedule
+        outer: Any = self.rule.outer
         if "period" in self._of_rule():
-            schedule = replace(schedule, period=saved["period"])  # type: ignore[arg-type]
+            schedule = replace(schedule, period=saved["period"])
         self.rule = replace(self.rule, schedule=schedule, outer=replace(outer, **saved["outer"]))
 
     # -- checkpoints ------------------------------------------------------------------------------
