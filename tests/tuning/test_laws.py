@@ -258,3 +258,29 @@ def test_another_number_of_workers_goes_on_with_what_was_tuned(tmp_path: Path) -
 def test_one_worker_changes_at_once() -> None:
     [out] = train("bmuf(period=3)", 1, samples=96, after_step=Asking((0, 4, {"lr": 0.5, "period": 8})))
     assert out.extra["lr"][3:5] == [0.1, 0.5] and out.extra["rule"][4].schedule.period == 8
+
+
+@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "a", "b"]], ids=["one host", "two hosts"])
+def test_processes_of_a_host_that_are_one_worker(hosts: list[str]) -> None:
+    """Inside a host gradients are exchanged, and only between hosts blocks; a request of any process reaches all."""
+
+    def program() -> tuple[dict[str, Tensor], list[float]]:
+        model, rates = make_net(), []
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf(period=3, within='host')")
+        for step in range(12):
+            x, y = make_data(4, seed=10 * step + run.world.rank).tensors
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+            if (run.world.rank, step) == (1, 1):
+                run.tune(lr=0.025)
+        run.close()
+        return state_of(model), rates
+
+    outs = list(paceline.simulate(program, len(hosts), hosts=hosts))
+    at = 2 if len(set(hosts)) == 1 else 3  # one host exchanges gradients and no blocks
+    for state, rates in outs:
+        assert same_bits(state, outs[0][0])
+        assert rates == [0.1] * at + [0.025] * (12 - at) if at == 3 else rates[1:4] == [0.1, 0.025, 0.025]
