@@ -61,7 +61,7 @@ class PeriodFromExchange:
         if minibatch_s <= 0:
             return self._most
         wanted = exchange_s * (1 - self._share) / (self._share * minibatch_s)
-        return max(self._least, min(self._most, int(math.ceil(wanted - 1e-9))))
+        return max(self._least, min(self._most, math.ceil(wanted - 1e-9)))
 
     def stepped(self) -> None:
         """A step was made; every worker calls it after every step, and all make as many steps."""
