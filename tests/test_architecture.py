@@ -60,6 +60,7 @@ FLOORS: dict[str, int] = {
     "ending": 4,
     "export": 4,
     "watch": 4,
+    "tuning": 4,
     "settings": 4,
     "control": 4,
     "session": 4,

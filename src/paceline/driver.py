@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from paceline.data.supply import Leases
 from paceline.fragments import Fragment
 from paceline.regroup import Old
+from paceline.rule import Rule
 
 
 class GlobalLane(Protocol):
@@ -82,6 +83,9 @@ class Driver(Protocol):
 
     def counted(self, warm: bool) -> None:
         """A minibatch was counted; `warm` where a warm-up is over with it."""
+
+    def follow(self, rule: Rule) -> None:
+        """Go on with other numbers of the rule."""
 
     def leave(self) -> None:
         """Come to the end together."""

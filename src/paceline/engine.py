@@ -27,6 +27,7 @@ from paceline.rule import Rule, is_block
 from paceline.settings import Settings
 from paceline.topology import Flat
 from paceline.transport import Transport
+from paceline.tuning.tuner import Tuner
 from paceline.update import Work
 from paceline.watch import Watch
 
@@ -51,6 +52,7 @@ class Engine:
         flow: counts this worker's steps.
         watch: where the time goes.
         factor: weight of the minibatch under way, in parts of a full one.
+        tuner: what is asked for while the run goes on.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class Engine:
         flow: Flow,
         watch: Watch,
         factor: Callable[[], float],
+        tuner: Tuner,
     ) -> None:
         self.rule, self._transport, self._model, self._owned, self._settings = rule, transport, model, owned, settings
-        self._flow, self._watch, self._factor = flow, watch, factor
+        self._flow, self._watch, self._factor, self._tuner = flow, watch, factor, tuner
         self.closed = self.local = False
         self.blocks: Blocks | None = None
         self.gradients: list[GradientUpdate] = []
@@ -93,6 +96,9 @@ class Engine:
             self._exchange_gradients(self._exchanger)
         elif self._inner is not None:
             self._exchange_gradients(self._inner)
+        for exchanger in (self._exchanger, self._inner):
+            if exchanger is not None and exchanger.transport.world.size == self._transport.world.size:
+                exchanger.asks = lambda: self._tuner.asks
 
     def _within_host(self) -> Exchanger | None:
         """The connection among the processes of this host, where any host has several."""
@@ -111,7 +117,12 @@ class Engine:
     def _exchange_gradients(self, exchanger: Exchanger) -> None:
         last = len(self._owned) - 1
         occasion = Occasion(
-            lambda: self.gradients_due and not self.local, self._work, self._watched, PassEnd(), early=last == 0
+            lambda: self.gradients_due and not self.local,
+            self._work,
+            self._watched,
+            PassEnd(),
+            early=last == 0,
+            heard=self._hear,
         )
         self.gradients = [
             GradientUpdate(
@@ -203,14 +214,17 @@ class Engine:
             self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
         elif self.blocks is not None and not self._flow.lockstep:
             self._advance(self.blocks, idle=False)
+        self._retune(0)
 
     def _advance(self, blocks: Blocks, idle: bool) -> None:
         """A step of a block was made: apply what has had its time, send what is due."""
         blocks.turns.stepped()
         for fragment in blocks.landing():
             self._land(fragment)
+        self._hear_blocks(blocks, rests=False)
         if blocks.due():
             self._end_block(leaving=False, idle=idle)
+            self._hear_blocks(blocks, rests=False)
 
     def _end_block(self, leaving: bool, idle: bool = False) -> Meeting | None:
         """End a fragment's block; the meeting where its result is waited for."""
@@ -250,6 +264,37 @@ class Engine:
         self._stop_gradients()
         if self._inner is not None:
             self._exchange_gradients(self._inner)
+        self._hear(meeting)
+        self._retune(0)
+
+    # -- what is asked for while the run goes on --------------------------------------------------
+
+    def _hear(self, meeting: Meeting) -> None:
+        """An exchange of all is over, and nothing of it is on the wire: hear what somebody has asked for.
+
+        Of gradients that is in the middle of a step, at whose end it takes effect.
+        """
+        if meeting.asked:
+            self._tuner.hear(self._transport)
+
+    def _hear_blocks(self, blocks: Blocks, rests: bool) -> None:
+        """Hear what came with exchanges of blocks, where the time for it has come, and begin with it."""
+        while (now := blocks.asked(rests)) is not None:
+            self._tuner.hear(self._transport)
+            self._retune(now)
+
+    def _retune(self, now: int) -> None:
+        """Apply what all have heard; `now` counts the steps since the first block began."""
+        if not self._tuner.decided:
+            return
+        self._tuner.apply()
+        self.follow(self._tuner.rule, now)
+
+    def follow(self, rule: Rule, now: int = 0) -> None:
+        """Go on with other numbers of the rule."""
+        if rule is not self.rule and self.blocks is not None:
+            self.blocks.retune(rule, now)
+        self.rule = rule
 
     @property
     def ahead(self) -> Blocks | None:
@@ -282,6 +327,7 @@ class Engine:
             elif meeting.all_leaving:
                 self._even_out(self._transport, meeting, self._start_parts())
                 return
+            self._retune(0)
 
     def _leave_host(self, inner: Exchanger) -> None:
         """Join the steps of this host, and its blocks, until all its processes have left; then be as they are."""
@@ -292,6 +338,7 @@ class Engine:
                 break
             if self.blocks is not None and meeting.weight > 0 and any(h.kind == last for h in meeting.headers):
                 self._advance(self.blocks, idle=True)
+            self._retune(0)
         self._land_all()
         parts = self._start_parts() if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
         self._even_out(inner.transport, meeting, parts)
@@ -300,6 +347,7 @@ class Engine:
         """Exchange every fragment once more after all have left, whoever comes last with work."""
         quiet = 0
         while quiet < len(blocks.updates):
+            self._hear_blocks(blocks, rests=True)
             meeting = self._end_block(leaving=True)
             assert meeting is not None
             quiet = quiet + 1 if meeting.all_leaving else 0

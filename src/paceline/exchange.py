@@ -132,6 +132,11 @@ class Meeting:
         return next(h.kind for h in self.headers if h.brings)
 
     @property
+    def asked(self) -> bool:
+        """Whether somebody has something to say to all."""
+        return any(h.asks for h in self.headers)
+
+    @property
     def empty(self) -> bool:
         """Whether nobody brought a payload."""
         return not any(h.brings for h in self.headers)
@@ -205,12 +210,14 @@ class Exchanger:
         self._route = topology.route(transport, codec.operations)
         self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or behind))
         self.sequence = 0
+        self.asks: Callable[[], bool] = lambda: False
+        """Whether this worker has something to say to all once the next exchange is over."""
         self.timing = Timing()
 
     def open(self, header: Header) -> Opening:
-        """Say `header` to all; the number of the exchange is filled in here."""
+        """Say `header` to all; the number of the exchange is filled in here, and whether this worker asks."""
         self.sequence += 1
-        return Opening(self, replace(header, sequence=self.sequence))
+        return Opening(self, replace(header, sequence=self.sequence, asks=self.asks()))
 
     def tell(self, row: Tensor) -> tuple[Pending, Tensor]:
         """Start to gather `row`, int64, shape (k,), from all: what to wait for, and where the rows will be (N, k)."""

@@ -57,6 +57,7 @@ class Occasion:
         ends: the ends of backward passes, shared by the updates of a run.
         early: whether chunks may leave before the pass is over; with several optimizers their order would not be
             certain.
+        heard: told of every exchange when nothing of it is on the wire any more.
     """
 
     due: Callable[[], bool]
@@ -64,6 +65,7 @@ class Occasion:
     watched: Callable[[Exchanger, list[Meeting]], AbstractContextManager[None]]
     ends: PassEnd
     early: bool
+    heard: Callable[[Meeting], None]
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,7 @@ class GradientUpdate:
             self._share_presence()
         self._land(results, meeting)
         self._expected = max(f.passes for f in brought) or 1
+        self._occasion.heard(meeting)
         return meeting
 
     def _collect(self, opening: Opening) -> tuple[Meeting, list[Any]]:
@@ -430,6 +433,7 @@ class GradientUpdate:
     def load(self, saved: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self._usual, self._expected, self._exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        self.parts, self._chunks, self._buffer_chunks = [], [], []  # a run that goes back may have built them
         if saved["order"]:
             self._build([int(index) for index in saved["order"]])
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):

@@ -188,6 +188,10 @@ class ParameterLane(Lane):
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
 
+    def retune(self, outer: Outer) -> None:
+        """Go on with other numbers of the same outer step."""
+        self._outer = outer
+
     def _origin(self, begin: int, end: int) -> Tensor:
         """The start of the block as the worker saw it: rounded to the parameters' dtype."""
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}

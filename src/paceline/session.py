@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,12 @@ from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.regroup import Old
-from paceline.rule import Rule, is_asynchronous
+from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
+from paceline.tuning.knobs import Knobs
+from paceline.tuning.mailbox import Mailbox
+from paceline.tuning.tuner import Request, Tuner
 from paceline.watch import Watch
 from paceline.world import World
 
@@ -38,13 +42,12 @@ class Run:
     """A model in training under a rule. Made by `attach`.
 
     Attributes:
-        rule: the rule.
         messages: messages of the user's own between workers.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         model = checks.inside(model, rule, settings.group)
-        self.rule, self._model, self._settings = rule, model, settings
+        self._model, self._settings = model, settings
         self._optimizers = checks.optimizer_list(optimizer)
         checks.check_model(model)
         self._owned = checks.own_parameters(model, self._optimizers)
@@ -67,11 +70,14 @@ class Run:
             number = self._live.member.worker if self._live is not None else self.world.rank
             self._watch = Watch(Journal(settings.log, number), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
+            self._tuner = self._tuning(rule)
             if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
         except BaseException:
             (self._live or self._transport).close()
+            if hasattr(self, "_tuner"):
+                self._tuner.close()
             raise
         self._hook()
         if isinstance(self._engine, elastic.Elastic):
@@ -92,15 +98,24 @@ class Run:
             self.rule, elastic.fingerprint(self.rule, self._model, self._owned, self._settings), self._settings
         )
 
+    def _tuning(self, rule: Rule) -> Tuner:
+        """What changes while the run goes on; its hooks come before all others."""
+        workers = len(set(self.world.hosts)) if rule.within else self.world.size
+        alone = is_asynchronous(rule) and self.world.size > 1
+        mailbox = Mailbox(self._settings.log, each=alone)
+        tuner = Tuner(Knobs(self._optimizers, rule, workers), self.world, mailbox, self._watch.note, each=alone)
+        tuner.place = lambda: (self.blocks, self._flow.steps)
+        return tuner
+
     def _driver(self) -> Driver:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
         if self._live is not None:
             whole = lambda: (self._state(), self.global_state())  # noqa: E731
-            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, whole)
+            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
         if is_asynchronous(self.rule):
-            return Asynchronous(*about, self._feed)
-        return Engine(*about, lambda: self._feed.factor)
+            return Asynchronous(*about, self._feed, self._tuner)
+        return Engine(*about, lambda: self._feed.factor, self._tuner)
 
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -123,6 +138,8 @@ class Run:
                 self._feed.follow(state["data"][0])
                 self._waiting = state.pop("included")
                 self._put("what the others gave", state)
+                self._tuner.load(state["tuning"], asked=False)
+                engine.follow(self.rule)
                 put()
                 randomness.restore(state["random"])
             settled = engine.holds_state()
@@ -163,6 +180,7 @@ class Run:
         if self._engine is not None:
             self._engine.counted(warm)
         self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
+        self._tuner.look()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -184,6 +202,11 @@ class Run:
     # -- what the user asks for -------------------------------------------------------------------
 
     @property
+    def rule(self) -> Rule:
+        """The rule, with the numbers that it has at present."""
+        return self._tuner.rule
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes that this worker has sent so far."""
         return self._transport.bytes_sent
@@ -197,6 +220,12 @@ class Run:
     def samples(self) -> int:
         """Samples that this worker has trained on, counted by `share`."""
         return self._feed.samples
+
+    @property
+    def spent(self) -> tuple[float, float, float]:
+        """Seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange."""
+        compute_s, wait_s, exchange_s = self._watch.spent
+        return compute_s, wait_s, exchange_s
 
     @property
     def blocks(self) -> int:
@@ -231,6 +260,29 @@ class Run:
         """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
         for name, value in values.items():
             self._watch.value(name, float(value))
+
+    def tune(self, *, revert: bool = False, **settings: Any) -> Request:
+        """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
+
+        It takes effect when the next exchange is over, between two steps; under overlap, when the next exchange that
+        begins has landed. Under asynchronous rules each worker takes it up by itself, before a later push, from the log
+        directory. With one worker it takes effect at once. The event log of every worker says what has changed and
+        when, and checkpoints hold it. A request on its way belongs to the checkpoint of the worker that made it.
+
+        Args:
+            revert: undo the last change instead.
+            settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups
+                or for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule,
+                where it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
+
+        Returns:
+            What becomes of it: `applied`, `refused`, `block`, `minibatch`.
+
+        Raises:
+            RuleError, UnsupportedError: it cannot be; nothing is changed, and nobody hears of it.
+        """
+        self._open()
+        return self._tuner.ask(settings, revert)
 
     def include(self, **objects: Any) -> None:
         """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
@@ -324,12 +376,42 @@ class Run:
             self._regroup(path, Old(manifest))
         self._watch.note("resume", path=str(path))
 
+    def snapshot(self) -> Any:
+        """Everything that a checkpoint holds, in memory; every worker calls it at the same place, between two steps.
+
+        Raises `UnsupportedError` in the warm-up of a block rule, and under asynchronous rules.
+        """
+        self._open()
+        if self.world.size > 1 and (is_asynchronous(self.rule) or (is_block(self.rule) and self._flow.lockstep)):
+            raise UnsupportedError(
+                self.world.sign(
+                    f"{self.rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
+                    "where workers exchange each by itself"
+                )
+            )
+        return copy.deepcopy(self._state())
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a `snapshot`, bit for bit; every worker calls it, between two steps. Gradients are dropped."""
+        self._open()
+        self._state()  # what is under way comes to its end
+        self._load("the snapshot", copy.deepcopy(snapshot))
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates of this worker at once, until a snapshot is restored; for trials."""
+        rates = self._tuner.knobs.rates
+        for number in range(len(rates.groups())):
+            rates.scale(number, factor * rates.factor(number))
+
     def _state(self) -> dict[str, Any]:
         return {
             "model": export.plain_state(self._model),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "included": {name: thing.state_dict() for name, thing in self._included.items()},
             "exchange": self._engine.state() if self._engine is not None else {},
+            "tuning": self._tuner.state(),
             "flow": [self._flow.steps, self._flow.warm],
             "data": self._feed.state(),
             "random": randomness.capture(),
@@ -338,7 +420,9 @@ class Run:
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
         self._put(path, state)
+        self._tuner.load(state["tuning"])
         if self._engine is not None:
+            self._engine.follow(self.rule)
             self._engine.load(state["exchange"])
         self._feed.load(state["data"])
         self._transport.barrier()  # nobody asks for data before the ledger is loaded
@@ -382,7 +466,9 @@ class Run:
         if isinstance(self._engine, elastic.Elastic):
             self._engine.must_resume = False
         self._put(path, state)
-        if put is not None:
+        self._tuner.load(state["tuning"], asked=False)
+        if put is not None and self._engine is not None:
+            self._engine.follow(self.rule)
             put()
         self._transport.barrier()
         randomness.restore(state["random"])
@@ -394,6 +480,7 @@ class Run:
             "optimizers": self._old_optimizers(old),
             "included": old.part(0, "included"),
             "flow": old.part(0, "flow"),
+            "tuning": old.part(0, "tuning"),
             "data": [old.part(rank, "data") for rank in range(old.size)],
             "random": regroup.random_state(old, self.world.rank, self._settings.seed),
         }
@@ -436,6 +523,7 @@ class Run:
             handle.remove()
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, None)
+        self._tuner.close()
         if self._engine is not None:
             self._engine.close()
         self._watch.close(self.blocks)

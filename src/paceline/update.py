@@ -7,7 +7,7 @@ Gradient payloads are served by :mod:`paceline.gradient_update`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -131,13 +131,22 @@ class BlockUpdate:
         self._flight: Flying | None = None
         self._finite = True
         self._moves_of: tuple[Meeting, Moves] | None = None
+        self._begun_with: Coefficients | None = None
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too
             self.moment_lanes = self._make_moment_lanes()
 
     # -- the numbers of a block -------------------------------------------------------------------
 
     def _coefficients(self) -> Coefficients:
-        return self._rule.coefficients(self.block + 1, self.workers, self.ahead)
+        """Of the block under way; of one that is being exchanged, those with which its exchange began."""
+        return self._begun_with or self._rule.coefficients(self.block + 1, self.workers, self.ahead)
+
+    def retune(self, rule: Rule) -> None:
+        """Go on with other numbers; an exchange under way ends with those with which it began."""
+        assert isinstance(rule.schedule, EveryBlock)
+        self._rule, self._period = rule, rule.schedule.period
+        for lane in self.parameter_lanes:
+            lane.retune(rule.merging)
 
     def _moves(self, meeting: Meeting) -> Moves:
         if self._moves_of is None or self._moves_of[0] is not meeting:
@@ -239,6 +248,7 @@ class BlockUpdate:
         """
         self.prepare()
         self._minibatches = work.minibatches
+        self._begun_with = self._coefficients()
         finite = self._finite = all(lane.fragment.finite() for lane in self.lanes)
         header = Header(
             sequence=0,
@@ -282,14 +292,15 @@ class BlockUpdate:
             lane.fragment.refresh()
         try:
             meeting = flight.finish(made or 0)
+            if meeting.weight > 0:
+                self._advance(meeting, made)
         except NonFiniteError:
             self.restart()
             raise
         finally:
             for lane in self.lanes:
                 lane.held = False
-        if meeting.weight > 0:
-            self._advance(meeting, made)
+            self._begun_with = None
         return meeting
 
     def checksum(self) -> int:
@@ -362,6 +373,7 @@ class BlockUpdate:
             "codec": codec,
             "flight": {
                 "said": said,
+                "coefficients": list(astuple(self._coefficients())),
                 "finite": self._finite,
                 "codec": [dict(state) for state in states],
                 "then": [lane.then for lane in self.lanes],
@@ -389,9 +401,13 @@ class BlockUpdate:
         """Put outer state back, after the optimizers' own; makes the moments' lanes where the saved run had them."""
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
         self.counts = list(numbers["counts"])
+        self._begun_with, self._flight, self._chunks = None, None, []
+        for lane in self.lanes:
+            lane.held = False
+        if len(numbers["sums"]) < len(self.lanes):  # a run goes back to before the optimizers had any state
+            self.moment_lanes = None
         if self.moment_lanes is None and len(numbers["sums"]) > len(self.lanes):
             self.moment_lanes = self._make_moment_lanes()
-            self._chunks = []
         for lane, checksum in zip(self.lanes, numbers["sums"], strict=True):
             lane.checksum.fill_(checksum)
         for name, tensor in self.state().items():
@@ -405,6 +421,7 @@ class BlockUpdate:
 
     def _resume_flight(self, saved: dict[str, Any]) -> None:
         self._finite = saved["finite"]
+        self._begun_with = Coefficients(*saved["coefficients"])
         for lane, then in zip(self.lanes, saved["then"], strict=True):
             lane.then = then.to(lane.device, copy=True) if then is not None else None
         meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
@@ -436,6 +453,9 @@ class BlockUpdate:
         The block under way keeps the start that it had.
         """
         self.workers = workers
+        if self._begun_with is not None:  # it is exchanged among these now
+            self._begun_with = None
+            self._begun_with = self._coefficients()
         for chunk in self._chunks:
             chunk.state = {}
         self._sum_anew()

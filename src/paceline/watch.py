@@ -74,6 +74,8 @@ class Watch:
         self._sources = Sources(self.note) if journal.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
+        self.spent = [0.0, 0.0, 0.0]
+        """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """The first line: who, where, what."""
@@ -115,12 +117,14 @@ class Watch:
         data_s = min(self._data_s, span)
         self._sums.data_s += data_s
         self._data_s = 0.0
+        self.spent[0] += span - data_s
         return span - data_s
 
     def sent(self) -> None:
         """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
         now = time.perf_counter()
         self._sums.exchange_s += now - self._since
+        self.spent[2] += now - self._since
         self._since = now
 
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
@@ -129,6 +133,8 @@ class Watch:
         sums.exchanges += 1
         sums.wait_s += timing.wait_s
         sums.exchange_s += timing.exchange_s
+        self.spent[1] += timing.wait_s
+        self.spent[2] += timing.exchange_s
         if meeting is not None and meeting.left_out:
             sums.left_out |= set(meeting.left_out)
             world = self._transport.world

@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, explain, report, run
+from . import data, doctor, explain, report, run, tune
 
 app = typer.Typer(
     name="paceline",
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("run", context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
 app.command("report")(report.command)
+app.command("tune")(tune.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")

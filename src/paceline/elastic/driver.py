@@ -29,6 +29,7 @@ from paceline.rule import Rule, is_block
 from paceline.schedule import EveryBlock
 from paceline.settings import Settings
 from paceline.transport.base import Pending
+from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 from paceline.world import World
 
@@ -73,6 +74,7 @@ class Elastic:
         flow: counts this worker's steps.
         watch: where the time goes.
         feed: the data.
+        tuner: what is asked for while the run goes on.
         whole: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
@@ -90,16 +92,17 @@ class Elastic:
         flow: Flow,
         watch: Watch,
         feed: Feed,
+        tuner: Tuner,
         whole: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
     ) -> None:
         self.rule, self._live, self._model, self._owned = rule, live, model, owned
-        self._flow, self._watch, self._feed, self._whole = flow, watch, feed, whole
+        self._flow, self._watch, self._feed, self._tuner, self._whole = flow, watch, feed, tuner, whole
         self.local = self.closed = False
         self.given: Given | None = None
         self._on_their_way: list[Pending] = []
         self._fresh: deque[tuple[int, list[Mark]]] = deque()  # step -> places whose work is not in the global model
         self._leases = LiveLeases(live.member, self._join, lambda: live.rank == 0)
-        live.exchanger.marks = self._marks
+        live.exchanger.marks, live.exchanger.tuner = self._marks, tuner
         self.must_resume = False
         live.enter()
         self._start()
@@ -150,6 +153,7 @@ class Elastic:
         """The members have changed; in the training thread."""
         live = self._live
         world, generation = live.transport.world, live.generation
+        self._tuner.among(world)
         # what is leased is leased from the first worker on, though it may be alone for a time
         self._feed.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts
@@ -254,6 +258,9 @@ class Elastic:
         finally:
             live.take_over()
         self._watch.end(live.exchanger.timing, meeting, block=blocks.block, warmup=False)
+        if self._tuner.decided:
+            self._tuner.apply()
+            self.follow(self._tuner.rule)
         blocks.align(blocks.turns.begun)
         live.member.doing("computing", self._flow.steps)
         return meeting
@@ -267,6 +274,12 @@ class Elastic:
                 merged += marks
         facts = {"minibatches": own.minibatches, "total": own.total}
         return ([], merged, facts) if own.brings and own.factor == 0 else (merged, [], facts)
+
+    def follow(self, rule: Rule, now: int = 0) -> None:
+        """Go on with other numbers of the rule."""
+        if rule is not self.rule:
+            self.blocks.retune(rule, self.blocks.turns.steps)
+        self.rule = rule
 
     def leave(self) -> None:
         """Come to the end together: go to the others' exchanges until nobody has more data."""

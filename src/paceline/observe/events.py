@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,19 @@ class Takeover:
     slice_of: int
     version: int  # of the values from which it goes on, in updates
     source: str  # "replica" or "last pulled values"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Settings were changed, or a request to change them was refused."""
+
+    at_s: float
+    by: int  # the rank that asked
+    block: int
+    total_minibatches: int
+    changes: dict[str, tuple[Any, Any]]  # name -> before, after
+    revert: bool
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .events import Source
 from .log import RunLog
@@ -86,6 +86,24 @@ def asynchronous_facts(numbers: Summary) -> dict[str, str]:
         shown["lost"] = ranks_text(numbers.lost)
         shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
     return shown
+
+
+def tuned_rows(run: RunLog) -> list[dict[str, str]]:
+    """A row for each change of settings while the run went on, and for each request that was refused."""
+    return [
+        {
+            "minibatch": NOTHING if line.refused else count_text(line.total_minibatches),
+            "block": NOTHING if line.refused else count_text(line.block),
+            "asked by worker": str(line.by),
+            "what": f"refused: {line.refused}" if line.refused else _changes_text(line.changes, line.revert),
+        }
+        for line in run.tuned
+    ]
+
+
+def _changes_text(changes: Mapping[str, tuple[object, object]], revert: bool) -> str:
+    text = ", ".join(f"{name} {before} → {after}" for name, (before, after) in changes.items())
+    return f"undone: {text}" if revert else text
 
 
 def source_facts(counts: Source) -> dict[str, str]:
