@@ -53,7 +53,7 @@ class Run:
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-        self._live = self._join() if settings.control is not None else None
+        self._live = self._join(rule) if settings.control is not None else None
         self._transport: Transport = (
             self._live.transport
             if self._live is not None
@@ -91,12 +91,10 @@ class Run:
         """This worker's coordinates now."""
         return self._transport.world
 
-    def _join(self) -> elastic.Live:
+    def _join(self, rule: Rule) -> elastic.Live:
         """Become a worker of an elastic run."""
-        elastic.check_rule(self.rule)
-        return elastic.join(
-            self.rule, elastic.fingerprint(self.rule, self._model, self._owned, self._settings), self._settings
-        )
+        elastic.check_rule(rule)
+        return elastic.join(rule, elastic.fingerprint(rule, self._model, self._owned, self._settings), self._settings)
 
     def _tuning(self, rule: Rule) -> Tuner:
         """What changes while the run goes on; its hooks come before all others."""

@@ -103,6 +103,7 @@ class Elastic:
         self._fresh: deque[tuple[int, list[Mark]]] = deque()  # step -> places whose work is not in the global model
         self._leases = LiveLeases(live.member, self._join, lambda: live.rank == 0)
         live.exchanger.marks, live.exchanger.tuner = self._marks, tuner
+        tuner.follow = self.follow
         self.must_resume = False
         live.enter()
         self._start()
