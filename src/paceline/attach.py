@@ -9,9 +9,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from paceline.errors import UnsupportedError
 from paceline.fragments import Modules
+from paceline.guards import Guard, make_guard
 from paceline.recipes import make_rule
-from paceline.rule import Rule
+from paceline.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
 from paceline.transport.tls import TLS
@@ -29,6 +31,7 @@ def attach(
     scaler: Any = None,
     group: Any = None,
     tls: TLS | str | Path | None = None,
+    guard: Guard | str | None = "auto",
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -48,6 +51,8 @@ def attach(
         group: the torch.distributed group whose members are the workers; None for all processes.
         tls: certificates for the connections of asynchronous rules: a `paceline.TLS`, or the folder of `cert.pem`,
             `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else connections in the clear.
+        guard: whose contribution is far larger than usual is left out of the mean, as one with inf or nan is: "auto"
+            judges blocks, "outliers" gradients as well, a `paceline.Guard` says when, and None never.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -59,6 +64,11 @@ def attach(
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
     """
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
+    if guard not in (None, "auto") and is_asynchronous(chosen):
+        raise UnsupportedError(
+            f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
+            "guard away (what is not finite is refused all the same)"
+        )
     settings = Settings(
         log if log is not None else os.environ.get("PACELINE_LOG"),
         timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
@@ -67,6 +77,7 @@ def attach(
         scaler,
         group,
         _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
+        make_guard(guard),
     )
     return Run(model, optimizer, chosen, settings)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnsupportedError
+from paceline.guards import Guard
 from paceline.transport.tls import TLS
 
 
@@ -23,6 +24,7 @@ class Settings:
         scaler: the GradScaler, where there is one.
         group: the torch.distributed group to use, or None for all processes.
         tls: certificates for the connections of asynchronous rules, or None for connections in the clear.
+        guard: against contributions that are far larger than usual, or None.
     """
 
     log: str | Path | None = None
@@ -32,6 +34,7 @@ class Settings:
     scaler: Any = None
     group: Any = None
     tls: TLS | None = None
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
