@@ -52,7 +52,7 @@ class Guard:
 
     window: int = 32
     threshold: float = 8.0
-    least: float = 5.0
+    least: float = 10.0
     history: int = 8
     gradients: bool = True
 
