@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
+from .events import Cached, Epoch, Exchange, LeftOut, Lost, Source, Takeover, Value
 
 
 @dataclass
@@ -27,6 +27,7 @@ class WorkerLog:
     caches: dict[str, Cached] = field(default_factory=dict)  # name -> its latest totals
     values: list[Value] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     saves: int = 0
