@@ -78,6 +78,7 @@ class Watch:
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
         self._left_out_in_a_row: Counter[int] = Counter()
+        transport.told = lambda rows: self.note("waiting", workers=rows)
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """The first line: who, where, what."""
