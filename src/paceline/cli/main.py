@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, explain, report, run
+from . import data, doctor, explain, report, run, watch
 
 app = typer.Typer(
     name="paceline",
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run", context_settings=run.CONTEXT)(run.command)
+app.command("watch")(watch.command)
 app.command("report")(report.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)

@@ -85,7 +85,7 @@ class Work:
         except ClosedError:
             raise
         except RuntimeError as error:
-            self._connection.fail(self.operation, error)
+            self._connection.fail(self.operation, error, self.number)
         if self._then is not None:
             self._then()
 
@@ -175,7 +175,7 @@ class Connection:
             work.handle = None
             problem = RuntimeError("the connection failed meanwhile")
         assert problem is not None
-        self.fail(operation, problem)
+        self.fail(operation, problem, number)
 
     def finish(self, work: Work) -> None:
         """Wait for `work` at torch; a `RuntimeError` where that fails or the connection has."""
@@ -195,14 +195,14 @@ class Connection:
             work.handle = None
             self._under_way.discard(work)
 
-    def fail(self, operation: str, error: RuntimeError) -> NoReturn:
+    def fail(self, operation: str, error: RuntimeError, number: int | None = None) -> NoReturn:
         """Find out who is missing and raise `PeerLostError`; the first thread to come here asks, the others wait."""
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # torch's frames hold the group, which has to go
         with self._lock:
             first = not self._failing
             self._failing = True
-            number = self._operations
+            number = self._operations if number is None else number
         if first:
             try:
                 self._reason = _first_line(error)
