@@ -138,7 +138,7 @@ def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -
 def _head(live: Live, shot: Snapshot, width: int) -> list[RenderableType]:
     block = max((log.block for log in live.workers), default=0)
     at_s = max((log.at_s for log in live.workers), default=0.0)
-    title = [near(live.directory), shot.rule or "no worker has attached yet"]
+    title = [live.directory.resolve().name, shot.rule or "no worker has attached yet"]
     title += [f"block {block:,}"] if block else []
     title += [f"after {seconds_text(at_s)}"] if at_s else []
     lines: list[RenderableType] = [Text(" | ".join(title), style="bold", no_wrap=True, overflow="ellipsis")]
@@ -173,17 +173,10 @@ def sparkline(values: list[float], width: int) -> str:
 
 def workers_table(live: Live, shot: Snapshot, width: int, rows: int, now: float) -> RenderableType:
     """A row a worker; where there is no room for all, those first that are not at work."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1 if width < 100 else 2, 0, 0))
     counted = any(log.samples for log in live.workers)
     ranks = range(max([shot.size, *(log.rank + 1 for log in live.workers)]))
     excluded = {rank: max((log.left_out[rank] for log in live.workers), default=0) for rank in ranks}
-    table.add_column("worker", justify="right")
-    table.add_column("host", no_wrap=True, max_width=12 if width < 100 else 24)
-    table.add_column("state", no_wrap=True)
-    names = ["minibatches", "samples/s" if counted else "batches/s", "exchange", "wait", "data"]
-    names += ["left out"] if any(excluded.values()) else []
-    for name in [*names, "last word"]:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _columns(width, counted, any(excluded.values()))
     by_rank = {log.rank: log for log in live.workers}
     states = {rank: state(rank, by_rank.get(rank), shot, now) for rank in ranks}
     order = sorted(states, key=lambda rank: (states[rank] == "at work", rank)) if len(states) > rows else list(states)
@@ -195,6 +188,17 @@ def workers_table(live: Live, shot: Snapshot, width: int, rows: int, now: float)
         table.add_row(str(rank), log.host if log else "?", Text(states[rank], STYLES.get(states[rank], "")), *cells)
     if len(order) > rows:
         return Group(table, Text(f"and {len(order) - rows} more", style="dim"))
+    return table
+
+
+def _columns(width: int, counted: bool, excluded: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if width < 100 else 2, 0, 0))
+    table.add_column("worker", justify="right")
+    table.add_column("host", no_wrap=True, max_width=12 if width < 100 else 24)
+    table.add_column("state", no_wrap=True)
+    names = ["minibatches", "samples/s" if counted else "batches/s", "exchange", "wait", "data"]
+    for name in [*names, *(["left out"] if excluded else []), "last word"]:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -69,6 +69,7 @@ class Live:
         self._number = 1
         self._followers: dict[int, Follower] = {}
         self._control = Growing(self.directory / CONTROL)
+        self._finished = False  # as the control plane says
 
     def poll(self) -> Snapshot:
         """Read what is new, and sum up."""
@@ -77,6 +78,7 @@ class Live:
             follower.read(self.news)
         for event in self._control.read():
             self.news.add(of_control(event, _seconds(event)))
+            self._finished = self._finished or event.get("kind") == "finished"
         return _sum_up(self.workers) if self._followers else Snapshot()
 
     @property
@@ -87,6 +89,8 @@ class Live:
     @property
     def over(self) -> bool:
         """Whether every worker of the run has closed it, or was lost."""
+        if self._finished:
+            return True
         logs = self.workers
         lost = set().union(*(log.lost for log in logs)) if logs else set()
         ended = {log.rank for log in logs if log.closed} | lost
@@ -100,17 +104,21 @@ class Live:
             if not match:
                 continue
             rank, number = int(match[1]), int(match[2] or 1)
+            if self._control.path.exists():  # workers come and go, each with a log of its own
+                if rank not in self._followers or number > self._followers[rank].number:
+                    self._followers[rank] = Follower(path, rank, number)
+                continue
             if number > self._number:
                 self._number, self._followers = number, {}
             if number == self._number and rank not in self._followers:
-                self._followers[rank] = Follower(path, rank)
+                self._followers[rank] = Follower(path, rank, number)
 
 
 class Follower:
     """One worker's growing log. Keeps sums, not events: a long run must not fill the launcher."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self.path, self.rank = path, rank
+    def __init__(self, path: Path, rank: int, number: int = 1) -> None:
+        self.path, self.rank, self.number = path, rank, number
         self.size, self.rule = 0, ""
         self.minibatches = 0
         self.busy_s = 0.0
