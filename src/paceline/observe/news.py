@@ -50,7 +50,8 @@ def of_worker(rank: int, event: dict[str, Any], at_s: float) -> News | None:
         done = "saved" if kind == "save" else "resumed from"
         return News(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
     if kind == "error":
-        return News(at_s, f"error {rank}", f"worker {rank}: {str(event.get('message', '')).splitlines()[:1]}"[:300])
+        first, *_ = str(event.get("message", "")).splitlines() or [""]
+        return News(at_s, f"error {rank}", f"worker {rank}: {first[:300]}")
     if kind == "waiting":
         return _waiting(event, at_s)
     return News(at_s, f"{kind} {_facts(event)}", f"{kind}: {_facts(event)}")
