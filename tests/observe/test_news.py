@@ -10,7 +10,6 @@ import pytest
 
 from paceline.observe.news import Collected, Growing, News, of_control, of_worker
 
-
 GONE = {"rank": 2, "state": "silent", "text": "is gone"}
 
 
@@ -22,7 +21,7 @@ GONE = {"rank": 2, "state": "silent", "text": "is gone"}
         ({"kind": "takeover", "slice_of": 2, "version": 7}, "worker 1 takes over from 2"),
         ({"kind": "error", "message": "ValueError: odd\nmore"}, "worker 1: ValueError: odd"),
         ({"kind": "tune", "at_s": 1, "rank": 1, "lr": 0.01, "from": None}, "tune: lr=0.01"),
-        ({"kind": "waiting", "workers": [{"rank": 0, "state": "waits"}, GONE]}, "the exchange failed: worker 2 is gone"),
+        ({"kind": "waiting", "workers": [{"state": "waits"}, GONE]}, "the exchange failed: worker 2 is gone"),
     ],
 )  # fmt: skip
 def test_events_of_workers(event: dict[str, Any], text: str | None) -> None:
