@@ -78,7 +78,7 @@ class Threads:
 
 def test_frames_may_take_as_long_as_the_user_says() -> None:
     """A large frame over a slow link takes minutes, and its sender is alive."""
-    said: list[dict[int, Any]] = [{}, {}]
+    said: list[dict[int, Any]] = [{} for _ in range(4)]
     together, found = threading.Barrier(2), {}
 
     def work(rank: int) -> None:
