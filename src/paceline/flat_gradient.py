@@ -39,8 +39,10 @@ class FlatGradient:
         )
         self.has = [False] * len(fragment.tensors)
         self.finite = True
+        self.judged = False
+        """Whether norms are taken: a sum, which finds inf and nan as well, costs half as much."""
         self.square = 0.0
-        """Of the norm of what was packed."""
+        """Of the norm of what was packed, where it is judged."""
         self._packed = 0
         self.muted = False
         self._taken: list[tuple[int, int] | None] = []
@@ -178,13 +180,14 @@ class GradientChunk:
         x = self.part.wire[self.begin : self.end]
         if factor == 0:
             return x.zero_()
-        norm = float(torch.linalg.vector_norm(x))
-        if not math.isfinite(norm):
+        found = float(torch.linalg.vector_norm(x) if self.part.judged else x.sum())
+        if not math.isfinite(found):
             if not bool(torch.isfinite(x).all()):
                 self.part.finite = False
                 return x.zero_()
-            norm = LARGEST  # the squares have overflowed
-        self.part.square += norm * norm
+            found = LARGEST  # the sum has overflowed, or the squares have
+        if self.part.judged:
+            self.part.square += found * found
         return x if factor == 1 else x.mul_(factor)
 
     def keep(self, state: State) -> None:

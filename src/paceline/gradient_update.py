@@ -380,6 +380,7 @@ class GradientUpdate:
         last_of: list[tuple[int, GradientChunk]] = []
         for place, fragment in enumerate(fragments("parameters", [self._named[index] for index in order])):
             part = FlatGradient(fragment, self._exchanger.transport.wire_device(fragment.device), codec.exact)
+            part.judged = self._norms is not None
             self.parts.append(part)
             for number, tensor in enumerate(fragment.tensors):
                 self._place[index_of[id(tensor)]] = (place, number)
