@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "recipes": 3,
     # 4 services
     "flow": 4,
+    "guards": 4,
     "asynchronous": 4,
     "elastic": 4,
     "driver": 4,

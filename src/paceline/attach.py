@@ -9,9 +9,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from paceline.errors import UnsupportedError
 from paceline.fragments import Modules
+from paceline.guards import Guard, make_guard
 from paceline.recipes import make_rule
-from paceline.rule import Rule
+from paceline.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
 from paceline.transport.tls import TLS
@@ -30,6 +32,7 @@ def attach(
     group: Any = None,
     tls: TLS | str | Path | None = None,
     transport: str = "auto",
+    guard: Guard | str | None = "auto",
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -52,6 +55,8 @@ def attach(
             connections in the clear.
         transport: how processes exchange: "auto" is torch.distributed; "channel" are rings over paceline's own sockets,
             with `tls` for networks that are not the job's own. Tensors then travel through host memory.
+        guard: whose contribution is far larger than usual is left out of the mean, as one with inf or nan is: "auto"
+            judges blocks, "outliers" gradients as well, a `paceline.Guard` says when, and None never.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -63,6 +68,11 @@ def attach(
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
     """
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
+    if guard not in (None, "auto") and is_asynchronous(chosen):
+        raise UnsupportedError(
+            f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
+            "guard away (what is not finite is refused all the same)"
+        )
     settings = Settings(
         log=log if log is not None else os.environ.get("PACELINE_LOG"),
         timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
@@ -73,6 +83,7 @@ def attach(
         tls=_certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
         transport=transport,
         control=os.environ.get("PACELINE_CONTROL") or None,
+        guard=make_guard(guard),
     )
     return Run(model, optimizer, chosen, settings)
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.fragments import Modules
+from paceline.guards import Guard
 from paceline.lanes import BufferLane, Lane, ParameterLane
 from paceline.regroup import Old
 from paceline.rule import Rule
@@ -92,6 +93,7 @@ class Blocks:
         owned: (optimizer, its named parameters) pairs.
         state_device: where outer state lies; None for the parameters' own device.
         workers: N, as the rule counts them.
+        guard: against contributions that are far larger than usual, or None.
     """
 
     def __init__(
@@ -102,11 +104,12 @@ class Blocks:
         owned: Owned,
         state_device: torch.device | None,
         workers: int,
+        guard: Guard | None = None,
     ) -> None:
         assert isinstance(rule.schedule, EveryBlock)
         self._schedule = rule.schedule
         self.updates = [
-            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers)
+            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers, guard)
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.turns = Turns([0] * len(self.updates))
@@ -163,7 +166,7 @@ class Blocks:
         self.updates[fragment].begin(work, behind)
         if behind:
             turns.made[fragment] = 0
-        if not self.updates[fragment].finite:
+        if self.updates[fragment].left_out:
             self._restart_others(fragment)
 
     def _restart_others(self, fragment: int) -> None:

@@ -79,6 +79,7 @@ class Engine:
 
     def _join(self) -> None:
         settings = {"seed": self._settings.seed, "outer_state": self._settings.outer_state}
+        settings["guard"] = str(self._settings.guard)
         settings |= checks.about_optimizers(self._owned)
         checks.check_same(self._transport, self.rule, self._start_parts(), settings)
         ending.claim(self._transport, self._owned)
@@ -88,7 +89,8 @@ class Engine:
         self._inner = self._within_host() if self.rule.within else None
         if is_block(self.rule) and self._workers() > 1:
             device = torch.device("cpu") if self._settings.outer_state == "host" else None
-            blocks = Blocks(self.rule, self._exchanger, self._model, self._owned, device, self._workers())
+            about = (self.rule, self._exchanger, self._model, self._owned, device, self._workers())
+            blocks = Blocks(*about, self._settings.guard)
             checks.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
             blocks.capture_moments()
             self.blocks = blocks
@@ -126,7 +128,14 @@ class Engine:
         )
         self.gradients = [
             GradientUpdate(
-                self.rule, exchanger, 1 + number, optimizer, named, self._model if number == last else None, occasion
+                self.rule,
+                exchanger,
+                1 + number,
+                optimizer,
+                named,
+                self._model if number == last else None,
+                occasion,
+                self._settings.guard,
             )
             for number, (optimizer, named) in enumerate(self._owned)
         ]
@@ -419,7 +428,7 @@ class Engine:
         warming = self.rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
         rows = self.blocks.saved(old) if self.blocks is not None and not warming else []
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
-        names = ("order", "usual", "expected", "exchanges")
+        names = ("order", "usual", "expected", "exchanges", "norms")
         gradients = [
             {name: old.part(0, "exchange", "gradients", k, name) for name in names} for k in range(len(self._owned))
         ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnsupportedError
+from paceline.guards import Guard
 from paceline.transport.tls import TLS
 
 
@@ -25,6 +26,7 @@ class Settings:
         tls: certificates for paceline's own connections, or None for connections in the clear.
         transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
         control: HOST:PORT of the control plane of an elastic run, or None.
+        guard: against contributions that are far larger than usual, or None.
     """
 
     log: str | Path | None = None
@@ -36,6 +38,7 @@ class Settings:
     tls: TLS | None = None
     transport: str = "auto"
     control: str | None = None
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from paceline.codec import Codec, State
@@ -54,6 +55,10 @@ class LiveExchanger(Exchanger):
         self._pipeline.close()
         super().__init__(self._live.transport, self.codec, self._topology)
         self.asks = lambda: self.tuner is not None and self.tuner.asks
+
+    def announce(self, header: Header) -> Header:
+        """What becomes of it is heard when the exchange is made, and perhaps made once more."""
+        return header
 
     def fly(
         self,
@@ -103,9 +108,17 @@ class Attempts:
         self._opening = live.exchanger.open(self._header)
         if self._header.brings or not self._opening.meeting().empty:
             self._running = [
-                live.exchanger.begin_with(chunk, given.clone(), self._number)
+                live.exchanger.begin_with(chunk, self._part(given), self._number)
                 for chunk, given in zip(self._chunks, self._given, strict=True)
             ]
+
+    def _part(self, given: Tensor) -> Tensor:
+        """What is sent: the contribution, or zeros where it is far larger than usual and the others leave it out."""
+        assert self._opening is not None
+        if self._header.usual:
+            return given.clone()
+        own = self._opening.meeting().headers[self._live.transport.world.rank]
+        return given.clone() if own.factor else torch.zeros_like(given)
 
     @property
     def headers(self) -> tuple[Header, ...]:

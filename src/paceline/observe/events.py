@@ -31,7 +31,7 @@ class Exchange:
     wait_s: float
     exchange_s: float
     bytes: int
-    left_out: tuple[int, ...]  # ranks whose contribution was not finite
+    left_out: tuple[int, ...]  # ranks whose contribution was not finite, or far larger than usual
     warmup: bool
     delays: dict[int, int] = field(default_factory=dict)  # delay of a push, in updates -> how many had it
     refused: int = 0  # pushes that were not finite
@@ -88,6 +88,17 @@ class Lost:
     rank: int
     why: str
     taken_over: tuple[int, ...]  # ranks that own its slices from then on
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A worker's contribution was kept out of the mean."""
+
+    at_s: float
+    rank: int
+    why: str
+    finite: bool  # whether it was only too large
+    in_a_row: int  # how often it had happened to that worker without a contribution that counted
 
 
 @dataclass(frozen=True)

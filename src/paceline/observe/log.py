@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .control import Event
-from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Tuned, Value
+from .events import Cached, Epoch, Exchange, LeftOut, Lost, Source, Takeover, Tuned, Value
 
 
 @dataclass
@@ -28,6 +28,7 @@ class WorkerLog:
     caches: dict[str, Cached] = field(default_factory=dict)  # name -> its latest totals
     values: list[Value] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

@@ -14,6 +14,7 @@ from .summary import (
     count_text,
     delay_text,
     delays,
+    left_out_counts,
     ranks_text,
     rate_text,
     seconds_text,
@@ -64,7 +65,7 @@ def facts(numbers: Summary) -> dict[str, str]:
         "exchanges": count_text(numbers.blocks),
         "sent per worker": bytes_text(numbers.bytes_per_worker),
         "sent per exchange": bytes_text(numbers.bytes_per_block),
-        "left out (non-finite)": count_text(numbers.left_out),
+        "left out": count_text(numbers.left_out),
     }
     if numbers.samples is None:
         del shown["samples"], shown["samples per second"]
@@ -127,7 +128,7 @@ def event_rows(run: RunLog, most: int = 200) -> list[dict[str, str]]:
 
 def worker_rows(run: RunLog) -> list[dict[str, str]]:
     """A row a worker."""
-    gone = {line.rank for line in run.lost}
+    gone, out = {line.rank for line in run.lost}, left_out_counts(run)
     rows = []
     for worker in run.workers:
         part, pushed = shares([worker]), delays(worker.delays)
@@ -148,5 +149,7 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
             del row["waiting for data"]
         if run.delays:
             row["mean delay"] = delay_text(pushed.mean) if pushed else NOTHING
+        if out:
+            row["left out"] = count_text(out[worker.rank])
         rows.append(row | {"end": end})
     return rows

@@ -56,6 +56,7 @@ class ProcessTransport(Transport):
         world = World(
             rank, size, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_name()
         )
+        connection.told = lambda rows: self.told(rows) if self.told is not None else None
         self._set_up(connection, world, "all", list(range(size)), None)
         self.world = World(rank, size, 0, 1, world.host, tuple(self.gather_json(world.host)))
         self.world = connection.world = world_within(self.world, range(size))
