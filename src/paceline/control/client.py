@@ -172,6 +172,7 @@ class Member:
         """
         with self._changed:
             self._seen_news = self._news
+            self._started = min(self._started, self.generation.exchange)
         numbers = (question.loader, question.epoch, question.total, question.unit, question.most, int(question.dry))
         frame = self._request(wire.ASK, numbers, None, "for data", 1)
         kind, *mark = frame.numbers[1:6]
