@@ -166,7 +166,7 @@ class Histories(RuleBasedStateMachine):
             further = all(one.epoch > epochs.get(one.number, 0) for one in run.workers.values())
             if run.workers and run.register.exchange > before and further:
                 return
-        raise AssertionError(f"stuck: {run.register.status(run.now)}")
+        raise AssertionError(f"stuck: {run.register.status(run.now)} {run.workers}")
 
 
 TestHistories = Histories.TestCase

@@ -29,9 +29,9 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
         one.stdout.close()
 
 
-def start(port: int, places: int) -> subprocess.Popen[str]:
+def start(port: int, places: int, *more: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    command = [sys.executable, "-m", "tests.control.program", str(port), str(places)]
+    command = [sys.executable, "-m", "tests.control.program", str(port), str(places), *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
@@ -62,3 +62,16 @@ def test_killed_and_stopped_processes_are_lost_and_the_last_goes_on(started: lis
         assert line(last) == "commit\n"
         status = server.status()
         assert status["generation"] == 3 and len(status["members"]) == 1
+
+
+@pytest.mark.processes
+def test_a_child_of_a_worker_does_not_keep_its_connection(started: list[subprocess.Popen[str]]) -> None:
+    """As the workers of a DataLoader would, which outlive a killed parent for a while."""
+    with control(Terms(timeout_s=600.0)) as (server, log):
+        started.append(start(server.port, 1, "fork"))
+        child = int(line(started[0]))
+        try:
+            started[0].kill()
+            assert "connection closed" in log.wait("lost", worker=0)["why"]
+        finally:
+            os.kill(child, signal.SIGKILL)

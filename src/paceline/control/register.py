@@ -172,6 +172,7 @@ class Register(Membership):
             return
         person.asked = serial
         person.left = False
+        person.started = min(person.started, self.exchange)  # it has turned back from an exchange that was broken off
         if not person.holds or any(one.absent is not None for one in self.people.values()):
             self.say(worker, "answer", serial, (NOTHING,))
             return
