@@ -29,6 +29,9 @@ def attach(
     scaler: Any = None,
     group: Any = None,
     tls: TLS | str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    every_blocks: int = 100,
+    keep: int = 3,
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -48,6 +51,11 @@ def attach(
         group: the torch.distributed group whose members are the workers; None for all processes.
         tls: certificates for the connections of asynchronous rules: a `paceline.TLS`, or the folder of `cert.pem`,
             `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else connections in the clear.
+        checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
+            `run.resume()` goes on from there with the same bits; see `Run.checkpoint`. None keeps none.
+        every_blocks: exchanges from one step to the next: blocks (of a fragment, where a model has several), or
+            minibatches under rules without blocks.
+        keep: how many steps are kept; room is needed for one more.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -56,6 +64,7 @@ def attach(
     Raises:
         RuleError: the rule or one of its settings does not exist.
         UnsupportedError: the model or the optimizer cannot be served so.
+        CheckpointError: `checkpoint` cannot be read.
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
     """
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
@@ -67,6 +76,9 @@ def attach(
         scaler,
         group,
         _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
+        checkpoint,
+        every_blocks,
+        keep,
     )
     return Run(model, optimizer, chosen, settings)
 

@@ -23,6 +23,9 @@ class Settings:
         scaler: the GradScaler, where there is one.
         group: the torch.distributed group to use, or None for all processes.
         tls: certificates for the connections of asynchronous rules, or None for connections in the clear.
+        checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
+        every_blocks: exchanges from one step to the next.
+        keep: steps that are kept.
     """
 
     log: str | Path | None = None
@@ -32,6 +35,9 @@ class Settings:
     scaler: Any = None
     group: Any = None
     tls: TLS | None = None
+    checkpoint: str | Path | None = None
+    every_blocks: int = 100
+    keep: int = 3
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
@@ -45,3 +51,8 @@ class Settings:
             )
         if not isinstance(self.seed, int):
             raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
+        for name, value in (("every_blocks", self.every_blocks), ("keep", self.keep)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UnsupportedError(f"{name} must be a whole number, at least 1, got {value!r}")
+        if self.checkpoint is not None and not (isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)):
+            raise UnsupportedError(f"checkpoint must be a directory or a URL, got {self.checkpoint!r}")
