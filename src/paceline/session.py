@@ -450,8 +450,10 @@ class Run:
             self._keeper.close()
         if self._engine is not None:
             self._engine.close()
-        self._watch.close(self.blocks)
         self._transport.close()
+        if self._keeper is not None:
+            self._keeper.finish()  # alone, what is being written is finished; others hear from the closed connection
+        self._watch.close(self.blocks)
 
     def abandon(self) -> None:
         """Leave at once, after an error of this worker's own: the others find out from the closed connection."""

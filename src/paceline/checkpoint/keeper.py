@@ -37,6 +37,7 @@ from paceline.tree import flatten
 logger = logging.getLogger("paceline")
 
 MOST_BEAT_S = 5.0
+BUSY = "the last one was still being written"
 CURE = "call run.checkpoint() at the top of your loop, or go through your data with run.share"
 
 
@@ -118,7 +119,7 @@ class Keeper:
         self._writing = threading.Event()
         self._mark = 0
         self._due: Moment | None = None
-        self._seen = self._warned = self._over = False
+        self._seen = self._warned = self._told = self._over = False
         self._damaged: list[int] = []
         self._refusal = self._look()
 
@@ -212,7 +213,7 @@ class Keeper:
     def _prepare(self, due: Moment) -> _Word:
         """What this worker has to say, its tensors still where they are."""
         if self._writing.is_set():
-            return _Word(due.count, self._source.about(), none="the last step was still being written there")
+            return _Word(due.count, self._source.about(), none=BUSY)
         state, model = self._source.kept()
         word = _Word(self._source.moment().count, self._source.about())
         tensors: dict[str, Tensor] = {}
@@ -289,7 +290,7 @@ class Keeper:
         if not said and len({one[0] for one in told}) > 1:
             said = [f"workers stood behind different exchanges ({sorted({one[0] for one in told})}); {CURE}"]
         if said:
-            self._failed(self._shelf.shown, f"no checkpoint after exchange {word.count}: {'; '.join(said)}")
+            self._skipped(f"no checkpoint after exchange {word.count}: {'; '.join(said)}")
             return
         assert word.content is not None
         number, content = max(one[2] for one in told), word.content
@@ -321,6 +322,13 @@ class Keeper:
             action()
         except (OSError, PacelineError) as error:
             self._failed(self._shelf.shown, f"old checkpoints could not be put away: {error}")
+
+    def _skipped(self, why: str) -> None:
+        """Said aloud once, because it may come again and again; the log has each."""
+        if not self._told:
+            logger.warning("%s; training goes on (said once, the event log has all; see every_blocks)", why)
+        self._told = True
+        self._note("save_skipped", why=why)
 
     def _failed(self, path: str, why: str) -> None:
         logger.warning("%s; training goes on", why)
