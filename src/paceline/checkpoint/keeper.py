@@ -116,7 +116,8 @@ class Keeper:
         self._snapshot = Snapshot()
         self._words: queue.SimpleQueue[_Word | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._writing = threading.Event()
+        self._free = threading.Event()  # nothing is being written, and the memory of the last copy may be used
+        self._free.set()
         self._mark = 0
         self._due: Moment | None = None
         self._seen = self._warned = self._told = self._over = False
@@ -212,7 +213,7 @@ class Keeper:
 
     def _prepare(self, due: Moment) -> _Word:
         """What this worker has to say, its tensors still where they are."""
-        if self._writing.is_set():
+        if not self._free.is_set():
             return _Word(due.count, self._source.about(), none=BUSY)
         state, model = self._source.kept()
         word = _Word(self._source.moment().count, self._source.about())
@@ -247,7 +248,7 @@ class Keeper:
             model = {n: copies[held.get(id(tensor), f"model {n}")] for n, tensor in content.model.items()}
             tensors = {name: copies[f"rank{name}"] for name in content.tensors}
             word.content = Content(content.rest, tensors, model)
-            self._writing.set()
+            self._free.clear()
         word.stopped_s = stopped_s + time.perf_counter() - began
         self._say(word)
 
@@ -281,7 +282,7 @@ class Keeper:
             self._settle(word)
         finally:
             if word.content is not None:
-                self._writing.clear()
+                self._free.set()
 
     def _settle(self, word: _Word) -> None:
         began, world = time.perf_counter(), self._transport.world
@@ -342,6 +343,8 @@ class Keeper:
         Args:
             shared: whether it went through shared data, so that places were to come.
         """
+        if self._due is not None:
+            self._free.wait()  # the end can wait; every wait in the thread has a deadline
         if self._seen or shared:
             take = self.place(last=True)
             if take is not None:

@@ -129,7 +129,7 @@ class Directory:
             for path in (self.path(number), self.path(number).with_name(step_name(number) + ".old")):
                 target = path.with_name(step_name(number) + ".damaged")
                 with contextlib.suppress(FileNotFoundError):  # another host, which shares the disk, was first
-                    if target.exists():
+                    if path.exists() and target.exists():
                         remove(target)
                     path.rename(target)
 
