@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -233,6 +234,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path)
     chosen = parser.parse_args()
+    importlib.import_module("torch._dynamo")  # the first step of an optimizer would, in every process anew
     dice = random.Random(chosen.seed)
     totals = {"kills": 0, "resumed": 0, "runs": 0, "differing": 0}
     with tempfile.TemporaryDirectory(dir=chosen.directory, prefix="paceline-resume-") as folder:

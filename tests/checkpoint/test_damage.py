@@ -44,6 +44,12 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+def swap(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
 class Boom:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.kill, (os.getpid(), signal.SIGKILL)
@@ -55,6 +61,7 @@ def poison(file: Path) -> None:
     manifest = file.with_name("manifest.json")
     told = json.loads(manifest.read_text())
     told["files"][file.name] = files.sha256(file)
+    told["sum"] = files.own_sum(told)
     manifest.write_text(json.dumps(told))
 
 
@@ -73,7 +80,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "empty": ("rank-001.safetensors", lambda f: os.truncate(f, 0), "damaged: its sha256 sum"),
     "a rank's file is gone": ("rank-001.json", Path.unlink, "is missing"),
     "the manifest is gone": ("manifest.json", Path.unlink, "has no manifest.json"),
-    "a flipped bit in the manifest": ("manifest.json", flip, ""),
+    "a flipped bit in the manifest": ("manifest.json", flip, "damaged"),
+    "another count in the manifest": ("manifest.json", lambda f: swap(f, '"blocks": 3', '"blocks": 2'), "its own sum"),
     "half a manifest": ("manifest.json", lambda f: os.truncate(f, 60), "damaged"),
     "a pickle with a sum that fits": ("rank-001.safetensors", poison, "holds something else"),
     "a pickle as the global model": ("global.safetensors", poison, "holds something else"),

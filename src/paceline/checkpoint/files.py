@@ -85,8 +85,15 @@ def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
 
 
 def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str]) -> str:
-    """What stands in the manifest."""
-    return json.dumps({"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}, indent=1)
+    """What stands in the manifest, with a sum of its own."""
+    told = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
+    return json.dumps({**told, "sum": own_sum(told)}, indent=1)
+
+
+def own_sum(manifest: dict[str, Any]) -> str:
+    """The sum of all that a manifest says but this."""
+    told = {name: value for name, value in manifest.items() if name != "sum"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -130,6 +137,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: its number of workers is {size!r}")
     if len(files) != 2 * size + 1 or set(files) != set(all_names(size)):
         raise CheckpointError(f"{file} is damaged: it names {len(files)} files, which are not those of {size} workers")
+    if "sum" in manifest and manifest["sum"] != own_sum(manifest):  # the first versions wrote none
+        raise CheckpointError(f"{file} is damaged: it is not what was written, by its own sum; take an older
+        checkpoint")
     manifest["directory"] = str(found)
     return dict(manifest)
 
