@@ -138,8 +138,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if len(files) != 2 * size + 1 or set(files) != set(all_names(size)):
         raise CheckpointError(f"{file} is damaged: it names {len(files)} files, which are not those of {size} workers")
     if "sum" in manifest and manifest["sum"] != own_sum(manifest):  # the first versions wrote none
-        raise CheckpointError(f"{file} is damaged: it is not what was written, by its own sum; take an older
-        checkpoint")
+        raise CheckpointError(f"{file} is damaged: its own sum is another one; take an older checkpoint")
     manifest["directory"] = str(found)
     return dict(manifest)
 
