@@ -33,6 +33,9 @@ def attach(
     tls: TLS | str | Path | None = None,
     transport: str = "auto",
     guard: Guard | str | None = "auto",
+    checkpoint: str | Path | None = None,
+    every_blocks: int = 100,
+    keep: int = 3,
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -57,6 +60,11 @@ def attach(
             with `tls` for networks that are not the job's own. Tensors then travel through host memory.
         guard: whose contribution is far larger than usual is left out of the mean, as one with inf or nan is: "auto"
             judges blocks, "outliers" gradients as well, a `paceline.Guard` says when, and None never.
+        checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
+            `run.resume()` goes on from there with the same bits; see `Run.checkpoint`. None keeps none.
+        every_blocks: exchanges from one step to the next: blocks (of a fragment, where a model has several), or
+            minibatches under rules without blocks.
+        keep: how many steps are kept; room is needed for one more.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -65,6 +73,7 @@ def attach(
     Raises:
         RuleError: the rule or one of its settings does not exist.
         UnsupportedError: the model or the optimizer cannot be served so.
+        CheckpointError: `checkpoint` cannot be read.
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
     """
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
@@ -84,6 +93,9 @@ def attach(
         transport=transport,
         control=os.environ.get("PACELINE_CONTROL") or None,
         guard=make_guard(guard),
+        checkpoint=checkpoint,
+        every_blocks=every_blocks,
+        keep=keep,
     )
     return Run(model, optimizer, chosen, settings)
 

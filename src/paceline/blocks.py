@@ -149,6 +149,11 @@ class Blocks:
         for update in self.updates:
             update.retune(rule)
 
+    @property
+    def coming(self) -> bool:
+        """Whether something is under way, and the next step begins nothing more."""
+        return bool(self.turns.made) and self.turns.steps + 1 < self._schedule.ends(self.turns.begun)
+
     def begin(self, total: int, leaving: bool, idle: bool = False) -> None:
         """End the block of the fragment whose turn it is; it lands at once, or later.
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.checkpoint import Moment
 from paceline.data.supply import Leases
 from paceline.fragments import Fragment
 from paceline.regroup import Old
@@ -66,6 +67,10 @@ class Driver(Protocol):
     @property
     def merged(self) -> int:
         """Minibatches of this worker whose work is in the global model: the first so many."""
+
+    @property
+    def moment(self) -> Moment | None:
+        """Where the exchanges stand; None under rules by which workers never stand alike."""
 
     @property
     def leases(self) -> Leases | None:

@@ -16,6 +16,7 @@ from paceline import checks, ending, export
 from paceline.amp import ScalerHook
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
+from paceline.checkpoint import Moment
 from paceline.codec import Dense
 from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
@@ -165,6 +166,15 @@ class Engine:
     def merged(self) -> int:
         """Minibatches of this worker whose work is in the global model: the first so many."""
         return self._flow.steps if self._flow.lockstep or self.blocks is None else self.blocks.merged
+
+    @property
+    def moment(self) -> Moment:
+        """Where the exchanges stand."""
+        if self.blocks is None or self._flow.lockstep:
+            one = self._exchanger if self._flow.lockstep or self._inner is None else self._inner
+            return Moment(self._flow.exchanges, one.sequence, one.left)
+        one = self._exchanger
+        return Moment(self.rule.schedule.warmup + self.blocks.turns.begun, one.sequence, one.left, self.blocks.coming)
 
     @property
     def leases(self) -> Leases | None:

@@ -139,6 +139,11 @@ class Meeting:
         return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
 
     @property
+    def anybody_left(self) -> bool:
+        """Whether a worker has come to its end, or only keeps the others of its host company in a block."""
+        return any(h.leaving or (h.kind >= BLOCK and not h.minibatches) for h in self.headers)
+
+    @property
     def all_leaving(self) -> bool:
         """Whether nobody will come again."""
         return all(h.leaving for h in self.headers)
@@ -231,6 +236,8 @@ class Exchanger:
         self.asks: Callable[[], bool] = lambda: False
         """Whether this worker has something to say to all once the next exchange is over."""
         self.timing = Timing()
+        self.left: int | None = None
+        """Number of the exchange in which somebody first came with nothing more to bring."""
 
     def open(self, header: Header) -> Opening:
         """Say `header` to all; the number of the exchange is filled in here, and whether this worker asks."""
@@ -328,6 +335,8 @@ class Opening:
                 meeting = judged(Meeting(tuple(Header.unpack(line) for line in self._rows.tolist())))
                 self._exchanger.timing.wait_s += time.perf_counter() - began
                 agree(meeting, self._exchanger.transport.world)
+                if self._exchanger.left is None and meeting.anybody_left:
+                    self._exchanger.left = self.header.sequence
                 self._meeting = meeting
             return self._meeting
 

@@ -19,6 +19,7 @@ from paceline import checkpoint, checks, elastic, ending, export, randomness, re
 from paceline.amp import skipped
 from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizers
 from paceline.blocks import Blocks
+from paceline.checkpoint import Found, Keeper, Lookup, Moment
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
@@ -30,7 +31,7 @@ from paceline.messages import Messages
 from paceline.regroup import Old
 from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
-from paceline.transport import Transport, connect
+from paceline.transport import Alone, Transport, connect
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox
 from paceline.tuning.tuner import Request, Tuner
@@ -47,7 +48,7 @@ class Run:
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         model = checks.inside(model, rule, settings.group)
-        self._model, self._settings = model, settings
+        self._model, self._settings, self._attached = model, settings, rule.text()
         self._optimizers = checks.optimizer_list(optimizer)
         checks.check_model(model)
         self._owned = checks.own_parameters(model, self._optimizers)
@@ -74,6 +75,7 @@ class Run:
             if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
+            self._keeper = self._keeper_for(settings) if settings.checkpoint is not None else None
         except BaseException:
             (self._live or self._transport).close()
             if hasattr(self, "_tuner"):
@@ -115,6 +117,25 @@ class Run:
             return Asynchronous(*about, self._feed, self._tuner)
         return Engine(*about, lambda: self._feed.factor, self._tuner)
 
+    def _keeper_for(self, settings: Settings) -> Keeper:
+        """What takes steps of its own accord."""
+        assert settings.checkpoint is not None
+        if is_asynchronous(self.rule) and self.world.size > 1:
+            raise UnsupportedError(
+                self.world.sign(
+                    f"checkpoint= takes steps where all workers stand alike, and under {self.rule.text()} they never "
+                    "do; call run.save(path) where they come together, such as behind each epoch"
+                )
+            )
+        shelf = checkpoint.shelf_for(settings.checkpoint)
+        # the workers of an elastic run hold the same, and one that comes and goes cannot be waited for: the first writes
+        among = self._transport if self._live is None else Alone()
+        keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
+        if isinstance(self._engine, elastic.Elastic):
+            self._engine.on_pause(keeper.now)
+        self._feed.safe = keeper.place
+        return keeper
+
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._after_step(optimizer)
@@ -141,6 +162,8 @@ class Run:
                 put()
                 randomness.restore(state["random"])
             settled = engine.holds_state()
+        if engine.given is not None and self._keeper is not None:
+            self._keeper.follow()
 
     # -- inside optimizer.step() ------------------------------------------------------------------
 
@@ -179,6 +202,9 @@ class Run:
             self._engine.counted(warm)
         self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
         self._tuner.look()
+        if self._keeper is not None:
+            others = isinstance(self._engine, elastic.Elastic) and not self._engine.first
+            (self._keeper.follow if others else self._keeper.stepped)()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -318,6 +344,23 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    def checkpoint(self) -> bool:
+        """Take the step that is due, if one is; True where that was so.
+
+        With `attach(..., checkpoint=DIR)` one falls due every `every_blocks` exchanges. It is taken at the top of the
+        program's loop, where schedulers and the like have made their steps too: programs that go through `run.share`
+        need not do anything, others call this at the top of their loop, on every worker. Steps are directories
+        `DIR/step-000000120`, named by the minibatches that each worker had made, with the files of `save`; the newest
+        `keep` stay. The loop stops for a copy into host memory; a thread does the rest. What cannot be written is a
+        warning, and training goes on.
+        """
+        self._open()
+        take = self._keeper.place() if self._keeper is not None and self._feed.idle else None
+        if take is None:
+            return False
+        take()
+        return True
+
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.
 
@@ -330,12 +373,20 @@ class Run:
         """
         self._open()
         self.include(**objects)
-        about = {"rule": self.rule.text(), "minibatches": self._flow.steps, "blocks": self.blocks}
-        checkpoint.save(Path(path), self._transport, about, self._state(), self.global_state())
+        checkpoint.save(Path(path), self._transport, self._about(), self._state(), self.global_state())
         self._watch.note("save", path=str(path))
 
-    def resume(self, path: str | Path, **objects: Any) -> None:
-        """Put everything back to where `save` was called.
+    def _about(self) -> dict[str, Any]:
+        # the rule as it was attached: what has been tuned since then is in the state
+        made = self._flow.steps if self._live is None else self._live.generation.exchange
+        return {"rule": self._attached, "minibatches": made, "blocks": self.blocks}
+
+    def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
+        """Put everything back to where `save` was called, or a step was taken.
+
+        Without a path, from the newest step of `attach(..., checkpoint=...)` whose sums are right on all workers; one
+        that is damaged is named, and the one before it is taken. False where there is no step: a fresh start. A path or
+        URL may name a checkpoint, or a directory of steps, of which the newest is taken in the same way.
 
         Call it before the training loop. The loop goes on at `run.epoch`, and `share` in the middle of that epoch.
 
@@ -358,21 +409,36 @@ class Run:
         All workers read the files of the old ranks that they need: on a file system that they share, or from copies.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it belongs to another program; on every worker alike.
+            CheckpointError: there is none at `path`, it or all steps are damaged, or it belongs to another program; on
+                every worker alike.
         """
         self._open()
         self.include(**objects)
-        manifest = checkpoint.look(Path(path), self._transport)
-        if manifest["rule"] != self.rule.text():
+        if isinstance(self._engine, elastic.Elastic) and self._engine.given is not None:
+            return True  # a newcomer has what the living gave it
+        with Lookup(path, self._settings.checkpoint, self._transport) as lookup:
+            found = lookup.found()
+            for why in found.damaged.values():
+                self._watch.damaged(why)
+            if found.manifest:
+                self._go_on(found)
+            if self._keeper is not None:
+                self._keeper.resumed(*lookup.own_steps(found))
+        return bool(found.manifest)
+
+    def _go_on(self, found: Found) -> None:
+        """Go on from what was found."""
+        manifest, path = found.manifest, found.name
+        if manifest["rule"] != self._attached:
             raise CheckpointError(
-                f"{path} was made under the rule {manifest['rule']}, and this run has {self.rule.text()}; "
+                f"{path} was made under the rule {manifest['rule']}, and this run has {self._attached}; "
                 "use the same rule, or begin a new run from its global model"
             )
-        if manifest["size"] == self.world.size and self._live is None:
-            self._load(path, checkpoint.load(manifest, Path(path), self._transport))
+        if found.state is not None and self._live is None:
+            self._load(path, found.state)
         else:
             self._regroup(path, Old(manifest))
-        self._watch.note("resume", path=str(path))
+        self._watch.note("resume", path=path)
 
     def snapshot(self) -> Any:
         """Everything that a checkpoint holds, in memory; every worker calls it at the same place, between two steps.
@@ -508,8 +574,12 @@ class Run:
         if self._closed:
             return
         try:
+            if self._keeper is not None:
+                self._keeper.leave(self._feed.leads)
             if self._engine is not None:
                 self._engine.leave()
+            if self._keeper is not None:
+                self._keeper.finish()
         finally:
             self._detach()
 
@@ -522,10 +592,14 @@ class Run:
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, None)
         self._tuner.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._engine is not None:
             self._engine.close()
-        self._watch.close(self.blocks)
         self._transport.close()
+        if self._keeper is not None:
+            self._keeper.finish()  # alone, what is being written is finished; others hear from the closed connection
+        self._watch.close(self.blocks)
 
     def abandon(self) -> None:
         """Leave at once, after an error of this worker's own: the others find out from the closed connection."""
@@ -543,3 +617,26 @@ class Run:
             return
         self._watch.note("error", message=f"{type(error).__name__}: {error}")
         self.abandon()
+
+
+class _Kept:
+    """What the keeper of a run's steps is given of it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def moment(self) -> Moment:
+        """Where the exchanges stand; a worker that is alone counts those that it would have made."""
+        moment = self._run._engine.moment if self._run._engine is not None else None
+        return moment if moment is not None else Moment(self._run._flow.exchanges)
+
+    def about(self) -> dict[str, Any]:
+        """What the manifest says."""
+        return self._run._about()
+
+    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+        """The state, and the global model where it is another one than the worker's."""
+        run = self._run
+        state = run._state()
+        ahead = run._ahead
+        return state, export.global_parts(run._model, ahead.global_tensors()) if ahead is not None else None

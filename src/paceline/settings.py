@@ -27,6 +27,9 @@ class Settings:
         transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
         control: HOST:PORT of the control plane of an elastic run, or None.
         guard: against contributions that are far larger than usual, or None.
+        checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
+        every_blocks: exchanges from one step to the next.
+        keep: steps that are kept.
     """
 
     log: str | Path | None = None
@@ -39,6 +42,9 @@ class Settings:
     transport: str = "auto"
     control: str | None = None
     guard: Guard | None = None
+    checkpoint: str | Path | None = None
+    every_blocks: int = 100
+    keep: int = 3
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
@@ -54,3 +60,8 @@ class Settings:
             )
         if not isinstance(self.seed, int):
             raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
+        for name, value in (("every_blocks", self.every_blocks), ("keep", self.keep)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UnsupportedError(f"{name} must be a whole number, at least 1, got {value!r}")
+        if self.checkpoint is not None and not (isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)):
+            raise UnsupportedError(f"checkpoint must be a directory or a URL, got {self.checkpoint!r}")

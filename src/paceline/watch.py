@@ -282,6 +282,11 @@ class Watch:
         """A pass over a shared loader begins."""
         self.note("epoch", epoch=epoch, batches=batches)
 
+    def damaged(self, why: str) -> None:
+        """A step of the checkpoints is not whole, and the one before it is tried."""
+        logger.warning("%s; the step before it is taken", why)
+        self.note("damaged", why=why)
+
     def note(self, kind: str, **fields: Any) -> None:
         """Any other event."""
         with self._lock:

@@ -283,6 +283,10 @@ class Asynchronous:
         return self._pushed
 
     @property
+    def moment(self) -> None:
+        """None: workers go on unevenly."""
+
+    @property
     def leases(self) -> Leases:
         """The way to the ledger of the data."""
         return self._service.leases

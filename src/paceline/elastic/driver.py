@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from paceline import checks, export
 from paceline.blocks import Blocks, Owned
+from paceline.checkpoint import Moment
 from paceline.control import GivenUpError
 from paceline.data import Feed
 from paceline.data.book import Mark
@@ -215,6 +217,33 @@ class Elastic:
         """The blocks: the user's model differs from the global one."""
         return None if self.closed else self.blocks
 
+    @property
+    def moment(self) -> Moment:
+        """Where the exchanges stand."""
+        exchange = self._live.generation.exchange
+        return Moment(exchange, exchange)
+
+    @property
+    def first(self) -> bool:
+        """Whether this worker is the one that keeps the steps of the run."""
+        return self._live.rank == 0
+
+    def on_pause(self, save: Callable[[], None]) -> None:
+        """`save` is called, in a thread of its own, when the run waits for workers and this one is to save it."""
+        live = self._live
+
+        def keep() -> None:
+            with live.applying:
+                if live.member.paused:
+                    save()
+
+        def heard(why: str) -> None:
+            self._watch.note("paused", reason=why)
+            if why and live.member.saves:
+                threading.Thread(target=keep, name="paceline-pause", daemon=True).start()
+
+        live.member.on_pause(heard)
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Nothing."""
 
@@ -257,6 +286,8 @@ class Elastic:
             while self._fresh and self._fresh[0][0] <= blocks.merged:
                 self._fresh.popleft()
         finally:
+            if live.applying.locked() and live.follows is not None:
+                live.applying.release()
             live.take_over()
         self._watch.end(live.exchanger.timing, meeting, block=blocks.block, warmup=False)
         if self._tuner.decided:

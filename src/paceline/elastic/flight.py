@@ -172,6 +172,7 @@ class Attempts:
             timing.wait_s += time.perf_counter() - asked
             if follows is None:
                 self._again()
+        self._live.applying.acquire()  # whoever called lets go, when all of it is in its place
         if meeting.weight > 0:
             for chunk, (total, state) in zip(self._chunks, totals, strict=True):
                 chunk.keep(state)
