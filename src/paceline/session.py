@@ -128,7 +128,7 @@ class Run:
                 )
             )
         shelf = checkpoint.shelf_for(settings.checkpoint)
-        # the workers of an elastic run hold the same, and one that comes and goes cannot be waited for: the first writes
+        # the members of an elastic run hold the same, and nobody can be waited for: the first of them writes
         among = self._transport if self._live is None else Alone()
         keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
         if isinstance(self._engine, elastic.Elastic):

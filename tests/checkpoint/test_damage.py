@@ -83,9 +83,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "a flipped bit in the manifest": ("manifest.json", flip, "damaged"),
     "another count in the manifest": ("manifest.json", lambda f: swap(f, '"blocks": 3', '"blocks": 2'), "its own sum"),
     "half a manifest": ("manifest.json", lambda f: os.truncate(f, 60), "damaged"),
-    "a pickle with a sum that fits": ("rank-001.safetensors", poison, "holds something else"),
+    "a pickle with a sum that fits": ("rank-001.safetensors", poison, "is no safetensors file"),
     "a pickle as the global model": ("global.safetensors", poison, "holds something else"),
-    "a manifest that names other files": ("manifest.json", escape, "names 6 files"),
+    "a manifest that names other files": ("manifest.json", escape, "which is no file of a checkpoint"),
 }
 
 
