@@ -130,7 +130,7 @@ def test_a_manifest_that_names_what_is_elsewhere(name: str, prepared: Path) -> N
 @pytest.mark.parametrize("size", [0, -1, 10**12, 1 << 70, "2", 1.5, None])
 def test_absurd_numbers_of_workers(size: object, prepared: Path) -> None:
     change(prepared, size=size)
-    with pytest.raises(CheckpointError, match="its number of workers is|which are not those of"):
+    with pytest.raises(CheckpointError, match=r"its number of workers is|which are not those of"):
         resume(prepared)
 
 

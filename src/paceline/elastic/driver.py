@@ -144,6 +144,7 @@ class Elastic:
         live.member.holds_state(live.generation.number)
         live.member.ledger()  # its answer comes behind whatever was said before
         if not live.outdated or live.member.worker not in live.member.generation.newcomers:
+            self.blocks.renumber(live.transport.world.size)  # all compare the same sums, whenever they came
             return True
         live.renew(live.member.generation)
         self._start()
