@@ -21,10 +21,13 @@ import torch
 
 from paceline.asynchronous.lines import ANSWER, LEASE, PUSH, SETTINGS
 from paceline.asynchronous.meeting import HELLO, _Door
+from paceline.control import About, Control, Member, Terms, wire
 from paceline.errors import PacelineError
 from paceline.transport.authority import Authority
 from paceline.transport.channel import TLS, Channel, Closed, Late, Listener, connect
 from paceline.transport.frames import Header, memory, write_note
+from paceline.transport.ring import Door, RingTransport
+from paceline.transport.ring.wire import HELLO as ring_hello
 from paceline.transport.strangers import turned_away
 from paceline.world import World
 from tests.transport.connections import HERE, SOON
@@ -144,6 +147,54 @@ def meeting() -> Iterator[Opened]:
             channel.close()
 
 
+@contextlib.contextmanager
+def control() -> Iterator[Opened]:
+    """The control plane of an elastic run, in the clear."""
+    about = About("host", HERE, 1, {"rule": "bmuf"})
+    plane = Control(HERE, 0, None, Terms(max_workers=100_000), None)
+    plane.start()
+    member = Member(HERE, plane.port, about, None, SOON)  # with whom visitors have too little in common
+
+    def serves() -> None:
+        assert plane.status()["exchange"] == 0
+        Member(HERE, plane.port, about, None, SOON).close()
+
+    real = [
+        frame(wire.HELLO, (), About("host", HERE, 1, {"rule": "diloco"}).note()),
+        frame(wire.BACK, (0, 0, 0), {"secret": "f" * 32, "marks": [[0, 0, 0, 4]]}),
+        frame(wire.PULSE, (0,), "f" * 32),
+        frame(wire.COMMIT, (1, 1, 1), {"marks": [[0, 0, 0, 4]], "facts": {}, "returned": []}),
+    ]
+    try:
+        yield Opened(plane.port, real, serves)
+    finally:
+        member.close()
+        plane.close()
+
+
+@contextlib.contextmanager
+def ring() -> Iterator[Opened]:
+    """A worker's door for rings, in the clear."""
+    door = Door(HERE)
+    numbers = iter(range(1_000_000))
+
+    def serves() -> None:
+        label, other = f"fuzzed {next(numbers)}", Door(HERE)
+        both = [(HERE, door.port), (HERE, other.port)]
+        ends = [RingTransport(one, label, World(rank, 2), both, SOON) for rank, one in enumerate((door, other))]
+        waits = [end.all_reduce(torch.ones(3)) for end in ends]
+        for wait in waits:
+            wait.wait()
+        for end in ends:
+            end.close()
+        other.close()
+
+    try:
+        yield Opened(door.port, [frame(ring_hello, (1, 1), "generation 1"), *FRAMES[:3]], serves)
+    finally:
+        door.close()
+
+
 def client_hello(tls: TLS) -> bytes:
     """The first message of a handshake."""
     outgoing = ssl.MemoryBIO()
@@ -158,6 +209,8 @@ DOORS: dict[str, Callable[[], AbstractContextManager[Opened]]] = {
     "handshake": handshake,
     "within_tls": within_tls,
     "meeting": meeting,
+    "control": control,
+    "ring": ring,
 }
 
 

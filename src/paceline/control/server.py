@@ -25,6 +25,7 @@ from paceline.control.teller import Teller
 from paceline.control.terms import About, Terms
 from paceline.errors import MismatchError, PacelineError
 from paceline.transport.channel import TLS, Channel, Closed, Frame, Late, Listener
+from paceline.transport.strangers import turned_away
 
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""
@@ -133,7 +134,7 @@ class Control:
                 if len(self._strangers) >= STRANGERS:
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
-                    oldest.close()
+                    oldest.close()  # and its thread says so
                 self._strangers[channel] = None
             threading.Thread(target=self._serve, args=(channel,), name="paceline-control-line", daemon=True).start()
 
@@ -152,7 +153,9 @@ class Control:
                 kind = wire.SAID["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
                 channel.send(kind, note=str(error)[: check.REASON], deadline_s=HELLO_S)
             self._teller.limited("refused", {"peer": channel.peer, "why": str(error)})
+            turned_away(channel.peer, error)
         except Exception as error:  # whatever a stranger may say: it must not end anything but its connection
+            turned_away(channel.peer, error)
             if not isinstance(error, Closed) and not self._closing.is_set():
                 self._teller.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
         finally:

@@ -71,7 +71,7 @@ def test_one_door_for_one_set_of_members_after_another() -> None:
 @pytest.mark.parametrize("rank", [0, 1, 3, 99])
 def test_ranks_that_nobody_awaits(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     """This one itself, one that dials himself, one that is there already, and one that there is not."""
-    with doors(4) as open_doors, caplog.at_level(logging.WARNING, "paceline"):
+    with doors(4) as open_doors, caplog.at_level(logging.INFO, "paceline.doors"):
         places = [(door.address, door.port) for door in open_doors]
         members = [RingTransport(door, "job/1", world_of(k, 4), places, SOON) for k, door in enumerate(open_doors)]
         everywhere(members, lambda t: t.barrier())
@@ -86,7 +86,7 @@ def test_ranks_that_nobody_awaits(rank: int, caplog: pytest.LogCaptureFixture) -
     ("label", "rank", "kind"), [(7, 1, HELLO), ("x" * 201, 1, HELLO), ("a", -1, HELLO), ("a", 1, 9)]
 )
 def test_greetings_that_say_nothing(label: Any, rank: int, kind: int, caplog: pytest.LogCaptureFixture) -> None:
-    with doors(1) as (door,), caplog.at_level(logging.WARNING, "paceline"):
+    with doors(1) as (door,), caplog.at_level(logging.INFO, "paceline.doors"):
         assert is_closed(hello(door, label, rank, kind))
     assert "it does not say for whom it is" in caplog.text
 

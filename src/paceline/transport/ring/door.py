@@ -19,8 +19,11 @@ from paceline.errors import PacelineError
 from paceline.transport.channel import TLS, Channel, Closed, Late, Listener
 from paceline.transport.ring.link import abandon
 from paceline.transport.ring.wire import HELLO
+from paceline.transport.strangers import turned_away
 
 LOG = logging.getLogger("paceline")
+SWEEP_S = 0.25
+"""Seconds between two looks for those who have waited long enough."""
 GREETING_S = 5.0
 """Seconds within which a connection must say for whom it is."""
 GREETINGS = 64
@@ -103,11 +106,15 @@ class Door:
             self._thread.join(GREETING_S)
 
     def _run(self) -> None:
+        swept = time.monotonic()
         while not self._closed:
-            try:
-                channel = self._listener.accept(1.0)
-            except Late:
+            if time.monotonic() >= swept + SWEEP_S:
                 self._sweep()
+                swept = time.monotonic()
+            try:
+                channel = self._listener.accept(SWEEP_S)
+            except Late:
+                continue
             except Closed:
                 return
             except OSError as error:  # no file descriptor left, for one
@@ -137,7 +144,7 @@ class Door:
         except (PacelineError, ValueError) as error:
             self._turn_away(channel, str(error))
         else:
-            until = time.monotonic() + min(max(frame.numbers[1] / 1000, 1.0), PATIENCE_S)
+            until = time.monotonic() + min(max(frame.numbers[1] / 1000, SWEEP_S), PATIENCE_S)
             self._place(label, _Guest(rank, channel, until))
         finally:
             with self._lock:
@@ -181,15 +188,8 @@ class Door:
             self._turn_away(guest.channel, f"it comes for {label!r} as rank {rank}, of which nobody here has heard")
 
     def _turn_away(self, channel: Channel, reason: str, level: int = logging.WARNING) -> None:
-        if not self._closed:
-            LOG.log(
-                level,
-                "the door at %s, port %d, closes a connection of %s: %s",
-                self.address,
-                self.port,
-                channel.peer,
-                reason,
-            )
+        if not self._closed and level > logging.INFO:
+            turned_away(channel.peer, reason)
         abandon(channel)
 
 
