@@ -60,6 +60,7 @@ FLOORS: dict[str, int] = {
     "export": 4,
     "watch": 4,
     "settings": 4,
+    "control": 4,
     "session": 4,
     "attach": 4,
     # 5 edges

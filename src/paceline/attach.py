@@ -67,6 +67,7 @@ def attach(
         scaler,
         group,
         _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
+        os.environ.get("PACELINE_CONTROL"),
     )
     return Run(model, optimizer, chosen, settings)
 

@@ -245,6 +245,26 @@ class Blocks:
             rows.append(row)
         return rows
 
+    def renumber(self, workers: int) -> None:
+        """Others have left or come."""
+        for update in self.updates:
+            update.renumber(workers)
+
+    def join(self, rows: list[dict[str, Any]], begun: int) -> None:
+        """Begin in the middle of blocks that others are in, from what `saved` gave; after the optimizers' own.
+
+        Args:
+            rows: of every fragment.
+            begun: exchanges that have been made.
+        """
+        for update, row in zip(self.updates, rows, strict=True):
+            update.join(row["outer"], row["numbers"])
+        self.align(begun)
+
+    def align(self, begun: int) -> None:
+        """So many exchanges have begun, and the next one is due after as many steps from now on every worker."""
+        self.turns = Turns(self.turns.since, {}, begun, self._schedule.ends(begun - 1) if begun else 0)
+
     def regroup(self, rows: list[dict[str, Any]]) -> None:
         """Begin new blocks from what `saved` gave, or first ones where that is nothing; after the optimizers' own."""
         if not rows:

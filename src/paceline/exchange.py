@@ -168,6 +168,20 @@ class Chunk(Protocol):
         """Then, when it lands, to the rest; `made` minibatches were made meanwhile."""
 
 
+class Flying(Protocol):
+    """An exchange under way; see :class:`Flight`."""
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """What all said, in rank order; waits for it."""
+
+    def arrive(self) -> list[State]:
+        """Wait until nothing is left to do but to move the tensors; each chunk's new state."""
+
+    def finish(self, made: int = 0) -> Meeting:
+        """Apply everything."""
+
+
 @dataclass
 class Timing:
     """Where the time of an exchange went, seconds."""
@@ -206,7 +220,11 @@ class Exchanger:
 
     def begin(self, chunk: Chunk, factor: float, number: int) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload."""
-        return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number))
+        return self.begin_with(chunk, chunk.fill(factor), number)
+
+    def begin_with(self, chunk: Chunk, x: Tensor, number: int) -> Running:
+        """The same with a contribution that was filled before; `x` becomes the sum."""
+        return self._pipeline.start(self._steps(chunk, x, number))
 
     def begin_behind(self, chunk: Chunk, factor: float, number: int, opening: Opening) -> Running:
         """The same where the worker goes on meanwhile: all work on the chunk is done where it is carried."""
@@ -227,6 +245,17 @@ class Exchanger:
     def meet(self, header: Header, chunks_of: Callable[[int], Sequence[Chunk]], number: int = 0) -> Meeting:
         """A whole exchange, with a few chunks on their way at a time; see :class:`Flight`."""
         return Flight(self, header, chunks_of, number, IN_FLIGHT).finish()
+
+    def fly(
+        self,
+        header: Header,
+        chunks_of: Callable[[int], Sequence[Chunk]],
+        number: int,
+        in_flight: int,
+        checksum: Callable[[], int],
+    ) -> Flying:
+        """Start a whole exchange; arguments as for :class:`Flight`. `checksum` gives the header's anew."""
+        return Flight(self, header, chunks_of, number, in_flight)
 
     def close(self) -> None:
         """End what works in the background."""
@@ -315,6 +344,11 @@ class Flight:
         flight._under_way = deque((chunk, Finished((None, state))) for chunk, state in arrived)
         flight._number, flight._in_flight, flight.behind = 0, 0, True
         return flight
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """What all said, in rank order."""
+        return self.opening.meeting().headers
 
     def arrive(self) -> list[State]:
         """Wait until nothing is left to do but to move the tensors; each chunk's new state."""

@@ -58,7 +58,7 @@ class Old:
         self.size = int(manifest["size"])
         self._manifest = manifest
         self._rests: dict[int, Any] = {}
-        self._tensors = [_Tensors(manifest, rank_names(rank)[0]) for rank in range(self.size)]
+        self._tensors: list[dict[str, Tensor]] = [_Tensors(manifest, rank_names(r)[0]) for r in range(self.size)]
 
     def _find(self, rank: int, path: tuple[str | int, ...]) -> Any:
         """The place `path` of a rank's state as JSON, or None."""

@@ -20,6 +20,7 @@ from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizer
 from paceline.blocks import Blocks
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
+from paceline import elastic
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.flow import Flow
@@ -31,6 +32,7 @@ from paceline.rule import Rule, is_asynchronous
 from paceline.settings import Settings
 from paceline.transport import Transport, connect
 from paceline.watch import Watch
+from paceline.world import World
 
 
 class Run:
@@ -38,7 +40,6 @@ class Run:
 
     Attributes:
         rule: the rule.
-        world: this worker's coordinates (rank, size, host).
         messages: messages of the user's own between workers.
     """
 
@@ -50,31 +51,52 @@ class Run:
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-        self._transport: Transport = connect(settings.timeout_s, settings.group)
-        self.world = self._transport.world
+        self._live = self._join() if settings.control is not None else None
+        self._transport: Transport = (
+            self._live.transport if self._live is not None else connect(settings.timeout_s, settings.group)
+        )
         self.messages = Messages(self._transport)
         self._closed = False
         self._handles: list[Any] = []
         self._flow = Flow(rule.schedule)
         self._included: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}  # what living workers gave for objects that were not named yet
         self._engine: Driver | None = None
         try:
-            self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
+            number = self._live.member.worker if self._live is not None else self.world.rank
+            self._watch = Watch(Journal(settings.log, number), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
-            if self.world.size > 1:
+            if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
         except BaseException:
-            self._transport.close()
+            (self._live or self._transport).close()
             raise
         self._hook()
+        if isinstance(self._engine, elastic.Elastic):
+            self._take_over(self._engine)
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
         self._forget = ending.at_end(self)
 
+    @property
+    def world(self) -> World:
+        """This worker's coordinates now."""
+        return self._transport.world
+
+    def _join(self) -> elastic.Live:
+        """Become a worker of an elastic run."""
+        elastic.check_rule(self.rule)
+        return elastic.join(
+            self.rule, elastic.fingerprint(self.rule, self._model, self._owned, self._settings), self._settings
+        )
+
     def _driver(self) -> Driver:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
+        if self._live is not None:
+            whole = lambda: (self._state(), self.global_state())  # noqa: E731
+            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, whole)
         if is_asynchronous(self.rule):
             return Asynchronous(*about, self._feed)
         return Engine(*about, lambda: self._feed.factor)
@@ -88,6 +110,19 @@ class Run:
             if self._engine is not None and self._engine.hooks_gradients:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
+
+    def _take_over(self, engine: elastic.Elastic) -> None:
+        """A newcomer begins with what a living worker gave; what is included takes its part when it is named."""
+        given = engine.given
+        if given is not None:
+            state = self._read("what the others gave", given)
+            put = engine.regroup(given)
+            self._feed.follow(state["data"][0])
+            self._waiting = state.pop("included")
+            self._put("what the others gave", state)
+            put()
+            randomness.restore(state["random"])
+        engine.holds_state()
 
     # -- inside optimizer.step() ------------------------------------------------------------------
 
@@ -195,6 +230,8 @@ class Run:
                 kind = type(thing).__name__
                 raise UnsupportedError(f"{name} is a {kind}, which has no state_dict and load_state_dict")
             self._included[name] = thing
+            if name in self._waiting:
+                thing.load_state_dict(self._waiting.pop(name))
 
     @property
     def _ahead(self) -> GlobalModel | None:
@@ -271,7 +308,7 @@ class Run:
                 f"{path} was made under the rule {manifest['rule']}, and this run has {self.rule.text()}; "
                 "use the same rule, or begin a new run from its global model"
             )
-        if manifest["size"] == self.world.size:
+        if manifest["size"] == self.world.size and self._live is None:
             self._load(path, checkpoint.load(manifest, Path(path), self._transport))
         else:
             self._regroup(path, Old(manifest))
@@ -325,6 +362,7 @@ class Run:
         """Read and check everything, and only when all workers have done so change what is here."""
         problem, state, put = "", {}, None
         try:
+            self._check_included(path, old.keys(0, "included"))
             state = self._read(path, old)
             put = self._engine.regroup(old) if self._engine is not None else None
         except (OSError, ValueError, SafetensorError) as error:  # the others are waiting for a word
@@ -339,7 +377,6 @@ class Run:
 
     def _read(self, path: str | Path, old: Old) -> dict[str, Any]:
         """What this worker begins with, besides what the exchanges hold."""
-        self._check_included(path, old.keys(0, "included"))
         state = {
             "model": old.model(),
             "optimizers": self._old_optimizers(old),

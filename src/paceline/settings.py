@@ -22,7 +22,8 @@ class Settings:
         outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
         scaler: the GradScaler, where there is one.
         group: the torch.distributed group to use, or None for all processes.
-        tls: certificates for the connections of asynchronous rules, or None for connections in the clear.
+        tls: certificates for paceline's own connections, or None for connections in the clear.
+        control: HOST:PORT of the control plane of an elastic run, or None.
     """
 
     log: str | Path | None = None
@@ -32,6 +33,7 @@ class Settings:
     scaler: Any = None
     group: Any = None
     tls: TLS | None = None
+    control: str | None = None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine, fold
+from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
 from paceline.fragments import Modules, fragments
 from paceline.lanes import (
     Lane,
@@ -128,7 +128,7 @@ class BlockUpdate:
         self.moment_lanes: list[MomentLane] | None = None  # made when the optimizers have made their state
         self._chunks: list[LaneChunk] = []
         self._minibatches = 0
-        self._flight: Flight | None = None
+        self._flight: Flying | None = None
         self._finite = True
         self._moves_of: tuple[Meeting, Moves] | None = None
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too
@@ -255,7 +255,7 @@ class BlockUpdate:
         if behind:
             self._prepare_to_go_on()
         at_once = 0 if behind else IN_FLIGHT
-        self._flight = Flight(self._exchanger, header, lambda kind: self._chunks, self.block, at_once)
+        self._flight = self._exchanger.fly(header, lambda kind: self._chunks, self.block, at_once, self.checksum)
 
     def _prepare_to_go_on(self) -> None:
         """The next block begins before the last one's result is there."""
@@ -357,7 +357,7 @@ class BlockUpdate:
         if self._flight is None:
             return {"codec": codec, "flight": None}
         states = self._flight.arrive()
-        said = [header.pack().tolist() for header in self._flight.opening.meeting().headers]
+        said = [header.pack().tolist() for header in self._flight.headers]
         return {
             "codec": codec,
             "flight": {
@@ -430,13 +430,34 @@ class BlockUpdate:
         self.capture()
         self._sum_anew()
 
-    def regroup(self, outer: dict[str, Tensor], numbers: dict[str, Any], said: list[list[int]] | None) -> None:
+    def renumber(self, workers: int) -> None:
+        """Others have left or come: gains follow N, codecs begin anew, and what all hold is compared once more.
+
+        The block under way keeps the start that it had.
+        """
+        self.workers = workers
+        for chunk in self._chunks:
+            chunk.state = {}
+        self._sum_anew()
+
+    def join(self, outer: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Begin in the middle of a block that others are in, from their outer state; after the optimizers' own."""
+        self.regroup(outer, numbers, None, ahead=numbers["ahead"])
+
+    def regroup(
+        self,
+        outer: dict[str, Tensor],
+        numbers: dict[str, Any],
+        said: list[list[int]] | None,
+        ahead: float | None = None,
+    ) -> None:
         """Begin a new block from the outer state that another number of workers left; after the optimizers' own.
 
         Args:
             outer: what `state` gave.
             numbers: what `numbers` gave.
             said: the headers of an exchange that had come and had not landed yet: it is in `outer` already.
+            ahead: the look-ahead of the block's start; None: what it is for as many workers as there are now.
         """
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
         counts = list(numbers["counts"])
@@ -444,7 +465,9 @@ class BlockUpdate:
             self._count_in(
                 Meeting(tuple(Header.unpack(row) for row in said)), numbers.get("workers", len(said)), counts
             )
-        self.ahead = self._coefficients().momentum if self.block else 0.0  # the look-ahead follows the new N
+        if ahead is None:
+            ahead = self._coefficients().momentum if self.block else 0.0
+        self.ahead = ahead
         met = len(numbers["sums"]) > len(self.parameter_lanes) + len(self.buffer_lanes)  # moments had been exchanged
         self._renew(met)
         with torch.no_grad():

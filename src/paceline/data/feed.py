@@ -168,6 +168,10 @@ class Feed:
             for epoch, rest in position.rest.items():
                 self.leases.expect(number, epoch, rest)
 
+    def follow(self, state: dict[str, Any]) -> None:
+        """Begin where another worker of the run is, whose data are leased; nothing that it holds is this worker's."""
+        self._place([_following(row) for row in state["positions"]])
+
     def _place(self, loads: list[Load]) -> list[Position]:
         """Give every shared loader its place, and those that are shared later."""
         self._loaded, shared = loads, list(self._positions.values())
@@ -181,6 +185,10 @@ class Feed:
 
 def _loading(row: dict[str, Any]) -> Load:
     return lambda position: position.load(row)
+
+
+def _following(row: dict[str, Any]) -> Load:
+    return lambda position: position.follow(row)
 
 
 def _regrouping(rows: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> Load:

@@ -21,6 +21,7 @@ from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.data.feed import Feed
+    from paceline.world import World
 
 _END = object()
 
@@ -40,9 +41,12 @@ class Share:
         self, loader: Iterable[Any], number: int, position: Position, feed: Feed, leases: Leases | None = None
     ) -> None:
         self.loader, self._position, self._feed, self._leases = loader, position, feed, leases
-        self._world = feed.world
         position.leased = leases is not None
         self._course = Course(loader, number, position, feed, leases)
+
+    @property
+    def _world(self) -> World:
+        return self._feed.world
 
     # -- what the script asks for -----------------------------------------------------------------
 
