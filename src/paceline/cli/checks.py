@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import typer
+
 from paceline.errors import PacelineError
 from paceline.observe.read import LOG_NAME
 
@@ -28,6 +30,36 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
         refuse(f"--hosts {hosts} needs --master HOST:PORT, the address where the hosts meet")
     address = _address(master) if master is not None and hosts > 1 else None
     return Cluster(workers, hosts, host_index, address, timeout_s)
+
+
+def alone(ctx: typer.Context, option: str, *others: str) -> None:
+    """Refuse what was given beside an option that takes all the rest from elsewhere."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params if name not in (option, *others)}
+    extra = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    if extra:
+        refuse(f"--{option} takes all the rest from the record of the run: leave out {', '.join(sorted(extra))}")
+
+
+def existing(directory: Path) -> Path:
+    """A log directory that is there."""
+    if not directory.is_dir():
+        refuse(f"the log directory {directory} does not exist (looked in {Path.cwd()})")
+    return directory.resolve()
+
+
+def fits(elastic: bool, hosts: int, restarts: int, listen: str | None, grace: float | None) -> None:
+    """Wishes that exclude each other."""
+    if restarts < 0:
+        refuse(f"--restarts must be at least 0, got {restarts}")
+    if elastic and hosts != 1:
+        refuse("--hosts is for runs of a fixed size: with --elastic, other hosts come with --join HOST:PORT")
+    if elastic and restarts:
+        refuse(
+            "--restarts starts all workers again, and an elastic run replaces only the one that was lost: leave it out"
+        )
+    for name, value in (("--listen", listen), ("--grace", grace)):
+        if value is not None and not elastic:
+            refuse(f"{name} belongs to --elastic MIN:MAX")
 
 
 def _address(text: str) -> tuple[str, int]:

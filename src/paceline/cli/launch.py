@@ -14,9 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
@@ -25,12 +23,13 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from .cluster import Cluster
+from .signals import Listener
 from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
 
 LOOK_EVERY_S = 0.05
+_KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
 Look = Callable[[list[Worker], bool, dict[int, int]], None]  # the workers so far, whether they are being stopped, lost
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Outcome:
 def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
     """Start the workers and wait for all of them, calling `look` all the while."""
     _hush_torch()
-    with _Listener() as listener:
+    with Listener() as listener:
         runner = _Runner(cluster, command)
         runner.start()
         give_up_at = float("inf")
@@ -63,7 +62,7 @@ def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
         return _outcome(runner, listener)
 
 
-def _outcome(runner: _Runner, listener: _Listener) -> Outcome:
+def _outcome(runner: _Runner, listener: Listener) -> Outcome:
     outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive())
     if listener.heard:
         outcome.stopped_by = listener.heard[0]
@@ -99,6 +98,8 @@ class _Runner(threading.Thread):
         try:
             _await_master(self.cluster, self.stopping)
             spec = _spec(self.cluster)
+            if self.cluster.master is not None:
+                _meet_again(spec.rdzv_handler, self.command.start)
             self.agent = Agent(spec, self.command, self.cluster.hosts, self.cluster.timeout_s)
             try:
                 self.result = self.agent.run()
@@ -117,31 +118,6 @@ class _Runner(threading.Thread):
         if self.agent is not None:
             self.agent.stop_signal = heard[0]
             self.agent.impatient = len(heard) > 1
-
-
-class _Listener(AbstractContextManager["_Listener"]):
-    """Collects signals instead of dying of them."""
-
-    def __init__(self) -> None:
-        self.heard: list[signal.Signals] = []
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _Listener:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard.append(signal.Signals(number))
 
 
 def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
@@ -189,6 +165,14 @@ def _spec(cluster: Cluster) -> WorkerSpec:
         master_addr=None if cluster.master is None else cluster.master[0],
         master_port=None if cluster.master is None else cluster.master[1],
     )
+
+
+def _meet_again(handler: Any, start: int) -> None:
+    """Several hosts meet in one store at all their starts, each time under a name of its own."""
+    handler.run_id = f"{handler.run_id}.{start}"
+    if _KEPT:
+        handler._store = _KEPT[-1]._store
+    _KEPT.append(handler)
 
 
 def _hush_torch() -> None:

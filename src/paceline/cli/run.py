@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +22,9 @@ from paceline.observe.live import Live
 from paceline.observe.read import has_run
 from paceline.observe.summary import seconds_text
 
-from . import checks, failure, lines
+from . import checks, elastic_checks, elastic_run, failure, lines
 from .cluster import Cluster
-from .console import err, error_panel, near, out
+from .console import err, error_panel, near, out, refuse
 from .status import Status
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # what follows the
 
 
 def command(
-    script: Annotated[Path, typer.Argument(help="The training program.", show_default=False)],
+    ctx: typer.Context,
+    script: Annotated[Path | None, typer.Argument(help="The training program.", show_default=False)] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[--] ARGS...", help="The program's own arguments."),
@@ -61,18 +64,65 @@ def command(
         Path | None,
         typer.Option(help="Folder of cert.pem, key.pem and ca.pem, for the connections of asynchronous rules."),
     ] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Workers may come and go: fewest and most, of all hosts together."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="With --elastic: an address of this host by which others can join."),
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Join the elastic run whose launcher listens there."),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(help="With --elastic: seconds after which stragglers are called to an exchange."),
+    ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG", help="Go on with the elastic run in that log directory, whose launcher was killed."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(help="How often all workers are started again when one fails, to resume from a checkpoint.")
+    ] = 0,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
 ) -> None:
     """Run a training program on several workers."""
-    cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    checks.check_script(script)
+    if again is not None:
+        checks.alone(ctx, "again", "quiet")
+        raise typer.Exit(elastic_run.again(checks.existing(again), partial(shown, quiet=quiet), quiet))
+    checks.fits(elastic is not None or join is not None, hosts, restarts, listen, grace)
+    if script is None:
+        if elastic is None or workers:
+            refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
+    else:
+        checks.check_script(script)
     checks.check_rule(rule)
+    if elastic is not None or join is not None:
+        asked = elastic_run.Asked(elastic, join, listen, workers, rule, timeout, grace)
+        place = asked.place()
+        checks.check_tls(tls)
+        if log is not None:
+            elastic_checks.vacant(log, overwrite)
+        cluster = Cluster(max(1, workers), timeout_s=timeout)
+        directory = checks.log_directory(log, cluster, overwrite)
+        added = environment(cluster, rule, directory)
+        what = [] if script is None else program(script, arguments or [])
+        view = partial(shown, quiet=quiet)
+        raise typer.Exit(elastic_run.begin(asked, place, what, added, tls, directory, view, quiet))
+    assert script is not None
+    cluster = checks.cluster(workers, hosts, host_index, master, timeout)
     checks.check_tls(tls)
     directory = checks.log_directory(log, cluster, overwrite)
     started = time.monotonic()
-    outcome = _run(cluster, script, arguments or [], environment(cluster, rule, directory, tls), directory, quiet)
+    added = environment(cluster, rule, directory, tls)
+    outcome = _run(cluster, script, arguments or [], added, directory, quiet, restarts)
     code = _conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
@@ -103,21 +153,36 @@ def _run(
     added: dict[str, str],
     directory: Path,
     quiet: bool,
+    restarts: int = 0,
 ) -> Outcome:
+    from .restarts import started_again
     from .workers import Command  # here, because torch loads for seconds and --help must not wait
 
-    own = arguments[1:] if arguments[:1] == ["--"] else arguments
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    what = Command([sys.executable, "-u", str(script), *own], added, output, partial(failure.may_lose, directory))
+    what = Command(program(script, arguments), added, output, partial(failure.may_lose, directory))
+    with shown(directory, cluster.workers * cluster.hosts, quiet) as show:
+        return started_again(restarts, what, lambda command: _follow(cluster, command, show), _failed)
+
+
+def program(script: Path, arguments: list[str]) -> list[str]:
+    """The command that runs the user's program."""
+    own = arguments[1:] if arguments[:1] == ["--"] else arguments
+    return [sys.executable, "-u", str(script), *own]
+
+
+@contextlib.contextmanager
+def shown(directory: Path, workers: int, quiet: bool) -> Iterator[lines.Show]:
+    """How the lines of the workers are shown, with a status line below them where that is a terminal."""
     console = out()
     if not console.is_terminal:
-        return _follow(cluster, what, lines.plain)
-    if quiet:
-        return _follow(cluster, what, lines.on_terminal(console))
-    status = Status(Live(directory), cluster.workers * cluster.hosts)
-    with Screen(status, console=console, transient=True, refresh_per_second=4):
-        return _follow(cluster, what, lines.on_terminal(console))
+        yield lines.plain
+    elif quiet:
+        yield lines.on_terminal(console)
+    else:
+        status = Status(Live(directory), workers)
+        with Screen(status, console=console, transient=True, refresh_per_second=4):
+            yield lines.on_terminal(console)
 
 
 def _follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:

@@ -57,6 +57,7 @@ class Command:
     environment: Mapping[str, str]
     output: Path  # directory of the files that take the workers' output
     may_lose: Callable[[int], bool] = lambda rank: False  # whether the others go on without this one
+    start: int = 0  # how often all were started before
 
 
 class OtherHostError(PacelineError, RuntimeError):
@@ -86,7 +87,7 @@ class Agent(SimpleElasticAgent):
         self._heed_stop()
         for member in worker_group.workers:
             environment = {**os.environ, **self.command.environment}
-            environment |= _coordinates(worker_group, member)
+            environment |= _coordinates(worker_group, member) | {"PACELINE_RESTART": str(self.command.start)}
             self.workers.append(_spawn(self.command, member.global_rank, environment))
         return {place: worker.process.pid for place, worker in enumerate(self.workers)}
 
@@ -185,7 +186,8 @@ class Agent(SimpleElasticAgent):
 
 
 def _spawn(command: Command, rank: int, environment: dict[str, str]) -> Worker:
-    stdout, stderr = (command.output / f"rank-{rank:03d}.{name}" for name in ("out", "err"))
+    turn = f".{command.start + 1}" if command.start else ""
+    stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(
             command.arguments,

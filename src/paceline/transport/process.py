@@ -16,12 +16,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import UnsupportedError
+from paceline.transport import attempt
 from paceline.transport.base import Pending, Transport, check_sizes, world_within
 from paceline.transport.groups import Begin, Connection, Slot
 from paceline.world import World, host_name
@@ -197,7 +199,11 @@ def _join_launcher(timeout: timedelta) -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    found: dict[str, Any] = {}
+    if attempt.shares_store():
+        found = {"store": attempt.fresh_store(timeout)}
+        found |= {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, **found)
     # The default group stays until the program ends: one that was destroyed cannot be made again over the same store,
     # where the old addresses still stand, and a program may attach more than once.
     atexit.register(_leave_launcher)
