@@ -20,15 +20,22 @@ def lives(books: Books, events: list[Event], faults: list[Fault]) -> dict[int, l
 
     A life begins when `attach` gave the program its model: starting a process, importing torch and waiting to be
     taken in are not in it. It ends with the worker's death, with the beginning of the fault by which it was lost, or
-    when there was no data left for it. A stop or a cut that it survives is left out of it. """ lost =
-    {line["worker"]: line["at"] for line in events if line["kind"] == "lost"} found = {} for worker, lines in
-    books.items(): started = next((line["at"] for line in lines if line["event"] == "started"), None) if started is
-    None: continue over = next((line["at"] for line in lines if line["event"] == "through"), lines[-1]["at"]) own =
-    [fault for fault in faults if fault.worker == worker and fault.kind in ("kill", "stop", "cut", "leave")] end =
-    min([over, lost.get(worker, over), *(f.at for f in own if f.kind in ("kill", "leave"))]) away = [(f.at, f.until)
-    for f in own if f.kind in ("stop", "cut") and f.at < end] if worker in lost: end = min([end, *(since for since,
-    until in away if since <= lost[worker] <= until + WINDOW_S)]) found[worker] = _without(started, end, away) return
-    found
+    when there was no data left for it. A stop or a cut that it survives is left out of it.
+    """
+    lost = {line["worker"]: line["at"] for line in events if line["kind"] == "lost"}
+    found = {}
+    for worker, lines in books.items():
+        started = next((line["at"] for line in lines if line["event"] == "started"), None)
+        if started is None:
+            continue
+        over = next((line["at"] for line in lines if line["event"] == "through"), lines[-1]["at"])
+        own = [fault for fault in faults if fault.worker == worker and fault.kind in ("kill", "stop", "cut", "leave")]
+        end = min([over, lost.get(worker, over), *(f.at for f in own if f.kind in ("kill", "leave"))])
+        away = [(f.at, f.until) for f in own if f.kind in ("stop", "cut") and f.at < end]
+        if worker in lost:
+            end = min([end, *(since for since, until in away if since <= lost[worker] <= until + WINDOW_S)])
+        found[worker] = _without(started, end, away)
+    return found
 
 
 def _without(begin: float, end: float, away: list[tuple[float, float]]) -> list[tuple[float, float]]:
