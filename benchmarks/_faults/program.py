@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 import paceline
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "examples" / "char_lm")]
+sys.path[:0] = [str(HERE.parents[1] / "examples" / "char_lm"), str(HERE.parent)]  # both have a data.py
 
 from model import CONTEXT, CharLM  # noqa: E402
 
