@@ -39,6 +39,7 @@ FLOORS: dict[str, int] = {
     # 4 services
     "flow": 4,
     "asynchronous": 4,
+    "elastic": 4,
     "driver": 4,
     "pipeline": 4,
     "engine": 4,

@@ -14,13 +14,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import checkpoint, checks, ending, export, randomness, regroup
+from paceline import checkpoint, checks, elastic, ending, export, randomness, regroup
 from paceline.amp import skipped
 from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizers
 from paceline.blocks import Blocks
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
-from paceline import elastic
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.flow import Flow
@@ -143,6 +142,13 @@ class Run:
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._closed:
             return
+        if isinstance(self._engine, elastic.Elastic) and self._engine.must_resume:
+            raise CheckpointError(
+                self.world.sign(
+                    "everybody who held the model of this run is gone, so that it goes on from its last checkpoint "
+                    "only: call run.resume() before the training loop, or start a new run in another log directory"
+                )
+            )
         if self._engine is not None:
             self._engine.after_step(optimizer)
         if optimizer is not self._optimizers[-1] or skipped(optimizer):
@@ -369,6 +375,8 @@ class Run:
             problem = str(error)
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
         self._feed.regroup(state["data"])  # the first, because it may refuse
+        if isinstance(self._engine, elastic.Elastic):
+            self._engine.must_resume = False
         self._put(path, state)
         if put is not None:
             put()

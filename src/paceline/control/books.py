@@ -37,6 +37,7 @@ class Books:
         """Nothing is known of any epoch: all begin from a checkpoint."""
         self._ledger = Ledger()
         self._expected: dict[tuple[int, int], list[list[int]]] = {}
+        self._given_back: dict[tuple[int, int], Ranges] = {}
         self._asked: set[int] = set()  # loaders of which work was given out
         self.saved = self._ledger.state()
 
@@ -53,6 +54,24 @@ class Books:
         owned = self._owned(worker, marks)
         self._ledger.done(worker, owned)
         self.strange += sum(end - begin for *_, begin, end in marks) - sum(end - begin for *_, begin, end in owned)
+
+    def give_back(self, worker: int, marks: Sequence[Mark]) -> int:
+        """The work on these places of its leases was left out of the exchange: they are for somebody else, once.
+
+        Returns:
+            Places that were given back before, and count as done now: what they hold may be what spoils the work.
+        """
+        skipped = 0
+        for mark in self._owned(worker, marks):
+            loader, epoch, begin, end = mark
+            before = self._given_back.setdefault((loader, epoch), Ranges())
+            again = [(loader, epoch, low, high) for low, high in before.within(begin, end)]
+            self._ledger.done(worker, again)
+            skipped += sum(high - low for *_, low, high in again)
+            self._ledger.give_back(worker, [mark])
+            for low, high in Ranges([(begin, end)]).without(before):
+                before.add(low, high)
+        return skipped
 
     def lost(self, worker: int) -> None:
         """What it held is free again."""

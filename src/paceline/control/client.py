@@ -127,7 +127,9 @@ class Member:
             self._started = max(self._started, exchange)
         self._link.say(wire.STARTS, (exchange,))
 
-    def commit(self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any]) -> Verdict:
+    def commit(
+        self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
+    ) -> Verdict:
         """This worker has come through the exchange; wait for all others.
 
         Args:
@@ -135,6 +137,7 @@ class Member:
             exchange: its number.
             marks: the places whose work of this worker went into it.
             facts: what else others may want to see in the status; small.
+            returned: places of its leases whose work was left out of the exchange.
 
         Raises:
             GivenUpError: this worker is out.
@@ -146,7 +149,7 @@ class Member:
                     f"worker {self.worker} commits in generation {generation} without its state: take it from the "
                     "donor, then call holds_state"
                 )
-        note = {"marks": [list(one) for one in marks], "facts": facts}
+        note = {"marks": [list(one) for one in marks], "facts": facts, "returned": [list(one) for one in returned]}
         frame = self._request(wire.COMMIT, (generation, exchange), note, "for the others to commit", 2)
         return Verdict(frame.numbers[1] == 1, self._newest(frame))
 

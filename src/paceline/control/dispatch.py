@@ -24,7 +24,8 @@ def dispatch(register: Register, worker: int, frame: Frame, now: float) -> None:
         if frame.kind == wire.COMMIT:
             said = check.table(frame.note, "a commit")
             facts = check.small(said.get("facts"), 1 << 12, "the facts of a commit")
-            commit = Commit(serial, check.marks(said.get("marks")), facts)
+            returned = check.marks(said.get("returned", []))
+            commit = Commit(serial, check.marks(said.get("marks")), facts, returned)
             register.commit(worker, *_whole(second, third), commit, now)
         elif frame.kind == wire.FAILED:
             said = check.table(frame.note, "a complaint")

@@ -229,6 +229,9 @@ class Membership(ABC):
         people = sorted(people, key=lambda one: one.worker)
         holders = [one.worker for one in people if one.holds]
         restored = self.exchange > 0 and not holders
+        if restored and self.finished:
+            self._over()
+            return
         if restored:
             self.books.reset()
         self.generation = Generation(
@@ -251,6 +254,15 @@ class Membership(ABC):
         self.doubts.over()
         self.calls.again(now)
         self.call(now)
+
+    def _over(self) -> None:
+        """Those who came to the end have left, and who is here came too late to be given anything."""
+        self.ended = "the run is over: its workers have come to the end of the program"
+        for worker in list(self.people):
+            self.gone[worker] = self.ended
+            self.say(worker, "given_up", note=self.ended)
+            del self.people[worker]
+        self.dirty = True
 
     def _announce(self) -> None:
         """Tell the members, and answer those who wait for a new generation."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.control.terms import Place
@@ -37,11 +37,13 @@ class Commit:
         serial: of its request.
         marks: the places whose work went into it.
         facts: what else it said, for people.
+        returned: places whose work was left out of it.
     """
 
     serial: int
     marks: list[Mark]
     facts: dict[str, Any]
+    returned: list[Mark] = field(default_factory=list)
 
 
 @dataclass

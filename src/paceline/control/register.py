@@ -68,9 +68,18 @@ class Register(Membership):
         for one in [*living, *self.departed.values()]:
             assert one.commit is not None
             self.books.done(one.worker, one.commit.marks)
+            self._give_back(one)
         for worker in self.departed:
             self.books.lost(worker)
         self._committed(living, now)
+
+    def _give_back(self, one: Person) -> None:
+        """What was left out of the exchange goes to somebody else."""
+        assert one.commit is not None
+        if one.commit.returned:
+            skipped = self.books.give_back(one.worker, one.commit.returned)
+            places = sum(end - begin for *_, begin, end in one.commit.returned)
+            self.note("returned", worker=one.worker, places=places, skipped=skipped)
 
     def _committed(self, living: list[Person], now: float) -> None:
         self.exchange += 1

@@ -246,7 +246,7 @@ class Elastic:
         live.member.doing("computing", self._flow.steps)
         return meeting
 
-    def _marks(self, meeting: Meeting) -> tuple[list[Mark], dict[str, Any]]:
+    def _marks(self, meeting: Meeting) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
         """The places whose work enters the global model with this exchange; what was left out goes to somebody else."""
         own = meeting.headers[self._live.transport.world.rank]
         merged: list[Mark] = []
@@ -254,9 +254,7 @@ class Elastic:
             if steps <= self.blocks.merged:
                 merged += marks
         facts = {"minibatches": own.minibatches, "total": own.total}
-        if own.brings and own.factor == 0:
-            return [], {**facts, "returned": [list(mark) for mark in merged]}
-        return merged, facts
+        return ([], merged, facts) if own.brings and own.factor == 0 else (merged, [], facts)
 
     def leave(self) -> None:
         """Come to the end together: go to the others' exchanges until nobody has more data."""

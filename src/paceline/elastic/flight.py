@@ -37,13 +37,14 @@ class LiveExchanger(Exchanger):
         topology: over which route they are summed.
 
     Attributes:
-        marks: gives the places of the data that enter the global model with the next exchange, and facts about it.
+        marks: gives the places of the data that enter the global model with the next exchange, those that were left
+            out of it, and facts about it.
     """
 
     def __init__(self, live: Live, codec: Codec, topology: Topology) -> None:
         self._live, self._topology = live, topology
         super().__init__(live.transport, codec, topology)
-        self.marks: Callable[[Meeting], tuple[list[Mark], dict[str, Any]]] = lambda meeting: ([], {})
+        self.marks: Callable[[Meeting], tuple[list[Mark], list[Mark], dict[str, Any]]] = lambda meeting: ([], [], {})
 
     def renew(self) -> None:
         """The members are others."""

@@ -190,14 +190,19 @@ class Live:
         suspects = [self.generation.members[rank].worker for rank in lost]
         return self.member.failed(self.generation.number, str(error), suspects)
 
-    def commit(self, marks: list[Mark], facts: dict[str, Any]) -> Generation | None:
+    def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:
         """This worker has all of the next exchange; wait until all have.
+
+        Args:
+            marks: the places whose work it brings into the global model.
+            returned: those whose work was left out of it.
+            facts: about it, for people.
 
         Returns:
             The generation that follows, where the exchange counts; None where it has to be made once more, among
             members that this worker is connected to by then.
         """
-        verdict = self.member.commit(self.generation.number, self.exchange, marks, facts)
+        verdict = self.member.commit(self.generation.number, self.exchange, marks, facts, returned)
         if verdict.committed:
             return verdict.generation
         self.renew(verdict.generation)
