@@ -71,9 +71,7 @@ class Member:
         self._changed = threading.Condition(threading.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
-        self._link = Link(
-            (address, port), tls, timeout_s, self._hello, self._welcome, self._heard, self._again, self._over
-        )
+        self._link = Link((address, port), tls, timeout_s, self)
         beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
         self._pulse = Pulse((address, port), tls, self._identity, self._beat, beat_s, silence_s)
         self._link.start()
@@ -253,7 +251,7 @@ class Member:
         self._learn(Generation.read(frame.note))
         return self.generation
 
-    # -- within: the client's threads -------------------------------------------------------------
+    # -- within: the connection's thread ------------------------------------------------------------
 
     def _identity(self) -> tuple[int, str]:
         return self.worker, self._secret
@@ -261,14 +259,15 @@ class Member:
     def _beat(self) -> tuple[int, str]:
         return max(0, self._step), self._doing
 
-    def _hello(self) -> Said:
+    def hello(self) -> Said:
+        """With what a connection begins."""
         with self._changed:
-            if not self.generation.number:
+            if not self._secret:
                 return wire.HELLO, (), self._about.note()
             note = {"secret": self._secret, "marks": self._holdings.marks()}
             return wire.BACK, (self.worker, self._state, self._started), note
 
-    def _again(self) -> list[Said]:
+    def again(self) -> list[Said]:
         """What may have been said while there was no connection."""
         with self._changed:
             said: list[Said] = [(wire.STARTS, (self._started,), None)] if self._started else []
@@ -276,7 +275,15 @@ class Member:
                 said.append((wire.HOLDS, (self.generation.number,), None))
             return said
 
-    def _welcome(self, frame: Frame) -> None:
+    def afresh(self) -> bool:
+        """Whether this worker can come as a new one."""
+        with self._changed:
+            if not self.generation.number:
+                self._secret = ""
+            return not self._secret
+
+    def welcome(self, frame: Frame) -> None:
+        """The answer to the hello."""
         said = check.table(frame.note, "a welcome")
         with self._changed:
             self.worker = frame.numbers[0]
@@ -284,7 +291,8 @@ class Member:
             self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
             self._moved = time.monotonic()
 
-    def _heard(self, frame: Frame) -> None:
+    def heard(self, frame: Frame) -> None:
+        """What the control plane says."""
         kind = wire.KINDS.get(frame.kind)
         if kind == "given_up":
             raise GivenUpError(check.text(frame.note, check.REASON, "why"))
@@ -297,7 +305,9 @@ class Member:
         elif kind in ("called", "news", "farewell"):
             with self._changed:
                 self.called = max(self.called, frame.numbers[1]) if kind == "called" else self.called
-                self._gone = self._gone or kind == "farewell"
+                if kind == "farewell":
+                    self._gone = True
+                    self._link.finish()
                 self._news += 1
                 self._changed.notify_all()
         elif kind is not None:
@@ -357,7 +367,8 @@ class Member:
             except Exception:
                 _LOG.exception("what hears of a change of the members has failed")
 
-    def _over(self, error: PacelineError) -> None:
+    def over(self, error: PacelineError) -> None:
+        """The connection is lost for good."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.control import check, wire
 from paceline.control.errors import GivenUpError, RefusedError
@@ -23,6 +23,28 @@ Said = tuple[int, tuple[int, ...], Any]
 _ALL: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
+class Speaker(Protocol):
+    """Whose connection it is; all of it is called in the link's thread, but for the first hello."""
+
+    def hello(self) -> Said:
+        """With what a connection begins."""
+
+    def welcome(self, frame: Frame) -> None:
+        """The answer to it."""
+
+    def afresh(self) -> bool:
+        """The old one is not known any more; whether this worker can come as a new one."""
+
+    def again(self) -> list[Said]:
+        """What is to be said on every connection that is not the first."""
+
+    def heard(self, frame: Frame) -> None:
+        """Any other frame."""
+
+    def over(self, error: PacelineError) -> None:
+        """The error that has ended it."""
+
+
 class Link:
     """The talk connection.
 
@@ -30,27 +52,11 @@ class Link:
         where: address and port.
         tls: None for connections in the clear.
         timeout_s: seconds for which it tries to come back.
-        hello: (kind, numbers, note) with which a connection begins.
-        welcome: takes the answer to it.
-        heard: takes every other frame, in this link's thread.
-        again: gives what is to be said on every new connection.
-        over: takes the error that has ended it.
+        speaker: whose it is.
     """
 
-    def __init__(
-        self,
-        where: tuple[str, int],
-        tls: TLS | None,
-        timeout_s: float,
-        hello: Callable[[], Said],
-        welcome: Callable[[Frame], None],
-        heard: Callable[[Frame], None],
-        again: Callable[[], list[Said]],
-        over: Callable[[PacelineError], None],
-    ) -> None:
-        self._where, self._tls, self._timeout_s = where, tls, timeout_s
-        self._hello, self._welcome, self._heard = hello, welcome, heard
-        self._again, self._over = again, over
+    def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, speaker: Speaker) -> None:
+        self._where, self._tls, self._timeout_s, self._speaker = where, tls, timeout_s, speaker
         self._sending = threading.Lock()
         self._pending: dict[int, Said] = {}  # what was not answered yet, in order
         self._closing = threading.Event()
@@ -89,6 +95,10 @@ class Link:
         with self._sending:
             return self._pending.pop(serial, None)
 
+    def finish(self) -> None:
+        """The other end will close the connection, and that is well."""
+        self._closing.set()
+
     def close(self) -> None:
         """End it."""
         self._closing.set()
@@ -107,14 +117,14 @@ class Link:
             while not self._closing.is_set():
                 with contextlib.suppress(PeerLostError):
                     while True:
-                        self._heard(self._channel.receive())
+                        self._speaker.heard(self._channel.receive())
                 if not self._closing.is_set():
                     self._come_back()
         except PacelineError as error:
             if not self._closing.is_set():
-                self._over(error)
+                self._speaker.over(error)
         except Exception as error:  # a worker that waits for an answer must not wait for ever
-            self._over(MismatchError(f"{self.name} says what makes no sense: {type(error).__name__}: {error}"))
+            self._speaker.over(MismatchError(f"{self.name} says what makes no sense: {type(error).__name__}: {error}"))
         finally:
             self._channel.close()
 
@@ -124,8 +134,9 @@ class Link:
             try:
                 channel = self._connect(until)
                 break
-            except (GivenUpError, RefusedError):
-                raise
+            except GivenUpError:
+                if not self._speaker.afresh():
+                    raise
             except PeerLostError as error:
                 if time.monotonic() >= until or self._closing.wait(PAUSE_S):
                     raise PeerLostError(
@@ -137,7 +148,7 @@ class Link:
             if self._closing.is_set():
                 channel.close()
             with contextlib.suppress(PeerLostError):
-                for kind, numbers, note in [*self._again(), *self._pending.values()]:
+                for kind, numbers, note in [*self._speaker.again(), *self._pending.values()]:
                     channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
 
     def _connect(self, until: float) -> Channel:
@@ -145,7 +156,7 @@ class Link:
         channel = connect(*self._where, self.name, max(0.1, until - time.monotonic()), self._tls)
         try:
             channel.limit = 0
-            kind, numbers, note = self._hello()
+            kind, numbers, note = self._speaker.hello()
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
             answer = channel.receive(deadline_s=max(0.1, until - time.monotonic()))
             if answer.kind == wire.SAID["given_up"]:
@@ -154,7 +165,7 @@ class Link:
                 raise RefusedError(f"{self.name} refuses this worker: {check.text(answer.note, check.REASON, 'why')}")
             if answer.kind != wire.WELCOME:
                 raise MismatchError(f"{self.name} answers a hello with a frame of kind {answer.kind}")
-            self._welcome(answer)
+            self._speaker.welcome(answer)
         except BaseException:
             channel.close()
             raise

@@ -109,4 +109,10 @@ class Person:
 
     def state(self) -> dict[str, Any]:
         """For the record."""
-        return {"place": self.place.note(), "secret": self.secret, "holds": self.holds, "told": self.told}
+        return {
+            "place": self.place.note(),
+            "secret": self.secret,
+            "member": self.member,
+            "holds": self.holds,
+            "told": self.told,
+        }

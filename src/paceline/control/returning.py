@@ -21,7 +21,7 @@ def state(register: Register, now: float) -> dict[str, Any]:
         "exchange": register.exchange,
         "committed_in": register.committed_in,
         "next_worker": register.next_worker,
-        "members": [one.state() for one in register.members],
+        "people": [one.state() for one in register.people.values()],
         "fingerprint": register.fingerprint,
         "gone": [[worker, why] for worker, why in register.gone.items()],
         "finished": register.finished,
@@ -38,13 +38,13 @@ def load(register: Register, said: dict[str, Any], now: float) -> None:
     register.gone = {int(worker): str(why) for worker, why in said["gone"]}
     register.finished, register.ended = bool(said["finished"]), str(said["ended"])
     register.books.load(said["books"], now)
-    for one in said["members"]:
+    for one in said["people"]:
         place = Place.read(one["place"])
         register.people[place.worker] = Person(
-            place, str(one["secret"]), now, True, bool(one["holds"]), absent=now, told=int(one["told"]), since=now
+            place, str(one["secret"]), now, bool(one["member"]), bool(one["holds"]), absent=now, told=int(one["told"])
         )
     known = set(register.people)
-    register.broken = register.generation.number == 0 or not known or not known >= set(register.generation.workers)
+    register.broken = register.generation.number == 0 or not known >= set(register.generation.workers)
     if register.broken and register.generation.number:
         register.settle(now, "the control plane was started again")
     register.generation = replace(register.generation, exchange=register.exchange)
