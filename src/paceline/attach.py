@@ -66,7 +66,7 @@ def attach(
         outer_state,
         scaler,
         group,
-        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
+        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
         os.environ.get("PACELINE_CONTROL"),
     )
     return Run(model, optimizer, chosen, settings)

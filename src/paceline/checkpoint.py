@@ -38,6 +38,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 GLOBAL = "global.safetensors"
 MARK = "being-written"
+MANIFEST_LIMIT = 1 << 26
+"""Bytes of a manifest, at most."""
 _OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
@@ -234,18 +236,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = found / MANIFEST
     if not file.is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}")
+    if file.is_symlink() or file.stat().st_size > MANIFEST_LIMIT:
+        raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         kind, size = manifest["format"], manifest["size"]
         files = manifest["files"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     if kind != FORMAT:
         raise CheckpointError(f"{path} has format {kind}, and this paceline reads {FORMAT}")
     if not isinstance(files, dict):
         raise CheckpointError(f"{file} is damaged: its list of files is a {type(files).__name__}")
-    if not isinstance(size, int) or size < 1:
-        raise CheckpointError(f"{file} is damaged: its number of workers is {size!r}")
+    foreign = [name for name in files if not _OURS.fullmatch(name)]
+    if foreign:
+        raise CheckpointError(f"{file} is damaged: it names {foreign[0]!r}, which is no file of a checkpoint")
+    if not isinstance(size, int) or not 1 <= size <= len(files):
+        raise CheckpointError(f"{file} is damaged: its number of workers is {size!r}, with {len(files)} files")
     manifest["directory"] = str(found)
     return dict(manifest)
 
@@ -253,6 +260,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def checked(manifest: dict[str, Any], name: str) -> Path:
     """Where a file of the checkpoint is; `CheckpointError` where it is missing or not what was written."""
     file = Path(manifest["directory"]) / name
+    if file.is_symlink():
+        raise CheckpointError(f"{file} is a link, and a checkpoint has files only: put a copy in its place")
     if not file.is_file():
         raise CheckpointError(f"{file} is missing")
     if sha256(file) != manifest["files"].get(name):
@@ -262,7 +271,23 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
     return file
 
 
+def read_json(file: Path) -> Any:
+    """What a JSON file of a checkpoint says; `CheckpointError` where it is none."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no JSON: {error}") from error
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file of a checkpoint; `CheckpointError` where it is none."""
+    try:
+        return load_file(file)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{file} is no safetensors file: {error}") from error
+
+
 def _read_rank(rank: int, manifest: dict[str, Any]) -> dict[str, Any]:
     tensors, rest = (checked(manifest, name) for name in rank_names(rank))
-    state: dict[str, Any] = build(json.loads(rest.read_text(encoding="utf-8")), load_file(tensors))
+    state: dict[str, Any] = build(read_json(rest), read_tensors(tensors))
     return state

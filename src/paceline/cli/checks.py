@@ -75,28 +75,20 @@ def check_script(script: Path) -> None:
         refuse(f"the program {script} {what} (looked in {Path.cwd()})")
 
 
-def check_rule(text: str | None) -> None:
-    """A rule that cannot be is refused here, once, and not by every worker."""
+def check_rule(text: str | None) -> bool:
+    """A rule that cannot be is refused here, once, and not by every worker.
+
+    Returns whether the workers may open connections of their own: the rule is asynchronous, or only the program knows.
+    """
     if text is None:
-        return
+        return True
     from paceline import recipes
+    from paceline.rule import is_asynchronous
 
     try:
-        recipes.rule_from_text(text)
+        return is_asynchronous(recipes.rule_from_text(text))
     except PacelineError as error:
         refuse(f"--rule: {error}")
-
-
-def check_tls(folder: Path | None) -> None:
-    """Certificates that are not there, or cannot be read, are refused here, once."""
-    if folder is None:
-        return
-    from paceline.transport.tls import TLS
-
-    try:
-        TLS.folder(folder).server()
-    except PacelineError as error:
-        refuse(f"--tls: {error}")
 
 
 def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path:

@@ -119,7 +119,7 @@ def host(plan: Plan, record: Path, told: Callable[[str, dict[str, Any]], None]) 
         max_workers=plan.bounds[1],
         timeout_s=plan.timeout_s,
         grace_s=plan.grace_s,
-        start_s=min(START_S, plan.timeout_s),
+        start_s=min(START_S, plan.timeout_s / 2) if plan.workers else 0.0,  # less than a newcomer waits to be taken in
         expected=plan.workers,
     )
     tls = None if plan.tls is None else TLS.folder(plan.tls)

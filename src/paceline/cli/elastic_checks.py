@@ -12,7 +12,7 @@ from . import kept
 from .console import refuse
 from .elastic import reachable
 
-FIND_S = 30.0  # that a launcher waits at most for the one that it is to join
+FIND_S = 60.0  # that a launcher waits at most for the one that it is to join
 
 
 def bounds(text: str) -> tuple[int, int]:

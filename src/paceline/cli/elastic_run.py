@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.observe.control import Event, Standing
 
-from . import elastic_checks, elastic_words, kept, lines
+from . import doors, elastic_checks, elastic_words, kept, lines
+from .cluster import Cluster
 from .console import err, refuse
 from .elastic import Ending, Events, Launcher, control
 from .kept import Plan
@@ -60,6 +62,44 @@ class Asked:
         elastic_checks.workers(self.workers, None)
         assert self.join is not None
         return (0, 0), elastic_checks.join(self.join, self.timeout_s)
+
+
+def check_secret(asked: Asked, door: tuple[Path | None, Path | None, bool]) -> None:
+    """Who joins has to be let in."""
+    if asked.join is not None and not any(door) and _ambient() is None:
+        refuse(
+            "--join needs the job's secret: --job FILE, a copy of door/job.pem in the log directory where the run "
+            "began; where that was begun with --open, say so here as well"
+        )
+
+
+def _ambient() -> Path | None:
+    """Certificates that the environment names."""
+    return Path(os.environ["PACELINE_TLS"]) if os.environ.get("PACELINE_TLS") else None
+
+
+def certificates(
+    asked: Asked, directory: Path, tls: Path | None, job: Path | None, in_the_clear: bool, quiet: bool
+) -> Path | None:
+    """The folder of this host's certificate; None where all is in the clear.
+
+    Args:
+        asked: what the command line said.
+        directory: of the logs, where certificates are made.
+        tls: folder of those that are there already.
+        job: the job's secret.
+        in_the_clear: no certificates are wanted.
+        quiet: whether people need not hear of the job's file.
+    """
+    if in_the_clear:
+        if not quiet:
+            doors.say_open()
+        return None
+    named = tls or _ambient()
+    if named is not None:
+        return named
+    cluster = Cluster(max(1, asked.workers), 2, 0 if asked.join is None else 1, timeout_s=asked.timeout_s)
+    return doors.certificates(cluster, directory, job, asked.listen is not None, not quiet and asked.listen is not None)
 
 
 def begin(
@@ -126,7 +166,7 @@ def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool)
         if not quiet:
             err().print(f"taken up again: {running} of {plan.workers} workers still run", markup=False)
     if plan.leads and not quiet:
-        secure = "" if plan.tls is None else " --job FILE"
+        secure = " --open" if plan.tls is None else " --job FILE"
         join = f"paceline run --join {plan.address} --workers N{secure} PROGRAM"
         err().print(
             f"the control plane listens at {plan.address}; other hosts join with: {join}", markup=False, soft_wrap=True
@@ -156,6 +196,7 @@ class _News:
 
     def __init__(self, events: Events, launcher: Launcher, show: lines.Show, quiet: bool) -> None:
         self.events, self.launcher, self.show, self.quiet = events, launcher, show, quiet
+        self.standing = Standing()
 
     def tell(self) -> None:
         """All that is new; called by the main thread, which has the terminal."""
@@ -164,5 +205,7 @@ class _News:
             line = elastic_words.of_process(kind, facts, self.launcher.workers.over)
             if line:
                 self.show(int(facts["place"]), line, True)
-            elif not self.quiet and elastic_words.of_control(kind, facts):
-                err().print(elastic_words.of_control(kind, facts), markup=False, soft_wrap=True)
+            self.standing.add(Event(0.0, kind, facts))
+            said = "" if self.quiet else elastic_words.of_control(kind, facts, self.standing)
+            if said:
+                err().print(said, markup=False, soft_wrap=True)

@@ -12,17 +12,15 @@ import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from .cluster import Cluster
+from .rendezvous import meeting
 from .signals import Listener
 from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
 
@@ -137,32 +135,15 @@ def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
 
 
 def _spec(cluster: Cluster) -> WorkerSpec:
-    """torchrun's description of the run. One host meets itself on a free port; several meet at the
-    master, where ranks follow the host index."""
-    if cluster.master is None:
-        backend, endpoint, run_id = "c10d", "localhost:0", uuid.uuid4().hex
-        settings: dict[str, Any] = {"is_host": True}
-    else:
-        backend, endpoint, run_id = "static", "{}:{}".format(*cluster.master), "paceline"
-        settings = {"rank": cluster.host_index}
-    parameters = RendezvousParameters(
-        backend=backend,
-        endpoint=endpoint,
-        run_id=run_id,
-        min_nodes=cluster.hosts,
-        max_nodes=cluster.hosts,
-        local_addr="127.0.0.1" if cluster.master is None else None,
-        timeout=int(cluster.timeout_s),
-        **settings,
-    )
+    """torchrun's description of the run; ranks follow the host index."""
     return WorkerSpec(
         role="worker",
         local_world_size=cluster.workers,
-        rdzv_handler=get_rendezvous_handler(parameters),
+        rdzv_handler=meeting(cluster),
         entrypoint="worker",
         max_restarts=0,
         monitor_interval=0.1,
-        master_addr=None if cluster.master is None else cluster.master[0],
+        master_addr=None if cluster.master is None else cluster.master[0],  # one host: where its store listens
         master_port=None if cluster.master is None else cluster.master[1],
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -15,16 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live as Screen
-from rich.text import Text
 
-from paceline.errors import PacelineError
 from paceline.observe.live import Live
-from paceline.observe.read import has_run
-from paceline.observe.summary import seconds_text
 
-from . import checks, elastic_checks, elastic_run, failure, lines
+from . import checks, doors, elastic_checks, elastic_run, failure, lines
 from .cluster import Cluster
-from .console import err, error_panel, near, out, refuse
+from .conclusion import conclude, failed
+from .console import out, refuse
 from .status import Status
 
 if TYPE_CHECKING:
@@ -62,8 +58,15 @@ def command(
     ] = None,
     tls: Annotated[
         Path | None,
-        typer.Option(help="Folder of cert.pem, key.pem and ca.pem, for the connections of asynchronous rules."),
+        typer.Option(help="Folder of cert.pem, key.pem and ca.pem to use instead of certificates made for the job."),
     ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(help="The job's secret: made by host 0, copied to the other hosts (or on a disk they share)."),
+    ] = None,
+    in_the_clear: Annotated[
+        bool, typer.Option("--open", help="No certificates: the connections of asynchronous rules are in the clear.")
+    ] = False,
     elastic: Annotated[
         str | None,
         typer.Option(metavar="MIN:MAX", help="Workers may come and go: fewest and most, of all hosts together."),
@@ -98,32 +101,27 @@ def command(
         checks.alone(ctx, "again", "quiet")
         raise typer.Exit(elastic_run.again(checks.existing(again), partial(shown, quiet=quiet), quiet))
     checks.fits(elastic is not None or join is not None, hosts, restarts, listen, grace)
-    if script is None:
-        if elastic is None or workers:
-            refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
-    else:
+    if script is not None:
         checks.check_script(script)
-    checks.check_rule(rule)
+    elif elastic is None or workers:
+        refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
+    speaks = checks.check_rule(rule)
+    doors.check(tls, job, in_the_clear)
     if elastic is not None or join is not None:
         asked = elastic_run.Asked(elastic, join, listen, workers, rule, timeout, grace)
-        place = asked.place()
-        checks.check_tls(tls)
-        if log is not None:
-            elastic_checks.vacant(log, overwrite)
-        cluster = Cluster(max(1, workers), timeout_s=timeout)
-        directory = checks.log_directory(log, cluster, overwrite)
-        added = environment(cluster, rule, directory)
         what = [] if script is None else program(script, arguments or [])
-        view = partial(shown, quiet=quiet)
-        raise typer.Exit(elastic_run.begin(asked, place, what, added, tls, directory, view, quiet))
+        raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
     assert script is not None
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    checks.check_tls(tls)
     directory = checks.log_directory(log, cluster, overwrite)
+    if in_the_clear and speaks and not quiet:
+        doors.say_open()
+    elif not in_the_clear and tls is None:
+        tls = doors.for_workers(cluster, directory, job, speaks and not quiet)
+    added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
     started = time.monotonic()
-    added = environment(cluster, rule, directory, tls)
     outcome = _run(cluster, script, arguments or [], added, directory, quiet, restarts)
-    code = _conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
+    code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
         sys.stderr.flush()
@@ -131,7 +129,26 @@ def command(
     raise typer.Exit(code)
 
 
-def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path | None = None) -> dict[str, str]:
+def _elastic(
+    asked: elastic_run.Asked,
+    what: list[str],
+    logs: tuple[Path | None, bool],
+    door: tuple[Path | None, Path | None, bool],
+    quiet: bool,
+) -> int:
+    """An elastic run, of the command `what`; the exit code."""
+    place = asked.place()
+    elastic_run.check_secret(asked, door)
+    if logs[0] is not None:
+        elastic_checks.vacant(logs[0], logs[1])
+    cluster = Cluster(max(1, asked.workers), timeout_s=asked.timeout_s)
+    directory = checks.log_directory(logs[0], cluster, logs[1])
+    tls = elastic_run.certificates(asked, directory, *door, quiet)
+    added = environment(cluster, asked.rule, directory)
+    return elastic_run.begin(asked, place, what, added, tls, directory, partial(shown, quiet=quiet), quiet)
+
+
+def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str, str]:
     """What the workers' environment has that the launcher's has not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
@@ -141,8 +158,6 @@ def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path |
     }
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
-    if tls is not None:
-        added["PACELINE_TLS"] = str(tls.resolve())
     return added | ({} if rule is None else {"PACELINE_RULE": rule})
 
 
@@ -162,7 +177,7 @@ def _run(
     output.mkdir(exist_ok=True)
     what = Command(program(script, arguments), added, output, partial(failure.may_lose, directory))
     with shown(directory, cluster.workers * cluster.hosts, quiet) as show:
-        return started_again(restarts, what, lambda command: _follow(cluster, command, show), _failed)
+        return started_again(restarts, what, lambda command: _follow(cluster, command, show), failed)
 
 
 def program(script: Path, arguments: list[str]) -> list[str]:
@@ -206,81 +221,3 @@ def _follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
     look(outcome.workers, outcome.stopped_by is not None, outcome.lost)
     tails.finish()
     return outcome
-
-
-def _conclude(outcome: Outcome, cluster: Cluster, directory: Path, seconds: float, quiet: bool) -> int:
-    """Say how it ended; the exit code."""
-    console = err()
-    if outcome.codes:
-        code = _failed(outcome)
-    elif outcome.stopped_by is not None:
-        console.print(f"stopped by {failure.signal_name(outcome.stopped_by)}: no worker is left")
-        code = 128 + outcome.stopped_by
-    elif outcome.error is not None:
-        if outcome.workers:
-            _ended_elsewhere(outcome.error)
-        else:
-            _not_started(outcome.error, cluster)
-        code = 1
-    elif outcome.lost:
-        code = _finished_without(outcome, seconds)
-    else:
-        code = 0
-        if not quiet:
-            count = len(outcome.workers)
-            plural = "s" if count > 1 else ""
-            console.print(f"{count} worker{plural} finished after {seconds_text(seconds)}")
-    if not quiet:
-        _point_at(directory)
-    return code
-
-
-def _failed(outcome: Outcome) -> int:
-    files = {worker.rank: worker.stderr for worker in outcome.workers}
-    rank = failure.culprit(outcome.codes, files)
-    code = outcome.codes[rank]
-    err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - 1))
-    return failure.exit_code(code)
-
-
-def _finished_without(outcome: Outcome, seconds: float) -> int:
-    """Some were lost on the way; the exit code says so."""
-    count, files = len(outcome.workers) - len(outcome.lost), {worker.rank: worker.stderr for worker in outcome.workers}
-    for rank, code in sorted(outcome.lost.items()):
-        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the others went on without it"))
-    names = ", ".join(str(rank) for rank in sorted(outcome.lost))
-    plural = "s" if count != 1 else ""
-    err().print(f"{count} worker{plural} finished here after {seconds_text(seconds)}, without {names}")
-    return failure.LOST
-
-
-def _ended_elsewhere(error: BaseException) -> None:
-    """The workers were fine, but could not go on."""
-    hint = "the workers of this host were stopped; the launcher over there says more"
-    if not isinstance(error, PacelineError):
-        hint = f"the workers of this host were stopped ({type(error).__name__})"
-    parts = (Text(str(error), style="bold red"), Text(hint, style="default"))
-    err().print(error_panel("the run ended", *parts))
-
-
-def _not_started(error: BaseException, cluster: Cluster) -> None:
-    cause = f"{type(error).__name__}: {error}"
-    if cluster.master is None:
-        err().print(error_panel("no worker was started", Text(cause, style="bold red")))
-        return
-    where = f"{cluster.master[0]}:{cluster.master[1]}"
-    says = f"the {cluster.hosts} hosts did not meet at {where} within {cluster.timeout_s:g} s"
-    hint = (
-        f"start the same command on each host, with --host-index 0 to {cluster.hosts - 1}, and "
-        "check that all of them can reach that address"
-    )
-    parts = (Text(says, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
-    err().print(error_panel(f"host {cluster.host_index} started no worker", *parts))
-
-
-def _point_at(directory: Path) -> None:
-    shown = near(directory)
-    if has_run(directory):
-        err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}")
-    else:
-        err().print(f"the workers' output: {os.path.join(shown, 'output')}")

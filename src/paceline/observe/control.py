@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Standing:
         generation: its number, 0 before the first.
         members: of it.
         most: workers that may be members; None where that is not known.
-        joined, lost: workers so far.
+        joined, lost, left: workers so far; left are those that came to their end.
         paused: why the run waits; "" where it does not.
     """
 
@@ -55,26 +55,28 @@ class Standing:
     most: int | None = None
     joined: int = 0
     lost: int = 0
+    left: int = 0
     paused: str = ""
-    events: list[Event] = field(default_factory=list)
 
-    def add(self, event: Event, keep: bool = False) -> None:
-        """One more event; `keep` remembers it."""
-        if keep:
-            self.events.append(event)
+    def add(self, event: Event) -> None:
+        """One more event."""
         if event.kind == "began":
-            self.most = int(event.facts["most"])
-        elif event.kind == "joined":
-            self.joined += 1
-        elif event.kind == "lost":
-            self.lost += 1
+            self.most = int(event.facts["most"]) or None
+        elif event.kind in ("joined", "lost", "left"):
+            setattr(self, event.kind, getattr(self, event.kind) + 1)
         elif event.kind == "generation":
             self.generation, self.members = int(event.facts["number"]), len(event.facts["members"])
         elif event.kind in ("paused", "resumed"):
             self.paused = str(event.facts.get("reason", "")) if event.kind == "paused" else ""
 
-    def __bool__(self) -> bool:
-        return bool(self.generation or self.joined or self.paused or self.most)
+    @property
+    def text(self) -> str:
+        """`4 of at most 8 workers | generation 3 | joined 5 | lost 1`."""
+        most = "" if self.most is None else f" of at most {self.most}"
+        parts = [f"{self.members}{most} worker{'' if self.members == 1 and not most else 's'}"]
+        parts += [f"generation {self.generation}"] if self.generation else []
+        parts += [f"joined {self.joined}", f"lost {self.lost}"]
+        return " | ".join([*parts, f"waits: {self.paused}"] if self.paused else parts)
 
 
 def read_events(directory: Path) -> list[Event]:

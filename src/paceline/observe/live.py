@@ -9,9 +9,11 @@ that is no event is passed over, since the report will say so.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from . import control
+from .control import Standing
 from .events import Exchange
 from .log import WorkerLog
 from .read import LOG_NAME, parse_line, take
@@ -35,6 +37,7 @@ class Snapshot:
         data_share: share of it that went into waiting for data.
         delay: mean delay of the pushes of all workers, in updates, lately; None where nothing is pushed.
         lost: ranks of workers that left without a word.
+        standing: of an elastic run, who is there and what it waits for; None for other runs.
     """
 
     size: int = 0
@@ -48,6 +51,7 @@ class Snapshot:
     delay: float | None = None
     lost: tuple[int, ...] = ()
     data_share: float = 0.0
+    standing: Standing | None = None
 
     @property
     def total(self) -> int:
@@ -62,6 +66,7 @@ class Live:
         self.directory = Path(directory)
         self._number = 1
         self._followers: dict[int, _Follower] = {}
+        self._control = _ControlFollower(self.directory / control.NAME)
 
     def poll(self) -> Snapshot:
         """Read what is new, and sum up."""
@@ -69,7 +74,8 @@ class Live:
         for follower in self._followers.values():
             follower.read()
         logs = [self._followers[rank] for rank in sorted(self._followers)]
-        return _sum_up(logs) if logs else Snapshot()
+        self._control.read()
+        return replace(_sum_up(logs) if logs else Snapshot(), standing=self._control.standing)
 
     def _look_for_files(self) -> None:
         if not self.directory.is_dir():
@@ -83,6 +89,29 @@ class Live:
                 self._number, self._followers = number, {}
             if number == self._number and rank not in self._followers:
                 self._followers[rank] = _Follower(path, rank)
+
+
+class _ControlFollower:
+    """The growing log of a control plane, where there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.standing: Standing | None = None
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.standing = self.standing or Standing()
+        for event in control.parse(lines):
+            self.standing.add(event)
 
 
 class _Follower:

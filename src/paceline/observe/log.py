@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .control import Event
 from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
 
 
@@ -113,6 +114,7 @@ class RunLog:
     number: int  # 1 for a program's first `attach`, 2 for its second
     workers: list[WorkerLog]
     label: str = ""
+    events: list[Event] = field(default_factory=list)  # of an elastic run's control plane
 
     def _attached(self, key: str, default: Any) -> Any:
         found = (worker.attach[key] for worker in self.workers if key in worker.attach)

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
+from . import control
 from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
 from .log import RunLog, WorkerLog
 
@@ -35,6 +36,8 @@ def read_runs(directory: str | Path) -> list[RunLog]:
     for number, path in sorted(_log_files(home)):
         groups.setdefault(number, []).append(read_worker(path))
     runs = [RunLog(home, n, sorted(logs, key=lambda w: w.rank)) for n, logs in groups.items()]
+    if runs:
+        runs[-1].events = control.read_events(home)
     for run in runs:
         run.label = home.resolve().name + (f" ({run.number})" if len(runs) > 1 else "")
     return runs

@@ -23,6 +23,9 @@ from .summary import (
     value_text,
 )
 
+UNTOLD = ("holds",)
+"""Events of an elastic run that are of interest only where something is wrong."""
+
 
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
     """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
@@ -96,6 +99,12 @@ def source_facts(counts: Source) -> dict[str, str]:
         "retries": count_text(counts.retries),
         "corrupt": count_text(counts.corrupt),
     }
+
+
+def event_rows(run: RunLog, most: int = 200) -> list[dict[str, str]]:
+    """A row an event of an elastic run; of a long story the last ones."""
+    told = [event for event in run.events if event.kind not in UNTOLD]
+    return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in told[-most:]]
 
 
 def worker_rows(run: RunLog) -> list[dict[str, str]]:

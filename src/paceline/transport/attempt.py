@@ -38,7 +38,7 @@ def fresh_store(timeout: timedelta) -> Any:
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, None, False, timeout)
+    store = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
     number = agree(store, rank, size, timeout.total_seconds())
     return dist.PrefixStore(f"{PREFIX}/{number}", store)  # type: ignore[attr-defined]
 
