@@ -25,6 +25,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 PORT = 29600
 FEWEST, MOST = 2, 8
 POLL_S = 0.05
+READY_S = 60.0  # for host 0's launcher
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,15 @@ class Cluster:
         self._launch(0, ["--again", str(self.log(0))])
 
     def _credentials(self, host: int) -> list[str]:
-        return []
+        """A guest needs the job's secret, which host 0's launcher makes; here they share a disk."""
+        if host == 0:
+            return []
+        secret, until = self.log(0) / "door" / "job.pem", time.monotonic() + READY_S
+        while not secret.exists():
+            if time.monotonic() > until:
+                raise SystemExit(f"host 0's launcher made no {secret} within {READY_S:g} s; {self.tail()}")
+            time.sleep(POLL_S)
+        return ["--job", str(secret)]
 
     def _launch(self, host: int, arguments: list[str]) -> None:
         prefix = self.network.prefix(host) if self.network else []

@@ -11,7 +11,7 @@ from typing import Any
 from _faults.count import Books, Exchange
 from _faults.storm import Fault
 
-WINDOW_S = 15.0  # within which a log names a fault
+WINDOW_S, START_S = 15.0, 60.0  # within which a log names a fault, and a host that comes
 Event = dict[str, Any]
 
 
@@ -106,16 +106,19 @@ def naming(faults: list[Fault], events: list[Event], journals: list[Event]) -> N
 
 
 def _line(fault: Fault, events: list[Event], journals: list[Event]) -> str:
-    soon = [line for line in events if fault.at - 0.5 <= line["at"] <= fault.until + WINDOW_S]
+    window_s = START_S if fault.kind == "join" else WINDOW_S
+    soon = [line for line in events if fault.at - 0.5 <= line["at"] <= fault.until + window_s]
     if fault.kind == "checkpoint":
         return "the program that resumed named the step" if fault.about.get("named") else ""
     if fault.kind == "nan":
-        found = [line for line in journals if line.get("left_out") and _close(fault, line)]
+        found = [line for line in soon if line["kind"] == "returned" and line["worker"] == fault.worker]
+        found += [line for line in journals if line.get("left_out") and _close(fault, line)]
     elif fault.kind in ("join", "launcher"):
         kind, host = ("joined", f"host{fault.host}") if fault.kind == "join" else ("back", None)
         found = [line for line in soon if line["kind"] == kind and host in (None, line.get("host"))]
     else:
-        found = [line for line in soon if line["kind"] in ("lost", "left") and line.get("worker") == fault.worker]
+        ways = ("lost", "left") if fault.kind == "leave" else ("lost",)
+        found = [line for line in soon if line["kind"] in ways and line.get("worker") == fault.worker]
         found += [line for line in journals if line.get("waited_for") == fault.worker and _close(fault, line)]
     return json.dumps(found[0]) if found else ""
 
