@@ -89,6 +89,7 @@ def peers(directory: Path, python: str, minutes: float, groups: int, seed: int) 
         begun = time.monotonic()
         try:
             harm.blow(lambda: time.monotonic() - begun > 60 * minutes)
+            harm.alive = {worker.number for worker in cluster.training()}
         finally:
             harm.write(directory / "faults.jsonl")
             cluster.close()
@@ -120,7 +121,7 @@ def _figures(cluster: Groups, harm: Storm) -> dict[str, Any]:
                 if line["in_it"]:
                     for step in range(line["step"] - line["made"] + 1, line["step"] + 1):
                         merged.update(ids[step])
-    seen = [k for lines in books.values() for line in lines if line["event"] == "step" for k in line["ids"]]
+    seen = [k for worker, lines in books.items() for k in _seen(lines, cut_off=worker in harm.alive)]
     spans = judge.lives(books, _losses(harm), harm.faults)
     useful, lived_s = judge.useful_work(sum(merged.values()) // cluster.job.batch, cluster.job.minibatch_s, spans)
     rows = _recoveries(harm, came, over)
@@ -139,6 +140,12 @@ def _figures(cluster: Groups, harm: Storm) -> dict[str, Any]:
         "exchange_s": {"median": round(statistics.median(calm), 3)} if calm else {},
         "faults": dict(Counter(fault.kind for fault in harm.faults)),
     }
+
+
+def _seen(lines: list[judge.Event], cut_off: bool) -> list[int]:
+    """Samples that a worker trained on; of one that the end of the measurement cut off, to its last sync."""
+    last = max((n for n, line in enumerate(lines) if line["event"] == "synced"), default=-1) if cut_off else len(lines)
+    return [k for line in lines[: last + 1] if line["event"] == "step" for k in line["ids"]]
 
 
 def _losses(harm: Storm) -> list[judge.Event]:

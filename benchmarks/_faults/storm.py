@@ -69,6 +69,7 @@ class Storm:
         self.cluster, self.random = cluster, random.Random(seed)
         self.kinds, self.launcher_s, self.workers = kinds, launcher_s, workers
         self.faults: list[Fault] = []
+        self.alive: set[int] = set()  # workers that the end of the measurement cuts off
         self._open: list[tuple[float, Fault, Callable[[], None]]] = []  # what ends by itself, and when
         self._deck: list[str] = []
         self._guests: list[int] = []

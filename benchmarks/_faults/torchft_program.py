@@ -46,7 +46,8 @@ class Trainer:
         self.model = CharLM(job.hidden)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=job.lr)
         self.outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        address = os.environ["ADDRESS"]
+        self.store = store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
         timeout = timedelta(seconds=job.timeout_s)
         self.manager = Manager(
             pg=ProcessGroupGloo(timeout=timeout),
@@ -59,10 +60,10 @@ class Trainer:
             connect_timeout=timeout,
             rank=0,
             world_size=1,
-            store_addr="127.0.0.1",
+            store_addr=address,
             store_port=store.port,
             replica_id=f"group{group}_",
-            hostname=os.environ.get("ADDRESS", "127.0.0.1"),
+            hostname=address,
         )
         self.place = Path(job.books) / f"place-{group}"
         self.step = int(self.place.read_text()) if self.place.exists() else 0
