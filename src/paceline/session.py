@@ -112,16 +112,18 @@ class Run:
 
     def _take_over(self, engine: elastic.Elastic) -> None:
         """A newcomer begins with what a living worker gave; what is included takes its part when it is named."""
-        given = engine.given
-        if given is not None:
-            state = self._read("what the others gave", given)
-            put = engine.regroup(given)
-            self._feed.follow(state["data"][0])
-            self._waiting = state.pop("included")
-            self._put("what the others gave", state)
-            put()
-            randomness.restore(state["random"])
-        engine.holds_state()
+        settled = False
+        while not settled:
+            given = engine.given
+            if given is not None:
+                state = self._read("what the others gave", given)
+                put = engine.regroup(given)
+                self._feed.follow(state["data"][0])
+                self._waiting = state.pop("included")
+                self._put("what the others gave", state)
+                put()
+                randomness.restore(state["random"])
+            settled = engine.holds_state()
 
     # -- inside optimizer.step() ------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.elastic import program
 
 
@@ -52,6 +54,8 @@ def say(what: dict[str, Any]) -> None:
 def main() -> None:
     """Fork until the input ends."""
     live: set[int] = set()
+    torch.set_num_threads(1)
+    torch.optim.SGD(program.Model(1).parameters(), lr=1.0).step()  # imports what torch imports when it is needed
     say({"ready": True})
     rest = b""
     while True:

@@ -58,6 +58,7 @@ def test_survivors_and_newcomers(nursery: Nursery, tmp_path: Path, rule: str) ->
         cluster.start(3)
         cluster.until(lambda: len(cluster.saw("lost")) == 2, "nobody is lost")
         cluster.start(2)
+        cluster.until(lambda: len(cluster.saw("joined")) == 5, "nobody joins")
         (cluster.books / "go").touch()
         living = check(cluster, epochs=2, gone=2)
         assert len(living) == 3 and all(one["steps"] for one in living)
@@ -110,6 +111,7 @@ def test_a_storm(nursery: Nursery, tmp_path: Path) -> None:
             cluster.exchanged(8 * (turn + 1) + dice.randrange(6))
             if turn % 2:
                 cluster.start(1)
+                cluster.until(lambda: len(cluster.saw("joined")) == len(cluster.pids), "nobody joins")
                 continue
             victim = dice.choice([k for k in range(len(cluster.pids)) if k not in gone])
             os.kill(cluster.pids[victim], signal.SIGKILL)

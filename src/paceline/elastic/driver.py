@@ -101,6 +101,7 @@ class Elastic:
         self._leases = LiveLeases(live.member, self._join, lambda: live.rank == 0)
         live.exchanger.marks = self._marks
         self.must_resume = False
+        live.enter()
         self._start()
         device = torch.device("cpu") if settings.outer_state == "host" else None
         self.blocks = Blocks(rule, live.exchanger, model, owned, device, live.transport.world.size)
@@ -112,8 +113,7 @@ class Elastic:
 
     def _start(self) -> None:
         """Begin with what the others have, or all together with what the first of them has."""
-        live = self._live
-        live.enter()
+        live, self.given = self._live, None
         while True:
             try:
                 if live.new and live.generation.donor is not None:
@@ -128,9 +128,21 @@ class Elastic:
             except PeerLostError as error:
                 live.renew(live.failed(error))
 
-    def holds_state(self) -> None:
-        """This worker has what the others have."""
-        self._live.member.holds_state(self._live.generation.number)
+    def holds_state(self) -> bool:
+        """Say that this worker has what the others have.
+
+        Returns:
+            False where the members had changed before that was heard: then the beginning was made once more.
+        """
+        live = self._live
+        live.member.holds_state(live.generation.number)
+        live.member.ledger()  # its answer comes behind whatever was said before
+        if not live.outdated or live.member.worker not in live.member.generation.newcomers:
+            return True
+        live.renew(live.member.generation)
+        self._start()
+        self.blocks.capture()
+        return False
 
     # -- who is here ------------------------------------------------------------------------------
 
