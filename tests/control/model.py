@@ -160,6 +160,7 @@ class Run:
 
     def ask(self, one: Worker, dry: bool) -> None:
         """For work, of the epoch in which it is."""
+        one.started = min(one.started, one.generation.exchange)
         self.send(one, "ask", self.next(one), Question(0, one.epoch, PLACES, 2, 4, dry))
 
     def leave_early(self, one: Worker) -> None:

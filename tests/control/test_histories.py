@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -166,10 +166,14 @@ class Histories(RuleBasedStateMachine):
             further = all(one.epoch > epochs.get(one.number, 0) for one in run.workers.values())
             if run.workers and run.register.exchange > before and further:
                 return
-        raise AssertionError(f"stuck: {run.register.status(run.now)}")
+        raise AssertionError(f"stuck: {run.register.status(run.now)} {run.workers}")
 
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking takes minutes: add Phase.shrink to look into one
+    suppress_health_check=list(HealthCheck),
 )

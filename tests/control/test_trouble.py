@@ -11,7 +11,7 @@ from paceline.control.terms import Terms
 from tests.control.model import Run, Worker, act, beat, come_back
 
 STEPS = 60
-EVERY = 3
+EVERY = 1
 TROUBLES = ("restart", "crash", "die", "freeze", "fail", "join", "die and restart", "crash and die", "leave")
 
 

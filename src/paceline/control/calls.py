@@ -61,8 +61,13 @@ class Calls:
             called = [one for one in members if one.idle or one.late]
             if self._grace_is_over(len(started), now):
                 called = members
-        elif len(idle) == len(members) and unmerged([one.worker for one in idle if not one.waits]):
+            return self._new(called, exchange)
+        self.over()
+        if len(idle) == len(members) and unmerged([one.worker for one in idle if not one.waits]):
             called = members
+        return self._new(called, exchange)
+
+    def _new(self, called: Sequence[Person], exchange: int) -> list[Person]:
         return [one for one in called if max(one.called, one.started) < exchange]
 
     def _grace_is_over(self, started: int, now: float) -> bool:

@@ -16,6 +16,8 @@ from paceline.control.errors import GivenUpError, RefusedError
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport.channel import TLS, Channel, Closed, Frame, connect
 
+ATTEMPT_S = 2.0
+"""For one attempt to come back."""
 PAUSE_S = 0.1
 """Between two attempts to come back."""
 Said = tuple[int, tuple[int, ...], Any]
@@ -115,9 +117,7 @@ class Link:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                with contextlib.suppress(PeerLostError):
-                    while True:
-                        self._speaker.heard(self._channel.receive())
+                self._listen()
                 if not self._closing.is_set():
                     self._come_back()
         except PacelineError as error:
@@ -128,11 +128,20 @@ class Link:
         finally:
             self._channel.close()
 
+    def _listen(self) -> None:
+        """To the end of this connection."""
+        while True:
+            try:
+                frame = self._channel.receive()
+            except PeerLostError:
+                return
+            self._speaker.heard(frame)
+
     def _come_back(self) -> None:
         until = time.monotonic() + self._timeout_s
         while True:
             try:
-                channel = self._connect(until)
+                channel = self._connect(min(until, time.monotonic() + ATTEMPT_S))
                 break
             except GivenUpError:
                 if not self._speaker.afresh():
@@ -140,7 +149,7 @@ class Link:
             except PeerLostError as error:
                 if time.monotonic() >= until or self._closing.wait(PAUSE_S):
                     raise PeerLostError(
-                        f"{self.name} was lost and did not come back within {self._timeout_s:g} s ({error}); start it "
+                        f"{self.name}, was lost and did not come back within {self._timeout_s:g} s ({error}); start it "
                         "again with its record, and then the workers"
                     ) from error
         with self._sending:
@@ -153,7 +162,7 @@ class Link:
 
     def _connect(self, until: float) -> Channel:
         """A connection on which the hello was answered."""
-        channel = connect(*self._where, self.name, max(0.1, until - time.monotonic()), self._tls)
+        channel = connect(*self._where, "the control plane", max(0.1, until - time.monotonic()), self._tls)
         try:
             channel.limit = 0
             kind, numbers, note = self._speaker.hello()
@@ -222,7 +231,7 @@ class Pulse:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                with connect(*self._where, "the control plane", self._silence_s, self._tls) as self._channel:
+                with connect(*self._where, "the control plane", ATTEMPT_S, self._tls) as self._channel:
                     self._go_on(self._channel)
             except (PacelineError, OSError):  # the talk connection says what is wrong
                 self._closing.wait(self._beat_s)

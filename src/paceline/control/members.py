@@ -54,6 +54,7 @@ class Membership(ABC):
         self.paused = ""
         self.finished = False
         self.ended = ""
+        self.reason = ""  # why the run waits for workers
         self.books = Books()
         self.calls = Calls(terms)
         self.doubts = Doubts()
@@ -189,7 +190,8 @@ class Membership(ABC):
         workers = [*survivors, *self.waiting]
         quorum = 1 if self.finished else self.terms.min_workers
         if len(workers) < quorum:
-            self._pause(f"{len(workers)} of at least {quorum} workers are there ({reason})", now)
+            self.reason = reason or self.reason
+            self._pause(f"{len(workers)} of at least {quorum} workers are there ({self.reason})", now)
             return
         if self.generation.number == 0 and not self._may_begin(len(workers), now):
             return
@@ -210,6 +212,8 @@ class Membership(ABC):
         if not self.paused:
             self.waits_since = now
             self.note("paused", reason=reason)
+        elif reason == self.paused:
+            return
         self.paused = reason
         for worker in self.people:
             self.say(worker, "paused", note=reason)

@@ -172,6 +172,7 @@ class Register(Membership):
             return
         person.asked = serial
         person.left = False
+        person.started = min(person.started, self.exchange)  # it has turned back from an exchange that was broken off
         if not person.holds or any(one.absent is not None for one in self.people.values()):
             self.say(worker, "answer", serial, (NOTHING,))
             return
@@ -220,7 +221,7 @@ class Register(Membership):
         late = [one.worker for one in absent if one.absent is not None and now - one.absent > self.terms.return_s]
         self.lost(late, "it did not come back after the control plane was started again", now)
         if self.broken:
-            self.settle(now, "the time to wait for others is over" if not self.paused else self.generation.reason)
+            self.settle(now, "" if self.paused else "the time to wait for others is over")
             self._end(now)
             return
         if self.departed and now - self.departed_since > self.terms.silence_s:

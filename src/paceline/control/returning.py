@@ -87,7 +87,7 @@ def back(register: Register, person: Person, holding: int, started: int, marks: 
     person.started = min(started, register.exchange + 1)
     register.books.holds(person.worker, marks)
     register.note("back", worker=person.worker, host=person.place.host)
-    if not register.broken:
+    if person.member and not register.broken:
         register.say(person.worker, "generation", note=register.generation.note())
     if register.paused:
         register.say(person.worker, "paused", note=register.paused)
