@@ -19,7 +19,7 @@ from typer.testing import Result
 from paceline.cli import kept, supervise
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 
-DEADLINE_S = 120.0
+DEADLINE_S = 150.0
 
 MEMBER = """
     import os, sys, time
@@ -109,7 +109,7 @@ def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_p
         record = json.loads((log / kept.NAME).read_text())
         assert record["plan"]["control"][1] > 0 and "PACELINE_LOG" in record["plan"]["environment"]
         first.kill()
-        first.wait(DEADLINE_S)
+        first.communicate(timeout=DEADLINE_S)
     notes = [json.loads((log / "output" / f"place-00{place}.json").read_text()) for place in (0, 1)]
     os.kill(notes[1]["pid"], signal.SIGKILL)
     until(lambda: "code" in json.loads((log / "output" / "place-001.json").read_text()))
@@ -177,6 +177,14 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
     assert result.exit_code == code, result.output
     assert "the program is over, so nobody takes its place" in result.stderr
     assert "failed after others had ended well" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_worker_that_comes_when_the_others_have_ended_is_no_failure(script: Script) -> None:
+    says = "raise RuntimeError('the control plane refuses this worker: the run is over: its workers have ended')"
+    result = plain(script, WAIT_FOR_0.strip().format(then=says))
+    assert result.exit_code == 0, result.output
+    assert "1 worker finished" in result.stderr
 
 
 @pytest.mark.processes

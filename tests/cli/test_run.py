@@ -420,6 +420,11 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "paceline-logs").exists()
 
 
+def test_the_help_tells_other_supervisors_what_they_need() -> None:
+    said = run("--help").stdout
+    assert "PACELINE_CONTROL=HOST:PORT" in said and "PACELINE_TLS=FOLDER" in said
+
+
 def test_a_missing_program_is_refused(tmp_path: Path) -> None:
     result = run("nothing.py")
     assert result.exit_code == 2

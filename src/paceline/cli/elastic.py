@@ -145,6 +145,11 @@ def reachable(address: tuple[str, int]) -> bool:
         return False
 
 
+def came_too_late(death: Death) -> bool:
+    """Whether a worker was refused because the others had come to the end of the program: nothing is wrong with it."""
+    return OVER in failure.last_words(death.stderr, death.place)[0]
+
+
 class Launcher:
     """Follows the workers of this host to their end.
 
@@ -219,7 +224,7 @@ class Launcher:
     def _refused_as_over(self) -> bool:
         """Whether the control plane, elsewhere, told one of our workers that the others had come to the end."""
         new, self._judged = self.workers.deaths[self._judged :], len(self.workers.deaths)
-        return any(OVER in failure.last_words(death.stderr, death.place)[0] for death in new)
+        return any(came_too_late(death) for death in new)
 
     @property
     def _gone(self) -> bool:

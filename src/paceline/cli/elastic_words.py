@@ -13,7 +13,7 @@ from paceline.observe.summary import seconds_text
 
 from . import failure
 from .console import err, error_panel
-from .elastic import Ending
+from .elastic import Ending, came_too_late
 from .supervise import EXPELLED, MOST, WINDOW_S, Death
 
 SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record")
@@ -53,7 +53,7 @@ def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
     if ending.stopped_by is not None:
         err().print(f"stopped by {failure.signal_name(ending.stopped_by)}: no worker is left")
         return 128 + ending.stopped_by
-    late = [death for death in ending.deaths if death.late]
+    late = [death for death in ending.deaths if death.late and not came_too_late(death)]
     if not ending.well:
         return _failed(ending)
     _name_replaced([death for death in ending.deaths if not death.late])

@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", context_settings=run.CONTEXT)(run.command)
+app.command("run", context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
 app.command("report")(report.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)

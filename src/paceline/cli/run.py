@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from .launch import Outcome
     from .workers import Command, Worker
 
+EPILOG = (
+    "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
+    "with PACELINE_CONTROL=HOST:PORT (where the control plane listens) and PACELINE_TLS=FOLDER (with cert.pem, key.pem "
+    "and ca.pem of the job). A worker that ends with exit code 75 was given up by the others, and a fresh one may come."
+)
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # what follows the script is its own
 
 
