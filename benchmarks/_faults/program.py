@@ -69,7 +69,7 @@ class Program:
         self.run = paceline.attach(
             self.model, self.optimizer, job.rule, timeout_s=job.timeout_s, seed=job.seed, **saved
         )
-        live = self.run._live
+        live = getattr(self.run, "_live", None)
         self.book = Book(Path(job.books), live.member.worker if live is not None else self.run.world.rank)
         self.steps, self.made, self.block = 0, 0, self.run.blocks
         self.start = self.model.tags.clone()
