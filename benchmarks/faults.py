@@ -10,12 +10,12 @@ Each host is a network namespace with a link of 200 Mbit/s and 1 ms, a launcher 
 go. A character model of 325,000 parameters learns Python's standard library under `bmuf(period=16)`; a minibatch
 takes 0.15 s, of which all but a few milliseconds are a sleep that stands for a device, so that two cores can carry
 eight workers. The run has a fixed number of samples, each to be used once, and ends by itself. The faults, in turns
-of random order: SIGKILL of a worker, SIGSTOP for 1 to 8 s, a link cut for 2 to 8 s, 10 % packet loss for 5 to 10 s, a
-NaN in one worker's model, a flipped bit in the newest checkpoint (a program that resumes at once has to take the one
-before), a host that joins (or, when both are there, one that is ended by SIGTERM, or SIGKILLed with its worker).
-Workers that are silent for a tenth of the timeout of 20 s are lost, so that half of the stops and cuts are survived
-and half are not. Links of host 0, which has the control plane, are not cut; `--launcher` kills its launcher once, and
-starts another with `--again`. Then the same samples are trained by six workers undisturbed.
+of random order: SIGKILL of a worker, SIGSTOP or a cut link (half of them for 0.5 to 1.7 s, half for 2.5 to 8 s;
+who is silent for a tenth of the timeout of 20 s is lost), 10 % packet loss for 5 to 10 s, a NaN in one worker's model,
+a flipped bit in the newest checkpoint (a program that resumes at once has to take the one before), a host that joins
+(or, when both are there, one that is ended by SIGTERM, or SIGKILLed with its worker). Links of host 0, which has the
+control plane, are not cut; `--launcher` kills its launcher once, and starts another with `--again`. Then the same
+samples are trained by six workers undisturbed.
 
 The last line is a JSON object:
 
@@ -205,6 +205,9 @@ def figures(cluster: Cluster, harm: Storm | None, seconds: float) -> dict[str, A
         "exchange_s": judge.spread(calm),
     }
     (cluster.directory / "recoveries.json").write_text(json.dumps(recovered, indent=1))
+    hosts = {worker.number: worker.host for worker in cluster.begun()}
+    line = judge.timeline(spans, hosts, seen, faults)
+    (cluster.directory / "timeline.json").write_text(json.dumps(line))
     if harm:
         kinds = sorted({fault.kind for fault in faults})
         found["faults"] = {kind: sum(fault.kind == kind for fault in faults) for kind in kinds}

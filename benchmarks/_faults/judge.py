@@ -136,3 +136,27 @@ def journals(logs: list[Path]) -> list[Event]:
             began = next((line["unix_s"] - line["at_s"] for line in lines if line["kind"] == "attach"), 0.0)
             rows += [{**line, "at": began + line["at_s"], "file": path.name} for line in lines]
     return rows
+
+
+def timeline(
+    spans: dict[int, list[tuple[float, float]]], hosts: dict[int, int], found: dict[int, Exchange], faults: list[Fault]
+) -> dict[str, Any]:
+    """For a picture: lives, faults and exchanges, in seconds since the first worker began."""
+    zero = min(begin for own in spans.values() for begin, _ in own)
+    whole = [one for _, one in sorted(found.items()) if one.over]
+    return {
+        "lives": {w: [(round(a - zero, 2), round(b - zero, 2)) for a, b in own] for w, own in spans.items()},
+        "hosts": hosts,
+        "faults": [
+            {"kind": f.kind, "at": round(f.at - zero, 2), "until": round(f.until - zero, 2), "host": f.host}
+            for f in faults
+        ],
+        "exchanges": [
+            {
+                "at": round(one.done - zero, 2),
+                "took_s": round(one.done - one.last_arrival, 3),
+                "waited_s": round(one.done - min(one.arrived.values()), 3),
+            }
+            for one in whole
+        ],
+    }

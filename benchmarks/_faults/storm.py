@@ -19,7 +19,8 @@ from _faults.cluster import PROGRAM, Cluster, Worker
 from _faults.job import read
 
 PAUSE_S = (10.0, 20.0)
-STOP_S, CUT_S, LOSS_S = (1.0, 8.0), (2.0, 8.0), (5.0, 10.0)
+SHORT_S, LONG_S = (0.5, 1.7), (2.5, 8.0)  # of a stop or a cut: less and more than the silence that is allowed
+LOSS_S = (5.0, 10.0)
 LOSS = 0.1
 KINDS = ("kill", "stop", "cut", "loss", "nan", "checkpoint", "join")
 GUESTS = 2  # hosts that come later
@@ -117,6 +118,10 @@ class Storm:
         fault.about["for_s"] = round(seconds, 2)
         self._open.append((time.monotonic() + seconds, fault, end))
 
+    def _away_s(self) -> float:
+        """Half of the stops and cuts are survived."""
+        return self.random.uniform(*self.random.choice((SHORT_S, LONG_S)))
+
     def _close(self, now: float) -> None:
         for one in [one for one in self._open if one[0] <= now]:
             self._open.remove(one)
@@ -137,7 +142,7 @@ class Storm:
             return False
         fault = self._did("stop", victim.host, victim.number)
         victim.signal(signal.SIGSTOP)
-        self._until(self.random.uniform(*STOP_S), fault, lambda: victim.signal(signal.SIGCONT))
+        self._until(self._away_s(), fault, lambda: victim.signal(signal.SIGCONT))
         return True
 
     def _cut(self) -> bool:
@@ -147,7 +152,7 @@ class Storm:
             return False
         fault = self._did("cut", victim.host, victim.number)
         network.cut(victim.host)
-        self._until(self.random.uniform(*CUT_S), fault, lambda: network.mend(victim.host))
+        self._until(self._away_s(), fault, lambda: network.mend(victim.host))
         return True
 
     def _loss(self) -> bool:
