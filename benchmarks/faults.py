@@ -25,12 +25,12 @@ The last line is a JSON object:
     agree             whether all who came to the end have the same bits, which the run itself checks at each exchange
                       too
     loss_ratio        validation loss of the global model, after the storm over undisturbed
-    useful_work       minibatches that are in the global model, times the 0.15 s of one, over the time of all workers
+    used_time         minibatches that are in the global model, times the 0.15 s of one, over the time of all workers
                       in which they could work: from when they hold the model (not: process start, import of torch,
                       waiting to be taken in) to their death, the beginning of the fault by which they were lost, or
                       the end of the data; stops and cuts that are survived are left out. So what counts against it is
                       all waiting for others, exchanges themselves, work that was lost, and slowed processors
-    useful_work_calm  the same of the undisturbed run: what exchanges and start alone take
+    useful_work       used_time over that of the undisturbed run: what living workers did of what they could have done
     recovery_s        from the control plane's word that a worker is lost, or from when the last survivor came to the
                       next exchange if that was later, until all survivors have made it: median, worst; `waiting` of
                       them had all survivors waiting when the word came
@@ -129,7 +129,8 @@ def storm(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         calm = Job(**{**vars(job), "books": str(directory / "calm" / "books"), "checkpoint": ""})
         undisturbed = _undisturbed(directory / "calm", calm, options)
         found["loss_ratio"] = round(found["loss"] / undisturbed["loss"], 5)
-        found |= {f"{key}_calm": undisturbed[key] for key in ("loss", "useful_work", "lost", "repeated", "seconds")}
+        found["useful_work"] = round(found["used_time"] / undisturbed["used_time"], 4)
+        found |= {f"{key}_calm": undisturbed[key] for key in ("loss", "used_time", "lost", "repeated", "seconds")}
         found["exchange_s_calm"] = undisturbed["exchange_s"]
         if found["recovery_s"] and undisturbed["exchange_s"]:
             found["recovery_ratio"] = round(found["recovery_s"]["median"] / undisturbed["exchange_s"]["median"], 2)
@@ -185,7 +186,7 @@ def figures(cluster: Cluster, harm: Storm | None, seconds: float) -> dict[str, A
     seen = count.exchanges(books)
     spans = judge.lives(books, events, faults)
     merged = count.samples(books, seen, job.samples)
-    useful, lived_s = judge.useful_work(merged["merged"], job.minibatch_s, spans)
+    useful, lived_s = judge.used_time(merged["merged"], job.minibatch_s, spans)
     recovered = judge.recoveries(seen, events)
     calm = judge.calm_exchanges(seen, events, faults)
     digests = count.digests(books)
@@ -196,7 +197,7 @@ def figures(cluster: Cluster, harm: Storm | None, seconds: float) -> dict[str, A
         "agree": len(set(digests.values())) == 1,
         "ended": len(digests),
         "loss": loss(cluster),
-        "useful_work": round(useful, 4),
+        "used_time": round(useful, 4),
         "lived_s": round(lived_s, 1),
         "seconds": round(seconds, 1),
         "came": len(spans),

@@ -48,7 +48,7 @@ def _without(begin: float, end: float, away: list[tuple[float, float]]) -> list[
     return [*found, (begin, end)] if end > begin else found
 
 
-def useful_work(merged: int, minibatch_s: float, spans: dict[int, list[tuple[float, float]]]) -> tuple[float, float]:
+def used_time(merged: int, minibatch_s: float, spans: dict[int, list[tuple[float, float]]]) -> tuple[float, float]:
     """Part of the workers' time that went into the global model; and that time, in seconds."""
     lived = sum(max(0.0, end - begin) for own in spans.values() for begin, end in own)
     return (merged * minibatch_s / lived if lived else 0.0), lived

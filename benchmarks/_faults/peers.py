@@ -123,7 +123,7 @@ def _figures(cluster: Groups, harm: Storm) -> dict[str, Any]:
                         merged.update(ids[step])
     seen = [k for worker, lines in books.items() for k in _seen(lines, cut_off=worker in harm.alive)]
     spans = judge.lives(books, _losses(harm), harm.faults)
-    useful, lived_s = judge.useful_work(sum(merged.values()) // cluster.job.batch, cluster.job.minibatch_s, spans)
+    useful, lived_s = judge.used_time(sum(merged.values()) // cluster.job.batch, cluster.job.minibatch_s, spans)
     rows = _recoveries(harm, came, over)
     calm = [max(over[k].values()) - max(came[k].values()) for k in over if len(over[k]) == cluster.groups]
     return {
@@ -134,7 +134,7 @@ def _figures(cluster: Groups, harm: Storm) -> dict[str, Any]:
         "failed_syncs": failed,
         "committed_syncs": len(over),
         "steps_whose_copies_differ": sorted(step for step, found in digests.items() if len(found) > 1),
-        "useful_work": round(useful, 4),
+        "used_time": round(useful, 4),
         "lived_s": round(lived_s, 1),
         "recovery_s": judge.spread(rows),
         "exchange_s": {"median": round(statistics.median(calm), 3)} if calm else {},
