@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "recipes": 3,
     # 4 services
     "flow": 4,
+    "guards": 4,
     "asynchronous": 4,
     "elastic": 4,
     "driver": 4,
@@ -60,6 +61,7 @@ FLOORS: dict[str, int] = {
     "ending": 4,
     "export": 4,
     "watch": 4,
+    "tuning": 4,
     "settings": 4,
     "control": 4,
     "session": 4,

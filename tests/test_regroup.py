@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline import checkpoint
+from paceline.checkpoint import loading
 from paceline.data import Feed
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.gain import eta_zeta
@@ -622,7 +623,7 @@ def test_hosts_with_different_checkpoints(saved: Path, monkeypatch: pytest.Monke
         manifest = read(path)
         return {**manifest, "size": 3} if rank() == 2 else manifest
 
-    monkeypatch.setattr(checkpoint, "read_manifest", other)
+    monkeypatch.setattr(loading, "read_manifest", other)
     for text in refused(saved, 3):
         assert "find different checkpoints" in text and "rank 2" in text
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from paceline import checkpoint, checks, elastic, ending, export, randomness, re
 from paceline.amp import skipped
 from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizers
 from paceline.blocks import Blocks
+from paceline.checkpoint import Found, Keeper, Lookup, Moment
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
@@ -27,9 +29,12 @@ from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.regroup import Old
-from paceline.rule import Rule, is_asynchronous
+from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
-from paceline.transport import Transport, connect
+from paceline.transport import Alone, Transport, connect
+from paceline.tuning.knobs import Knobs
+from paceline.tuning.mailbox import Mailbox
+from paceline.tuning.tuner import Request, Tuner
 from paceline.watch import Watch
 from paceline.world import World
 
@@ -38,21 +43,22 @@ class Run:
     """A model in training under a rule. Made by `attach`.
 
     Attributes:
-        rule: the rule.
         messages: messages of the user's own between workers.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         model = checks.inside(model, rule, settings.group)
-        self.rule, self._model, self._settings = rule, model, settings
+        self._model, self._settings, self._attached = model, settings, rule.text()
         self._optimizers = checks.optimizer_list(optimizer)
         checks.check_model(model)
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-        self._live = self._join() if settings.control is not None else None
+        self._live = self._join(rule) if settings.control is not None else None
         self._transport: Transport = (
-            self._live.transport if self._live is not None else connect(settings.timeout_s, settings.group)
+            self._live.transport
+            if self._live is not None
+            else connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
         )
         self.messages = Messages(self._transport)
         self._closed = False
@@ -65,11 +71,15 @@ class Run:
             number = self._live.member.worker if self._live is not None else self.world.rank
             self._watch = Watch(Journal(settings.log, number), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
+            self._tuner = self._tuning(rule)
             if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
+            self._keeper = self._keeper_for(settings) if settings.checkpoint is not None else None
         except BaseException:
             (self._live or self._transport).close()
+            if hasattr(self, "_tuner"):
+                self._tuner.close()
             raise
         self._hook()
         if isinstance(self._engine, elastic.Elastic):
@@ -83,22 +93,48 @@ class Run:
         """This worker's coordinates now."""
         return self._transport.world
 
-    def _join(self) -> elastic.Live:
+    def _join(self, rule: Rule) -> elastic.Live:
         """Become a worker of an elastic run."""
-        elastic.check_rule(self.rule)
-        return elastic.join(
-            self.rule, elastic.fingerprint(self.rule, self._model, self._owned, self._settings), self._settings
-        )
+        elastic.check_rule(rule)
+        return elastic.join(rule, elastic.fingerprint(rule, self._model, self._owned, self._settings), self._settings)
+
+    def _tuning(self, rule: Rule) -> Tuner:
+        """What changes while the run goes on; its hooks come before all others."""
+        workers = len(set(self.world.hosts)) if rule.within else self.world.size
+        alone = is_asynchronous(rule) and self.world.size > 1
+        mailbox = Mailbox(self._settings.log, each=alone)
+        tuner = Tuner(Knobs(self._optimizers, rule, workers), self.world, mailbox, self._watch.note, each=alone)
+        tuner.place = lambda: (self.blocks, self._flow.steps)
+        return tuner
 
     def _driver(self) -> Driver:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
         if self._live is not None:
             whole = lambda: (self._state(), self.global_state())  # noqa: E731
-            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, whole)
+            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
         if is_asynchronous(self.rule):
-            return Asynchronous(*about, self._feed)
-        return Engine(*about, lambda: self._feed.factor)
+            return Asynchronous(*about, self._feed, self._tuner)
+        return Engine(*about, lambda: self._feed.factor, self._tuner)
+
+    def _keeper_for(self, settings: Settings) -> Keeper:
+        """What takes steps of its own accord."""
+        assert settings.checkpoint is not None
+        if is_asynchronous(self.rule) and self.world.size > 1:
+            raise UnsupportedError(
+                self.world.sign(
+                    f"checkpoint= takes steps where all workers stand alike, and under {self.rule.text()} they never "
+                    "do; call run.save(path) where they come together, such as behind each epoch"
+                )
+            )
+        shelf = checkpoint.shelf_for(settings.checkpoint)
+        # the members of an elastic run hold the same, and nobody can be waited for: the first of them writes
+        among = self._transport if self._live is None else Alone()
+        keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
+        if isinstance(self._engine, elastic.Elastic):
+            self._engine.on_pause(keeper.now)
+        self._feed.safe = keeper.place
+        return keeper
 
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -121,9 +157,13 @@ class Run:
                 self._feed.follow(state["data"][0])
                 self._waiting = state.pop("included")
                 self._put("what the others gave", state)
+                self._tuner.load(state["tuning"], asked=False)
+                engine.follow(self.rule)
                 put()
                 randomness.restore(state["random"])
             settled = engine.holds_state()
+        if engine.given is not None and self._keeper is not None:
+            self._keeper.follow()
 
     # -- inside optimizer.step() ------------------------------------------------------------------
 
@@ -161,6 +201,10 @@ class Run:
         if self._engine is not None:
             self._engine.counted(warm)
         self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
+        self._tuner.look()
+        if self._keeper is not None:
+            others = isinstance(self._engine, elastic.Elastic) and not self._engine.first
+            (self._keeper.follow if others else self._keeper.stepped)()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -182,6 +226,11 @@ class Run:
     # -- what the user asks for -------------------------------------------------------------------
 
     @property
+    def rule(self) -> Rule:
+        """The rule, with the numbers that it has at present."""
+        return self._tuner.rule
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes that this worker has sent so far."""
         return self._transport.bytes_sent
@@ -195,6 +244,12 @@ class Run:
     def samples(self) -> int:
         """Samples that this worker has trained on, counted by `share`."""
         return self._feed.samples
+
+    @property
+    def spent(self) -> tuple[float, float, float]:
+        """Seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange."""
+        compute_s, wait_s, exchange_s = self._watch.spent
+        return compute_s, wait_s, exchange_s
 
     @property
     def blocks(self) -> int:
@@ -229,6 +284,29 @@ class Run:
         """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
         for name, value in values.items():
             self._watch.value(name, float(value))
+
+    def tune(self, *, revert: bool = False, **settings: Any) -> Request:
+        """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
+
+        It takes effect when the next exchange is over, between two steps; under overlap, when the next exchange that
+        begins has landed. Under asynchronous rules each worker takes it up by itself, before a later push, from the log
+        directory. With one worker it takes effect at once. The event log of every worker says what has changed and
+        when, and checkpoints hold it. A request on its way belongs to the checkpoint of the worker that made it.
+
+        Args:
+            revert: undo the last change instead.
+            settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups
+                or for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule,
+                where it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
+
+        Returns:
+            What becomes of it: `applied`, `refused`, `block`, `minibatch`.
+
+        Raises:
+            RuleError, UnsupportedError: it cannot be; nothing is changed, and nobody hears of it.
+        """
+        self._open()
+        return self._tuner.ask(settings, revert)
 
     def include(self, **objects: Any) -> None:
         """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
@@ -266,6 +344,23 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    def checkpoint(self) -> bool:
+        """Take the step that is due, if one is; True where that was so.
+
+        With `attach(..., checkpoint=DIR)` one falls due every `every_blocks` exchanges. It is taken at the top of the
+        program's loop, where schedulers and the like have made their steps too: programs that go through `run.share`
+        need not do anything, others call this at the top of their loop, on every worker. Steps are directories
+        `DIR/step-000000120`, named by the minibatches that each worker had made, with the files of `save`; the newest
+        `keep` stay. The loop stops for a copy into host memory; a thread does the rest. What cannot be written is a
+        warning, and training goes on.
+        """
+        self._open()
+        take = self._keeper.place() if self._keeper is not None and self._feed.idle else None
+        if take is None:
+            return False
+        take()
+        return True
+
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.
 
@@ -278,12 +373,20 @@ class Run:
         """
         self._open()
         self.include(**objects)
-        about = {"rule": self.rule.text(), "minibatches": self._flow.steps, "blocks": self.blocks}
-        checkpoint.save(Path(path), self._transport, about, self._state(), self.global_state())
+        checkpoint.save(Path(path), self._transport, self._about(), self._state(), self.global_state())
         self._watch.note("save", path=str(path))
 
-    def resume(self, path: str | Path, **objects: Any) -> None:
-        """Put everything back to where `save` was called.
+    def _about(self) -> dict[str, Any]:
+        # the rule as it was attached: what has been tuned since then is in the state
+        made = self._flow.steps if self._live is None else self._live.generation.exchange
+        return {"rule": self._attached, "minibatches": made, "blocks": self.blocks}
+
+    def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
+        """Put everything back to where `save` was called, or a step was taken.
+
+        Without a path, from the newest step of `attach(..., checkpoint=...)` whose sums are right on all workers; one
+        that is damaged is named, and the one before it is taken. False where there is no step: a fresh start. A path or
+        URL may name a checkpoint, or a directory of steps, of which the newest is taken in the same way.
 
         Call it before the training loop. The loop goes on at `run.epoch`, and `share` in the middle of that epoch.
 
@@ -306,21 +409,65 @@ class Run:
         All workers read the files of the old ranks that they need: on a file system that they share, or from copies.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it belongs to another program; on every worker alike.
+            CheckpointError: there is none at `path`, it or all steps are damaged, or it belongs to another program; on
+                every worker alike.
         """
         self._open()
         self.include(**objects)
-        manifest = checkpoint.look(Path(path), self._transport)
-        if manifest["rule"] != self.rule.text():
+        if isinstance(self._engine, elastic.Elastic) and self._engine.given is not None:
+            return True  # a newcomer has what the living gave it
+        with Lookup(path, self._settings.checkpoint, self._transport) as lookup:
+            found = lookup.found()
+            for why in found.damaged.values():
+                self._watch.damaged(why)
+            if found.manifest:
+                self._go_on(found)
+            if self._keeper is not None:
+                self._keeper.resumed(*lookup.own_steps(found))
+        return bool(found.manifest)
+
+    def _go_on(self, found: Found) -> None:
+        """Go on from what was found."""
+        manifest, path = found.manifest, found.name
+        if manifest["rule"] != self._attached:
             raise CheckpointError(
-                f"{path} was made under the rule {manifest['rule']}, and this run has {self.rule.text()}; "
+                f"{path} was made under the rule {manifest['rule']}, and this run has {self._attached}; "
                 "use the same rule, or begin a new run from its global model"
             )
-        if manifest["size"] == self.world.size and self._live is None:
-            self._load(path, checkpoint.load(manifest, Path(path), self._transport))
+        if found.state is not None and self._live is None:
+            self._load(path, found.state)
         else:
             self._regroup(path, Old(manifest))
-        self._watch.note("resume", path=str(path))
+        self._watch.note("resume", path=path)
+
+    def snapshot(self) -> Any:
+        """Everything that a checkpoint holds, in memory; every worker calls it at the same place, between two steps.
+
+        Raises `UnsupportedError` in the warm-up of a block rule, and under asynchronous rules.
+        """
+        self._open()
+        if self.world.size > 1 and (is_asynchronous(self.rule) or (is_block(self.rule) and self._flow.lockstep)):
+            raise UnsupportedError(
+                self.world.sign(
+                    f"{self.rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
+                    "where workers exchange each by itself"
+                )
+            )
+        return copy.deepcopy(self._state())
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a `snapshot`, bit for bit; every worker calls it, between two steps. Gradients are dropped."""
+        self._open()
+        self._state()  # what is under way comes to its end
+        self._load("the snapshot", copy.deepcopy(snapshot))
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates of this worker at once, until a snapshot is restored; for trials."""
+        rates = self._tuner.knobs.rates
+        for number in range(len(rates.groups())):
+            rates.scale(number, factor * rates.factor(number))
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -328,6 +475,7 @@ class Run:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "included": {name: thing.state_dict() for name, thing in self._included.items()},
             "exchange": self._engine.state() if self._engine is not None else {},
+            "tuning": self._tuner.state(),
             "flow": [self._flow.steps, self._flow.warm],
             "data": self._feed.state(),
             "random": randomness.capture(),
@@ -336,7 +484,9 @@ class Run:
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
         self._put(path, state)
+        self._tuner.load(state["tuning"])
         if self._engine is not None:
+            self._engine.follow(self.rule)
             self._engine.load(state["exchange"])
         self._feed.load(state["data"])
         self._transport.barrier()  # nobody asks for data before the ledger is loaded
@@ -380,7 +530,9 @@ class Run:
         if isinstance(self._engine, elastic.Elastic):
             self._engine.must_resume = False
         self._put(path, state)
-        if put is not None:
+        self._tuner.load(state["tuning"], asked=False)
+        if put is not None and self._engine is not None:
+            self._engine.follow(self.rule)
             put()
         self._transport.barrier()
         randomness.restore(state["random"])
@@ -392,6 +544,7 @@ class Run:
             "optimizers": self._old_optimizers(old),
             "included": old.part(0, "included"),
             "flow": old.part(0, "flow"),
+            "tuning": old.part(0, "tuning"),
             "data": [old.part(rank, "data") for rank in range(old.size)],
             "random": regroup.random_state(old, self.world.rank, self._settings.seed),
         }
@@ -421,8 +574,12 @@ class Run:
         if self._closed:
             return
         try:
+            if self._keeper is not None:
+                self._keeper.leave(self._feed.leads)
             if self._engine is not None:
                 self._engine.leave()
+            if self._keeper is not None:
+                self._keeper.finish()
         finally:
             self._detach()
 
@@ -434,10 +591,15 @@ class Run:
             handle.remove()
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, None)
+        self._tuner.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._engine is not None:
             self._engine.close()
-        self._watch.close(self.blocks)
         self._transport.close()
+        if self._keeper is not None:
+            self._keeper.finish()  # alone, what is being written is finished; others hear from the closed connection
+        self._watch.close(self.blocks)
 
     def abandon(self) -> None:
         """Leave at once, after an error of this worker's own: the others find out from the closed connection."""
@@ -455,3 +617,26 @@ class Run:
             return
         self._watch.note("error", message=f"{type(error).__name__}: {error}")
         self.abandon()
+
+
+class _Kept:
+    """What the keeper of a run's steps is given of it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def moment(self) -> Moment:
+        """Where the exchanges stand; a worker that is alone counts those that it would have made."""
+        moment = self._run._engine.moment if self._run._engine is not None else None
+        return moment if moment is not None else Moment(self._run._flow.exchanges)
+
+    def about(self) -> dict[str, Any]:
+        """What the manifest says."""
+        return self._run._about()
+
+    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+        """The state, and the global model where it is another one than the worker's."""
+        run = self._run
+        state = run._state()
+        ahead = run._ahead
+        return state, export.global_parts(run._model, ahead.global_tensors()) if ahead is not None else None

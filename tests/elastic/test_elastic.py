@@ -96,9 +96,17 @@ def test_the_control_plane_comes_again_in_the_middle(nursery: Nursery, tmp_path:
 def test_below_the_quorum_it_waits_for_newcomers(nursery: Nursery, tmp_path: Path) -> None:
     with Cluster(nursery, tmp_path, terms(2, min_workers=2), kills={"1": [9, "before"]}, samples=800) as cluster:
         cluster.start(2)
-        cluster.until(lambda: cluster.control.status()["paused"], "it is not paused")
+        cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
+        assert "1 of at least 2 workers" in cluster.control.status()["paused"]
         cluster.start(1)
         check(cluster, epochs=2, gone=1)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_more_come_while_the_first_begin(nursery: Nursery, tmp_path: Path, first: int) -> None:
+    with Cluster(nursery, tmp_path, terms(first), samples=800) as cluster:
+        cluster.start(4)
+        check(cluster, epochs=2)
 
 
 def test_a_storm(nursery: Nursery, tmp_path: Path) -> None:

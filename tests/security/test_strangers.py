@@ -113,7 +113,19 @@ def test_a_run_goes_on_whoever_knocks(tmp_path: Path) -> None:
     here.mkdir()
     lines = [line.removeprefix("    ") for line in PROGRAM.splitlines()]
     (here / "train.py").write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--timeout", "60", "--log", "log", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--workers",
+        "2",
+        "--timeout",
+        "120",
+        "--log",
+        "log",
+        "train.py",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
     with (
         contextlib.ExitStack() as stack,
@@ -142,7 +154,7 @@ def test_a_run_goes_on_whoever_knocks(tmp_path: Path) -> None:
             with contextlib.suppress(OSError):  # it was pushed out by those behind it
                 sock.send(b"\x16")  # a handshake that begins, and never goes on
         (here / "go").touch()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert "was turned away" in errors
     ends = [json.loads((here / f"end-{rank}").read_text()) for rank in range(2)]
@@ -151,7 +163,7 @@ def test_a_run_goes_on_whoever_knocks(tmp_path: Path) -> None:
 
 def come(file: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
     """What a worker has written, as soon as it has."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while not file.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)

@@ -67,6 +67,8 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
             except PacelineError as error:
                 problem = error
             _conclude(transport, problem)
+        for channel in [*outgoing.values(), *door.incoming.values()]:
+            channel.stall_s = timeout_s  # as long as the sender takes: a large frame on a slow link is no dead peer
         return outgoing, door.incoming
     except BaseException:
         for channel in [*outgoing.values(), *(door.close() if door is not None else [])]:

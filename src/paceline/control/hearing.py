@@ -37,6 +37,7 @@ class Hearing:
         self.generation = Generation()
         self.called = 0
         self.paused = ""
+        self.saves = False
         self._started = 0
         self._state = -1  # the exchange whose state this worker holds
         self._news = 0
@@ -101,7 +102,7 @@ class Hearing:
         if kind == "generation":
             self._learn(Generation.read(frame.note))
         elif kind == "paused":
-            self._pause(check.text(frame.note, check.REASON, "why"))
+            self._pause(check.text(frame.note, check.REASON, "why"), frame.numbers[1] == 1)
         elif kind == "check":
             self._pulse.prompt()
         elif kind in ("called", "news", "farewell"):
@@ -154,9 +155,9 @@ class Hearing:
         if newer:
             self._call("generation", generation)
 
-    def _pause(self, why: str) -> None:
+    def _pause(self, why: str, saves: bool) -> None:
         with self._changed:
-            self.paused = why
+            self.paused, self.saves = why, saves
             self._moved = time.monotonic()
             self._changed.notify_all()
         self._call("paused", why)

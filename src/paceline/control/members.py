@@ -88,6 +88,11 @@ class Membership(ABC):
         return [self.people[one] for one in self.generation.workers if one in self.people]
 
     @property
+    def saver(self) -> int | None:
+        """Who writes a checkpoint while the run waits: the first who holds the state."""
+        return next((one.worker for one in self.members if one.holds), None)
+
+    @property
     def waiting(self) -> list[Person]:
         """Those who are to be taken in."""
         return [one for one in self.people.values() if not one.member]
@@ -216,7 +221,7 @@ class Membership(ABC):
             return
         self.paused = reason
         for worker in self.people:
-            self.say(worker, "paused", note=reason)
+            self.say(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
 
     def _resume(self) -> None:
         if self.paused:

@@ -90,7 +90,8 @@ def back(register: Register, person: Person, holding: int, started: int, marks: 
     if person.member and not register.broken:
         register.say(person.worker, "generation", note=register.generation.note())
     if register.paused:
-        register.say(person.worker, "paused", note=register.paused)
+        saves = int(person.worker == register.saver)
+        register.say(person.worker, "paused", numbers=(saves,), note=register.paused)
     if all(one.absent is None for one in register.people.values()):
         for one in register.people.values():
             register.say(one.worker, "news")

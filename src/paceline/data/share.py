@@ -123,16 +123,21 @@ class Share:
         batches = self._course.batches(skip, self._length())
         if self._leases is not None:
             self._position.course = batches
+        token = self._feed.begins(self._position)
         try:
             while True:
                 self._check_alone(batches)
+                take = self._feed.asked(self._position)  # how things stand before the next batch is fetched
                 began = time.perf_counter()
                 batch = next(batches, _END)
                 self._feed.waited(time.perf_counter() - began)
                 if batch is _END:
                     break
+                if take is not None:
+                    take()
                 yield batch
         finally:
+            self._feed.ends(self._position, token)
             batches.close()
         self._position.end()
 

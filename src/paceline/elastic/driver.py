@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from paceline import checks, export
 from paceline.blocks import Blocks, Owned
+from paceline.checkpoint import Moment
 from paceline.control import GivenUpError
 from paceline.data import Feed
 from paceline.data.book import Mark
@@ -29,6 +31,7 @@ from paceline.rule import Rule, is_block
 from paceline.schedule import EveryBlock
 from paceline.settings import Settings
 from paceline.transport.base import Pending
+from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 from paceline.world import World
 
@@ -73,6 +76,7 @@ class Elastic:
         flow: counts this worker's steps.
         watch: where the time goes.
         feed: the data.
+        tuner: what is asked for while the run goes on.
         whole: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
@@ -90,16 +94,18 @@ class Elastic:
         flow: Flow,
         watch: Watch,
         feed: Feed,
+        tuner: Tuner,
         whole: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
     ) -> None:
         self.rule, self._live, self._model, self._owned = rule, live, model, owned
-        self._flow, self._watch, self._feed, self._whole = flow, watch, feed, whole
+        self._flow, self._watch, self._feed, self._tuner, self._whole = flow, watch, feed, tuner, whole
         self.local = self.closed = False
         self.given: Given | None = None
         self._on_their_way: list[Pending] = []
         self._fresh: deque[tuple[int, list[Mark]]] = deque()  # step -> places whose work is not in the global model
         self._leases = LiveLeases(live.member, self._join, lambda: live.rank == 0)
-        live.exchanger.marks = self._marks
+        live.exchanger.marks, live.exchanger.tuner = self._marks, tuner
+        tuner.follow = self.follow
         self.must_resume = False
         live.enter()
         self._start()
@@ -138,6 +144,7 @@ class Elastic:
         live.member.holds_state(live.generation.number)
         live.member.ledger()  # its answer comes behind whatever was said before
         if not live.outdated or live.member.worker not in live.member.generation.newcomers:
+            self.blocks.renumber(live.transport.world.size)  # all compare the same sums, whenever they came
             return True
         live.renew(live.member.generation)
         self._start()
@@ -150,6 +157,7 @@ class Elastic:
         """The members have changed; in the training thread."""
         live = self._live
         world, generation = live.transport.world, live.generation
+        self._tuner.among(world)
         # what is leased is leased from the first worker on, though it may be alone for a time
         self._feed.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts
@@ -210,6 +218,33 @@ class Elastic:
         """The blocks: the user's model differs from the global one."""
         return None if self.closed else self.blocks
 
+    @property
+    def moment(self) -> Moment:
+        """Where the exchanges stand."""
+        exchange = self._live.generation.exchange
+        return Moment(exchange, exchange)
+
+    @property
+    def first(self) -> bool:
+        """Whether this worker is the one that keeps the steps of the run."""
+        return self._live.rank == 0
+
+    def on_pause(self, save: Callable[[], None]) -> None:
+        """`save` is called, in a thread of its own, when the run waits for workers and this one is to save it."""
+        live = self._live
+
+        def keep() -> None:
+            with live.applying:
+                if live.member.paused:
+                    save()
+
+        def heard(why: str) -> None:
+            self._watch.note("paused", reason=why)
+            if why and live.member.saves:
+                threading.Thread(target=keep, name="paceline-pause", daemon=True).start()
+
+        live.member.on_pause(heard)
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Nothing."""
 
@@ -252,8 +287,13 @@ class Elastic:
             while self._fresh and self._fresh[0][0] <= blocks.merged:
                 self._fresh.popleft()
         finally:
+            if live.applying.locked() and live.follows is not None:
+                live.applying.release()
             live.take_over()
         self._watch.end(live.exchanger.timing, meeting, block=blocks.block, warmup=False)
+        if self._tuner.decided:
+            self._tuner.apply()
+            self.follow(self._tuner.rule)
         blocks.align(blocks.turns.begun)
         live.member.doing("computing", self._flow.steps)
         return meeting
@@ -267,6 +307,12 @@ class Elastic:
                 merged += marks
         facts = {"minibatches": own.minibatches, "total": own.total}
         return ([], merged, facts) if own.brings and own.factor == 0 else (merged, [], facts)
+
+    def follow(self, rule: Rule, now: int = 0) -> None:
+        """Go on with other numbers of the rule."""
+        if rule is not self.rule:
+            self.blocks.retune(rule, self.blocks.turns.steps)
+        self.rule = rule
 
     def leave(self) -> None:
         """Come to the end together: go to the others' exchanges until nobody has more data."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from paceline.codec import Codec, State
@@ -21,6 +22,7 @@ from paceline.errors import DesyncError, MismatchError, PeerLostError
 from paceline.exchange import Chunk, Exchanger, Flying, Header, Meeting, Opening, refuse_nothing
 from paceline.pipeline import Running
 from paceline.topology import Topology
+from paceline.tuning.tuner import Heard, Tuner
 
 if TYPE_CHECKING:
     from paceline.elastic.live import Live
@@ -39,17 +41,24 @@ class LiveExchanger(Exchanger):
     Attributes:
         marks: gives the places of the data that enter the global model with the next exchange, those that were left
             out of it, and facts about it.
+        tuner: what is asked for while the run goes on.
     """
 
     def __init__(self, live: Live, codec: Codec, topology: Topology) -> None:
         self._live, self._topology = live, topology
         super().__init__(live.transport, codec, topology)
         self.marks: Callable[[Meeting], tuple[list[Mark], list[Mark], dict[str, Any]]] = lambda meeting: ([], [], {})
+        self.tuner: Tuner | None = None
 
     def renew(self) -> None:
         """The members are others."""
         self._pipeline.close()
         super().__init__(self._live.transport, self.codec, self._topology)
+        self.asks = lambda: self.tuner is not None and self.tuner.asks
+
+    def announce(self, header: Header) -> Header:
+        """What becomes of it is heard when the exchange is made, and perhaps made once more."""
+        return header
 
     def fly(
         self,
@@ -84,6 +93,7 @@ class Attempts:
         self._opening: Opening | None = None
         self._running: list[Running] = []
         self._arrived: tuple[Meeting, list[Total]] | None = None
+        self._heard: Heard | None = None
         live.member.starts(live.exchange)
 
     def _begin(self) -> None:
@@ -98,9 +108,17 @@ class Attempts:
         self._opening = live.exchanger.open(self._header)
         if self._header.brings or not self._opening.meeting().empty:
             self._running = [
-                live.exchanger.begin_with(chunk, given.clone(), self._number)
+                live.exchanger.begin_with(chunk, self._part(given), self._number)
                 for chunk, given in zip(self._chunks, self._given, strict=True)
             ]
+
+    def _part(self, given: Tensor) -> Tensor:
+        """What is sent: the contribution, or zeros where it is far larger than usual and the others leave it out."""
+        assert self._opening is not None
+        if self._header.usual:
+            return given.clone()
+        own = self._opening.meeting().headers[self._live.transport.world.rank]
+        return given.clone() if own.factor else torch.zeros_like(given)
 
     @property
     def headers(self) -> tuple[Header, ...]:
@@ -118,7 +136,11 @@ class Attempts:
                     self._begin()
                 assert self._opening is not None
                 meeting = self._opening.meeting()
-                self._arrived = meeting, [running.finish() for running in self._running]
+                totals = [running.finish() for running in self._running]
+                tuner = self._live.exchanger.tuner
+                if meeting.asked and tuner is not None:
+                    self._heard = tuner.gather(self._live.transport)
+                self._arrived = meeting, totals
             except GivenUpError:
                 raise
             except PeerLostError as error:
@@ -127,7 +149,7 @@ class Attempts:
         return self._arrived
 
     def _again(self) -> None:
-        self._opening, self._running, self._arrived = None, [], None
+        self._opening, self._running, self._arrived, self._heard = None, [], None, None
 
     def finish(self, made: int = 0) -> Meeting:
         """Apply it, once it counts.
@@ -150,10 +172,13 @@ class Attempts:
             timing.wait_s += time.perf_counter() - asked
             if follows is None:
                 self._again()
+        self._live.applying.acquire()  # whoever called lets go, when all of it is in its place
         if meeting.weight > 0:
             for chunk, (total, state) in zip(self._chunks, totals, strict=True):
                 chunk.keep(state)
                 chunk.land(total, meeting)
+        if self._heard is not None and self._live.exchanger.tuner is not None:
+            self._live.exchanger.tuner.decide(self._heard)
         timing.exchange_s = time.perf_counter() - began - timing.wait_s
         self._live.follows = follows
         refuse_nothing(meeting, self._live.exchanger.transport.world)

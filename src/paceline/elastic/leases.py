@@ -7,7 +7,6 @@ done by those who live. It comes to the exchanges of the others meanwhile, with 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ from paceline.control import Member
 from paceline.data.book import Mark, Question
 from paceline.data.ranges import Ranges
 
-ASK_AGAIN_S = (0.002, 0.05)
-"""How long a worker that has nothing to do waits before it asks again: at first, and at most."""
+LOOK_EVERY_S = 0.2
+"""How long a worker that has nothing to do waits for news before it asks again."""
 
 
 class LiveLeases:
@@ -33,7 +32,6 @@ class LiveLeases:
 
     def ask(self, question: Question) -> Mark | None:
         """A lease; None where there is none, and with `dry` only when the epoch is over for everybody."""
-        pause, longest = ASK_AGAIN_S
         while True:
             kind, mark = self._member.ask(question)
             if kind == "work":
@@ -41,8 +39,7 @@ class LiveLeases:
             if kind == "over" or not question.dry:
                 return None
             self._join()
-            time.sleep(pause)
-            pause = min(longest, 2 * pause)
+            self._member.wait_news(LOOK_EVERY_S)
 
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over; it will not do these places of its leases."""

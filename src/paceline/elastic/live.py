@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,6 +98,7 @@ class Live:
         exchanger: carries exchanges among them.
         follows: the generation that follows the exchange that was applied last; None once it was taken over.
         moved: called when the members have changed.
+        applying: held while an exchange that counts is applied, and while somebody else reads what it changes.
     """
 
     def __init__(self, member: Member, door: Door, rule: Rule, settings: Settings) -> None:
@@ -105,6 +107,7 @@ class Live:
         self.generation = Generation(0, (), 0, frozenset(), None, False, "")
         self.exchanger = LiveExchanger(self, rule.codec, rule.common)
         self.follows: Generation | None = None
+        self.applying = threading.Lock()
         self.moved: Callable[[], None] = lambda: None
         member.on_change(self._break_off)
 

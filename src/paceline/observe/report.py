@@ -18,7 +18,7 @@ from . import figures, page
 from .log import RunLog
 from .read import read_runs
 from .summary import data_sentence, summarize, value_text, waits_much, warnings
-from .tables import asynchronous_facts, comparison, event_rows, facts, source_facts, worker_rows
+from .tables import asynchronous_facts, comparison, event_rows, facts, source_facts, tuned_rows, worker_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,6 +157,9 @@ def _body(
         notes = [f"{run.label}: {text}" for run in runs for text in warnings(run)]
         parts += [page.warning_box(notes)]
     parts += _sources(runs)
+    for run in runs:
+        rows = tuned_rows(run)
+        parts += [page.heading(f"Tuned while {run.label} went on"), page.table(rows)] if rows else []
     parts.append(page.heading("Figures") if drawn else "")
     for number, (_, title, caption, figure) in enumerate(drawn):
         parts.append(page.figure_block(figure, title, caption, number))

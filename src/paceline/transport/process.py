@@ -56,6 +56,7 @@ class ProcessTransport(Transport):
         world = World(
             rank, size, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_name()
         )
+        connection.told = lambda rows: self.told(rows) if self.told is not None else None
         self._set_up(connection, world, "all", list(range(size)), None)
         self.world = World(rank, size, 0, 1, world.host, tuple(self.gather_json(world.host)))
         self.world = connection.world = world_within(self.world, range(size))
@@ -183,7 +184,12 @@ def _backend(group: dist.ProcessGroup | None) -> str:
 
 def _fresh_name(group: dist.ProcessGroup | None) -> str:
     """Members and how many connections they had before: the same on all of them, whatever else they are part of."""
-    members = "-".join(str(rank) for rank in dist.get_process_group_ranks(group or dist.group.WORLD))
+    return fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
+def fresh_name(ranks: list[int]) -> str:
+    """A name for the next connection of `ranks`, the same on all of them."""
+    members = "-".join(str(rank) for rank in ranks)
     short = hashlib.sha256(members.encode()).hexdigest()[:12]
     _opened[short] += 1
     return f"{short}.{_opened[short]}"

@@ -74,7 +74,7 @@ class Mesh:
         self.lost: frozenset[int] = frozenset()
         self._door, self._label, self._tls = door, label, tls
         self._changed = threading.Condition()
-        self._over = threading.Event()  # broken or closed: nobody needs to be dialled
+        self._over = threading.Event()  # closed: nobody needs to be dialled
         self._operations: dict[Key, Operation] = {}
         self._slots: dict[int, Slot] = {}
         self._mail = Mail()
@@ -268,7 +268,6 @@ class Mesh:
             if self._closed:
                 return
             self.lost |= {rank for rank in lost if rank != self.world.rank}
-            self._over.set()
             first = self._broken is None
             if self._broken is None:
                 patience = min(5.0, max(1.0, self.timeout_s / 4))
@@ -352,14 +351,22 @@ class Mesh:
                 self._changed.wait(left)
                 return
             self.lost |= {*silent, *behind}
-        who = sentence(self.world, silent, behind, known)
-        if self._at().get(case.place(), 0) < case.number and self.world.rank in case.members:
-            who = "this worker did not come to it" if not self.lost else f"{who}, and this worker did not come to it"
         broken.text = self.world.sign(
-            f"exchange {case.number} ({case.name}, deadline {self.timeout_s:g} s) failed: {who}. Look at the last "
-            "lines of that worker; it died, hung, was cut off, or made fewer steps and left without run.close(). "
-            f"{_capital(broken.why)}"
+            f"exchange {case.number} ({case.name}, deadline {self.timeout_s:g} s) failed: "
+            f"{self._who(case, silent, behind, known)}. {_capital(broken.why)}"
         )
+
+    def _who(self, case: Case, silent: list[int], behind: list[int], known: list[int]) -> str:
+        """Who is to blame."""
+        if self.lost:
+            return (
+                f"{sentence(self.world, silent, behind, known)}. Look at the last lines of that worker; it died, hung, "
+                "was cut off, or made fewer steps and left without run.close()"
+            )
+        if self.world.rank in case.members and self._at().get(case.place(), 0) < case.number:
+            return "this worker did not come to it"
+        assert self._broken is not None
+        return "it was broken off" if self._broken.definite else "all came to it, and yet nothing moved"
 
     # -- the end ----------------------------------------------------------------------------------
 

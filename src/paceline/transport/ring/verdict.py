@@ -111,4 +111,4 @@ def sentence(world: World, silent: Sequence[int], behind: Sequence[int], others:
         parts.append(f"{world.names(list(silent))} did not answer")
     if behind:
         parts.append(f"{world.names(list(behind))} did not come to it")
-    return ", ".join(parts) if parts else "nobody that we can name is missing: all came to it, and nothing moved"
+    return ", ".join(parts)
