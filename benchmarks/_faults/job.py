@@ -42,7 +42,7 @@ class Job:
     timeout_s: float = 20.0
     seed: int = 0
     checkpoint: str = ""
-    every_blocks: int = 10
+    every_blocks: int = 5
 
     @property
     def samples(self) -> int:

@@ -144,11 +144,14 @@ def resume(job: Job) -> None:
     """What a new start finds in the checkpoints."""
     model = Counted(job.hidden)
     optimizer = torch.optim.SGD(model.parameters(), lr=job.lr)
-    run = paceline.attach(model, optimizer, job.rule, seed=job.seed, checkpoint=job.checkpoint, keep=3)
+    log = Path(f"{job.checkpoint}-log")
+    run = paceline.attach(model, optimizer, job.rule, log=log, seed=job.seed, checkpoint=job.checkpoint, keep=3)
     data = Samples(load_file(job.corpus)["train"], job)
     run.share(DataLoader(data, job.batch, shuffle=True, collate_fn=keep_batch))
     found = run.resume()
-    print("RESUMED", json.dumps({"found": bool(found), "block": run.blocks}), flush=True)
+    events = [json.loads(line) for path in log.glob("rank-*.jsonl") for line in path.read_text().splitlines()]
+    taken = [Path(event["path"]).name for event in events if event["kind"] == "resume"]
+    print("RESUMED", json.dumps({"found": bool(found), "step": taken[-1] if taken else ""}), flush=True)
     os._exit(0)  # this start is over before it has trained anything
 
 

@@ -208,9 +208,9 @@ class Storm:
         for fault, process in self._checks:
             said, _ = process.communicate(timeout=60)
             found = [line for line in said.splitlines() if line.startswith("RESUMED ")]
-            block = json.loads(found[-1].removeprefix("RESUMED "))["block"] if found else -1
-            fault.about |= {"resumed_at": block, "named": fault.about["newest"] in said, "said": said[-600:]}
-            fault.about["right"] = block == int(fault.about["before"].split("-")[1])
+            step = json.loads(found[-1].removeprefix("RESUMED "))["step"] if found else ""
+            fault.about |= {"resumed_at": step, "named": fault.about["newest"] in said, "said": said[-600:]}
+            fault.about["right"] = step == fault.about["before"]
 
     def _join(self) -> bool:
         """A further host comes; if both are here, one of them goes."""
