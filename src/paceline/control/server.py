@@ -146,8 +146,10 @@ class Control:
             if hello.kind != wire.PULSE:
                 self._serve_talk(channel, hello)
                 return
-            with contextlib.suppress(GivenUpError):  # it hears of that where it talks
+            try:
                 self._serve_pulse(channel, self._check_in(hello))
+            except GivenUpError as error:  # it hears of that where it talks
+                turned_away(channel.peer, error)
         except (GivenUpError, RefusedError) as error:
             with contextlib.suppress(PacelineError, ValueError):
                 kind = wire.SAID["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
