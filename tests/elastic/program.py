@@ -44,10 +44,11 @@ class Phase:
         kills: worker -> [minibatch, "before" or "after" the optimizer's step], where it gets SIGKILL.
         nans: worker -> minibatch in which its model becomes nan.
         stops: worker -> minibatch before which it gets SIGSTOP.
+        slow: worker -> seconds that its minibatches take.
+        tunes: worker -> [minibatch, settings]: what it asks for then.
         hold: after so many minibatches wait until the file `go` is there; 0 for never.
         books: directory of what the exchanges added.
         timeout: seconds.
-        stop: minibatches after which a worker's program breaks off; 0 for none.
     """
 
     books: str
@@ -59,6 +60,8 @@ class Phase:
     kills: dict[str, list[Any]] = field(default_factory=dict)
     nans: dict[str, int] = field(default_factory=dict)
     stops: dict[str, int] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+    tunes: dict[str, list[Any]] = field(default_factory=dict)
     hold: int = 0
     timeout: float = 30.0
     seed: int = 0
@@ -125,7 +128,8 @@ class Program:
             self.look()
         self.run.close()
         self.look()
-        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
+        period = getattr(self.run.rule.schedule, "period", None)
+        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model), "period": period}
 
     def look(self) -> None:
         """Write down what exchanges have added since the last look."""
@@ -142,8 +146,11 @@ class Program:
 
     def step(self, ids: Tensor, x: Tensor, y: Tensor) -> None:
         """One minibatch."""
-        time.sleep(self.phase.pause)  # stands for the work of a device
+        time.sleep(self.phase.slow.get(str(self.worker), self.phase.pause))  # stands for the work of a device
         self.steps += 1
+        asked = self.phase.tunes.get(str(self.worker))
+        if asked is not None and asked[0] == self.steps:
+            self.run.tune(**asked[1])
         if self.steps == self.phase.hold:
             while not (Path(self.phase.books) / "go").exists():
                 time.sleep(0.01)

@@ -127,6 +127,29 @@ def test_a_storm(nursery: Nursery, tmp_path: Path) -> None:
         check(cluster, epochs=2, gone=len(gone))
 
 
+def test_a_slow_worker_ends_its_blocks_with_what_it_has(nursery: Nursery, tmp_path: Path) -> None:
+    slow = {"1": 0.2}
+    with Cluster(nursery, tmp_path, terms(2, grace_s=0.02), rule="bmuf(period=16)", pause=0.004, slow=slow) as cluster:
+        cluster.start(2)
+        fast, slow_one = sorted(check(cluster, epochs=2), key=lambda one: one["worker"])
+        assert any(one["worker"] == 1 for one in cluster.saw("called"))
+        assert slow_one["steps"] < fast["steps"] / 2, "nobody waits for sixteen of its minibatches"
+
+
+def test_changes_hold_for_all_and_for_newcomers(nursery: Nursery, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"0": [10, {"lr_factor": 0.5}], "1": [11, {"period": 6}]}
+    with Cluster(
+        nursery, tmp_path, terms(2), tunes=asked, kills={"1": [30, "before"]}, hold=60, samples=800
+    ) as cluster:
+        cluster.start(2)
+        cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
+        cluster.start(1)
+        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2, gone=1)
+        assert [one["period"] for one in living] == [6, 6]
+
+
 def test_rules_that_cannot_are_refused(nursery: Nursery, tmp_path: Path) -> None:
     for rule, says in (("sync", "exchanges no blocks"), ("bmuf(period=4, overlap=2)", "overlap")):
         folder = tmp_path / says.split()[0]
