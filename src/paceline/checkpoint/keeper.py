@@ -156,6 +156,10 @@ class Keeper:
         self._damaged = sorted(damaged)
         self._mark, self._due = self._source.moment().count // self._every, None
 
+    def demand(self, why: str) -> None:
+        """Nothing goes on before `resumed` was told."""
+        self._refusal = self._refusal or why
+
     def stepped(self) -> None:
         """The optimizer made a step.
 
