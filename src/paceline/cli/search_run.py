@@ -170,7 +170,8 @@ class Search:
                 self._write()
                 raise _StopError(
                     f"the program came to its end before its first {self.plan.blocks} exchanges, so that no "
-                    "checkpoint was made; give fewer --blocks, or let the program train for longer",
+                    "checkpoint was made; give fewer --blocks, let the program train for longer, and have it go through "
+                    "its data with run.share, or call run.checkpoint() at the top of its loop",
                     FAILED,
                 )
             self.rounds.pop()

@@ -22,9 +22,7 @@ from typing import Any, Protocol
 from paceline.errors import RuleError
 from paceline.tuning.names import checked, split
 
-EXAMPLES = (
-    'write NAME=log(1e-4,1e-1), NAME=uniform(0,0.9), NAME=int(2,32) or NAME=choice(4,8,16), as in "lr=log(1e-4,1)"'
-)
+EXAMPLES = "write NAME=log(1e-4,1e-1), NAME=uniform(0,0.9), NAME=int(2,32) or NAME=choice(4,8,16)"
 NEAR = 0.1
 """Of a range, to either side."""
 TIMES = 2.0
@@ -63,7 +61,7 @@ class Numbers:
         return replace(self, low=self._within(ends[0]), high=self._within(ends[1]))
 
     def holds(self, value: Any) -> bool:
-        return self.low <= value <= self.high
+        return _is_number(value) and bool(self.low <= value <= self.high)
 
     def _within(self, value: float) -> float:
         return min(self.high, max(self.low, value))
