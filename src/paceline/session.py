@@ -381,11 +381,12 @@ class Run:
         if not now.tune:
             return
         self._tuner.knobs.check(now.tune)  # on all, so that all are refused alike
-        if self.world.rank == 0:
-            self.tune(**now.tune)
+        request = self.tune(**now.tune) if self.world.rank == 0 else None
         if isinstance(self._engine, Engine):
             self._tuner.hear(self._transport)
             self._engine.retune()
+        if request is not None and not request.applied:
+            raise UnsupportedError(self.world.sign(f"the values of this round cannot be: {request.refused}"))
 
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.

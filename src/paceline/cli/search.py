@@ -55,7 +55,9 @@ def command(
     groups: Annotated[int, typer.Option(help="Groups, each with values of its own.")] = 4,
     workers: Annotated[int, typer.Option(help="Workers of a group.")] = 1,
     rounds: Annotated[int, typer.Option(help="Rounds; after each the worst quarter copies the best.")] = 8,
-    blocks: Annotated[int, typer.Option(help="Exchanges of a group in a round.")] = 50,
+    blocks: Annotated[
+        int, typer.Option(help="Exchanges of a group in a round; with the longest period, if several.")
+    ] = 50,
     measure: Annotated[str, typer.Option(help="Value that decides, of those that the program logs.")] = "loss",
     maximize: Annotated[bool, typer.Option("--maximize", help="More of it is better.")] = False,
     together: Annotated[int, typer.Option(help="Groups that train at the same time.")] = 1,

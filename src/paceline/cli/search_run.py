@@ -33,7 +33,8 @@ from paceline.errors import PacelineError
 from paceline.observe.read import has_run, read_run
 from paceline.rounds import Round
 from paceline.tuning import mailbox
-from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores
+from paceline.tuning.names import OF_RULES
+from paceline.tuning.population import Member, Values, copies, first_round, next_round, ranking, scores
 from paceline.tuning.proposals import Proposals, optuna
 from paceline.tuning.space import Space, space
 
@@ -75,10 +76,19 @@ class Plan:
     def check(self) -> None:
         """Refuse what cannot be, before anything starts."""
         try:
-            self.space  # noqa: B018
+            names = list(self.space)
             optuna()
         except PacelineError as error:
             refuse(str(error))
+        for name in names:
+            if name in OF_RULES and self.workers == 1:
+                refuse(f"{name} changes nothing for a worker that has nobody to exchange with; give more --workers")
+
+    def exchanges(self, values: Values) -> int:
+        """Of a group in a round: as many minibatches for all, where they have different periods."""
+        if "period" not in values:
+            return self.blocks
+        return max(1, round(self.blocks * int(self.space["period"].at(1.0)) / int(values["period"])))
 
 
 class _StopError(Exception):
@@ -136,7 +146,7 @@ class Search:
         try:
             while not self.ended:
                 self._round()
-                if len(self.rounds) == plan.rounds:
+                if self.ended or len(self.rounds) == plan.rounds:
                     break
                 self.rounds.append(self._next())
         except _StopError as stop:
@@ -170,8 +180,8 @@ class Search:
                 self._write()
                 raise _StopError(
                     f"the program came to its end before its first {self.plan.blocks} exchanges, so that no "
-                    "checkpoint was made; give fewer --blocks, let the program train for longer, and have it go through "
-                    "its data with run.share, or call run.checkpoint() at the top of its loop",
+                    "checkpoint was made; give fewer --blocks, let the program train for longer, and have it go "
+                    "through its data with run.share, or call run.checkpoint() at the top of its loop",
                     FAILED,
                 )
             self.rounds.pop()
@@ -223,7 +233,7 @@ class Search:
         if "OMP_NUM_THREADS" in added:
             added["OMP_NUM_THREADS"] = str(max(1, int(added["OMP_NUM_THREADS"]) // min(plan.together, plan.groups)))
         added |= doors.environment(cluster, doors.for_workers(cluster, place, None, False), False)
-        added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), plan.blocks, member.tune).text()
+        added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), plan.exchanges(member.values), member.tune).text()
         if member.source is not None:
             step = self._step(number - 1, member.source)
             if step is None:
