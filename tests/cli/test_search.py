@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def test_a_round_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 # -- without processes --------------------------------------------------------------------------------------
 
-Ending = Callable[[int, int, dict[str, str]], "float | str | None"]
+Ending = Callable[[int, int, dict[str, str]], "float | str | signal.Signals | None"]
 
 
 @pytest.fixture
@@ -147,6 +148,8 @@ def _ended(ending: Ending, command: Command) -> Outcome:
     place = command.output.parent
     environment = dict(command.environment)
     what = ending(int(place.parent.name[-2:]), int(place.name[-2:]), environment)
+    if isinstance(what, signal.Signals):
+        return Outcome(stopped_by=what)
     if isinstance(what, str):
         file = command.output / "rank-000.err"
         file.write_text(what)
@@ -185,14 +188,17 @@ def test_a_group_that_fails_is_named_and_copies_the_best(played: Callable[[Endin
 def test_a_search_that_was_stopped_goes_on(played: Callable[[Ending], None], tmp_path: Path) -> None:
     ran: list[tuple[int, int]] = []
 
-    def ending(number: int, group: int, environment: dict[str, str]) -> float:
-        if (number, group) == (2, 1) and len(ran) == 3:
-            raise KeyboardInterrupt
+    stops = [signal.SIGTERM]
+
+    def ending(number: int, group: int, environment: dict[str, str]) -> float | signal.Signals:
+        if (number, group) == (2, 1) and stops:
+            return stops.pop()
         ran.append((number, group))
         return float(group)
 
     played(ending)
-    assert tune(*RATES, "--groups", 2, "--rounds", 3, "--log", tmp_path / "s", QUADRATIC).exit_code != 0
+    result = tune(*RATES, "--groups", 2, "--rounds", 3, "--log", tmp_path / "s", QUADRATIC)
+    assert result.exit_code == 128 + signal.SIGTERM and "paceline tune --again" in said(result)
     before = record(tmp_path / "s")
     assert tune("--again", tmp_path / "s").exit_code == 0
     assert ran == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
