@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,13 @@ def test_what_makes_no_sense_is_refused(
     result = tune(*arguments)
     assert result.exit_code == 2 and says in said(result)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    result = tune(*RATES, "--log", tmp_path / "s", QUADRATIC)
+    assert result.exit_code == 2 and "pip install 'paceline[search]'" in said(result)
+    assert not (tmp_path / "s").exists()
 
 
 def test_help_of_both() -> None:
