@@ -41,6 +41,7 @@ FLOORS: dict[str, int] = {
     "guards": 4,
     "asynchronous": 4,
     "elastic": 4,
+    "rounds": 4,
     "driver": 4,
     "pipeline": 4,
     "engine": 4,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.errors import UnsupportedError
 from paceline.fragments import Modules
 from paceline.guards import Guard, make_guard
 from paceline.recipes import make_rule
+from paceline.rounds import round_from_text
 from paceline.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
@@ -96,8 +98,18 @@ def attach(
         checkpoint=checkpoint,
         every_blocks=every_blocks,
         keep=keep,
+        start=os.environ.get("PACELINE_RESUME") or None,
     )
-    return Run(model, optimizer, chosen, settings)
+    return Run(model, optimizer, chosen, _of_a_search(settings))
+
+
+def _of_a_search(settings: Settings) -> Settings:
+    """The settings of a round, where `paceline tune --search` asks for one."""
+    text = os.environ.get("PACELINE_ROUND")
+    if not text:
+        return settings
+    found = round_from_text(text)
+    return replace(settings, round=found, checkpoint=found.checkpoint, every_blocks=found.exchanges, keep=1)
 
 
 def _certificates(tls: TLS | str | Path | None) -> TLS | None:

@@ -309,6 +309,10 @@ class Engine:
         self._tuner.apply()
         self.follow(self._tuner.rule, now)
 
+    def retune(self) -> None:
+        """Apply what all have heard, between two exchanges, where all stand after the same step."""
+        self._retune(self.blocks.turns.steps if self.blocks is not None else 0)
+
     def follow(self, rule: Rule, now: int = 0) -> None:
         """Go on with other numbers of the rule."""
         if rule is not self.rule and self.blocks is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,7 @@ from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.regroup import Old
+from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.transport import Alone, Transport, connect
@@ -133,7 +135,9 @@ class Run:
         keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
         if isinstance(self._engine, elastic.Elastic):
             self._engine.on_pause(keeper.now)
-        self._feed.safe = keeper.place
+        self._feed.safe = self._place
+        if settings.round is not None:
+            keeper.demand(MUST_RESUME)
         return keeper
 
     def _hook(self) -> None:
@@ -355,11 +359,34 @@ class Run:
         warning, and training goes on.
         """
         self._open()
-        take = self._keeper.place() if self._keeper is not None and self._feed.idle else None
+        take = self._place() if self._feed.idle else None
         if take is None:
             return False
         take()
         return True
+
+    def _place(self) -> Callable[[], None] | None:
+        """An iteration of the program's loop is over; what is returned, if anything, takes the step that is due."""
+        take = self._keeper.place() if self._keeper is not None else None
+        return partial(self._end_round, take) if take is not None and self._settings.round is not None else take
+
+    def _end_round(self, take: Callable[[], None]) -> None:
+        """Take the step with which a round of a search is over, and end the program."""
+        take()
+        self.close()
+        raise RoundOver()
+
+    def _begin_round(self, now: Round) -> None:
+        """Begin a round of a search with its values, on all workers before the next step."""
+        if not now.tune:
+            return
+        self._tuner.knobs.check(now.tune)  # on all, so that all are refused alike
+        request = self.tune(**now.tune) if self.world.rank == 0 else None
+        if isinstance(self._engine, Engine):
+            self._tuner.hear(self._transport)
+            self._engine.retune()
+        if request is not None and not request.applied:
+            raise UnsupportedError(self.world.sign(f"the values of this round cannot be: {request.refused}"))
 
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.
@@ -416,7 +443,10 @@ class Run:
         self.include(**objects)
         if isinstance(self._engine, elastic.Elastic) and self._engine.given is not None:
             return True  # a newcomer has what the living gave it
-        with Lookup(path, self._settings.checkpoint, self._transport) as lookup:
+        start, now = self._settings.start, self._settings.round
+        if now is not None and start is not None:
+            path = None
+        with Lookup(path, self._settings.checkpoint, self._transport, start) as lookup:
             found = lookup.found()
             for why in found.damaged.values():
                 self._watch.damaged(why)
@@ -424,6 +454,8 @@ class Run:
                 self._go_on(found)
             if self._keeper is not None:
                 self._keeper.resumed(*lookup.own_steps(found))
+        if now is not None:
+            self._begin_round(now)
         return bool(found.manifest)
 
     def _go_on(self, found: Found) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import UnsupportedError
 from paceline.guards import Guard
+from paceline.rounds import Round
 from paceline.transport.tls import TLS
 
 
@@ -30,6 +31,8 @@ class Settings:
         checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
         every_blocks: exchanges from one step to the next.
         keep: steps that are kept.
+        start: checkpoint from which a run without steps of its own goes on, or None.
+        round: of a search, or None.
     """
 
     log: str | Path | None = None
@@ -45,6 +48,8 @@ class Settings:
     checkpoint: str | Path | None = None
     every_blocks: int = 100
     keep: int = 3
+    start: str | None = None
+    round: Round | None = None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):

@@ -118,7 +118,8 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._free = threading.Event()  # nothing is being written, and the memory of the last copy may be used
         self._free.set()
-        self._mark = 0
+        self._mark = self._base = 0
+        self._anew = False
         self._due: Moment | None = None
         self._seen = self._warned = self._told = self._over = False
         self._damaged: list[int] = []
@@ -154,7 +155,17 @@ class Keeper:
         newer = [one for one in there if one > number and one not in damaged]
         self._refusal = self._why_not(max(newer)) if newer else ""
         self._damaged = sorted(damaged)
-        self._mark, self._due = self._source.moment().count // self._every, None
+        if self._anew:
+            self._base = self._source.moment().count
+        self._mark, self._due = self._marks(self._source.moment()), None
+
+    def demand(self, why: str) -> None:
+        """Nothing goes on before `resumed` was told, and exchanges are counted from there."""
+        self._refusal, self._anew = self._refusal or why, True
+
+    def _marks(self, moment: Moment) -> int:
+        """How many steps have fallen due."""
+        return (moment.count - self._base) // self._every
 
     def stepped(self) -> None:
         """The optimizer made a step.
@@ -167,7 +178,7 @@ class Keeper:
         if self._over:
             return
         moment = self._source.moment()
-        mark = moment.count // self._every
+        mark = self._marks(moment)
         if mark > self._mark:
             if self._due is not None:
                 self._missed(self._due)
@@ -176,7 +187,7 @@ class Keeper:
 
     def follow(self) -> None:
         """The optimizer made a step, and another worker keeps the steps of the run."""
-        self._mark, self._due, self._refusal = self._source.moment().count // self._every, None, ""
+        self._mark, self._due, self._refusal = self._marks(self._source.moment()), None, ""
 
     def now(self) -> None:
         """Take one as things stand, because the run cannot go on; from any thread, while the training stands still."""

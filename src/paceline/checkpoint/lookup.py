@@ -23,10 +23,13 @@ class Lookup:
         path: what the user named, or None for the run's own place.
         own: the run's own place, or None.
         transport: the connection.
+        start: where to look if the run's own place has no step, or is none; or None.
     """
 
-    def __init__(self, path: str | Path | None, own: str | Path | None, transport: Transport) -> None:
-        self._path, self._transport = path, transport
+    def __init__(
+        self, path: str | Path | None, own: str | Path | None, transport: Transport, start: str | None = None
+    ) -> None:
+        self._path, self._transport, self._start = path, transport, start
         self._own: Shelf | None = shelf_for(own) if own is not None else None
         self._shelves: list[Shelf] = [] if self._own is None else [self._own]
 
@@ -46,14 +49,20 @@ class Lookup:
             CheckpointError: nothing is there, or nothing that is whole.
         """
         if self._path is None:
-            if self._own is None:
+            found = self._newest(self._own) if self._own is not None else None
+            if self._start is not None and (found is None or not found.manifest):
+                return self._at(self._start)
+            if found is None:
                 raise CheckpointError(
                     "resume() was given no path, and attach no checkpoint=; give one of them, such as "
                     'attach(..., checkpoint="checkpoints")'
                 )
-            return self._newest(self._own)
-        path = local_path(self._path)
-        return self._named(path) if path is not None else self._named_by_url(str(self._path))
+            return found
+        return self._at(self._path)
+
+    def _at(self, place: str | Path) -> Found:
+        path = local_path(place)
+        return self._named(path) if path is not None else self._named_by_url(str(place))
 
     def _named(self, path: Path) -> Found:
         """A checkpoint, or the newest of a directory of steps."""

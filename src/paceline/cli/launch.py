@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,27 @@ def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
         if runner.is_alive() and runner.agent is not None:
             runner.agent.kill()
         return _outcome(runner, listener)
+
+
+def side_by_side(cluster: Cluster, commands: Sequence[Command], look: Callable[[], None]) -> list[Outcome]:
+    """Several runs of one host at once, none of which minds another's end; a signal ends all."""
+    _hush_torch()
+    with Listener() as listener:
+        runners = [_Runner(cluster, command) for command in commands]
+        for runner in runners:
+            runner.start()
+        give_up_at = float("inf")
+        while (alive := [runner for runner in runners if runner.is_alive()]) and time.monotonic() < give_up_at:
+            alive[0].join(LOOK_EVERY_S)
+            look()
+            if listener.heard and give_up_at == float("inf"):
+                give_up_at = time.monotonic() + STOP_S
+            for runner in alive:
+                runner.heed(listener.heard)
+        for runner in runners:
+            if runner.is_alive() and runner.agent is not None:
+                runner.agent.kill()
+        return [_outcome(runner, listener) for runner in runners]
 
 
 def _outcome(runner: _Runner, listener: Listener) -> Outcome:

@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, explain, report, run, tune, watch
+from . import data, doctor, explain, report, run, search, tune, watch
 
 app = typer.Typer(
     name="paceline",
@@ -22,7 +22,7 @@ app = typer.Typer(
 app.command("run", context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
 app.command("watch")(watch.command)
 app.command("report")(report.command)
-app.command("tune")(tune.command)
+app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
