@@ -77,7 +77,8 @@ def command(
     of the best quarter, and goes on with values near theirs. The program stays as it is; it has to call run.resume()
     before its training loop, and run.log(loss=...) within it.
     """
-    from .search_run import Plan, Search  # here, because torch loads for seconds and --help must not wait
+    from .search_plan import Plan  # here, because torch loads for seconds and --help must not wait
+    from .search_run import Search
 
     if again is not None:
         checks.alone(ctx, "again")

@@ -29,66 +29,24 @@ import typer
 from rich.live import Live
 
 from paceline.checkpoint.shelf import Directory
-from paceline.errors import PacelineError
 from paceline.observe.read import has_run, read_run
 from paceline.rounds import Round
 from paceline.tuning import mailbox
-from paceline.tuning.names import OF_RULES
-from paceline.tuning.population import Member, Values, copies, first_round, next_round, ranking, scores
-from paceline.tuning.proposals import Proposals, optuna
-from paceline.tuning.space import Space, space
+from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores
+from paceline.tuning.proposals import Proposals
 
 from . import doors, failure
 from .cluster import Cluster
 from .console import err, error_panel, near, out, refuse
 from .launch import Outcome, side_by_side
 from .run import environment
+from .search_plan import Plan
 from .search_words import best_text, table
 from .workers import Command
 
 RECORD = "search.json"
 FORMAT = 1
 FAILED = 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What was asked for; see `paceline tune --search --help`."""
-
-    program: list[str]
-    search: list[str]
-    groups: int
-    workers: int
-    rounds: int
-    blocks: int
-    measure: str
-    maximize: bool
-    together: int
-    rule: str | None
-    timeout_s: float
-    seed: int
-
-    @property
-    def space(self) -> Space:
-        """What is searched."""
-        return space(self.search)
-
-    def check(self) -> None:
-        """Refuse what cannot be, before anything starts."""
-        try:
-            names = list(self.space)
-            optuna()
-        except PacelineError as error:
-            refuse(str(error))
-        for name in names:
-            if name in OF_RULES and self.workers == 1:
-                refuse(f"{name} changes nothing for a worker that has nobody to exchange with; give more --workers")
-
-    def exchanges(self, values: Values) -> int:
-        """Of a group in a round: as many minibatches for all, where they have different periods."""
-        if "period" not in values:
-            return self.blocks
-        return max(1, round(self.blocks * int(self.space["period"].at(1.0)) / int(values["period"])))
 
 
 class _StopError(Exception):
