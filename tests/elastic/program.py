@@ -45,6 +45,7 @@ class Phase:
         nans: worker -> minibatch in which its model becomes nan.
         stops: worker -> minibatch before which it gets SIGSTOP.
         hold: after so many minibatches wait until the file `go` is there; 0 for never.
+        tune: settings that the first worker asks to change, at each of its minibatches.
         books: directory of what the exchanges added.
         timeout: seconds.
         stop: minibatches after which a worker's program breaks off; 0 for none.
@@ -60,6 +61,7 @@ class Phase:
     nans: dict[str, int] = field(default_factory=dict)
     stops: dict[str, int] = field(default_factory=dict)
     hold: int = 0
+    tune: dict[str, float] = field(default_factory=dict)
     timeout: float = 30.0
     seed: int = 0
 
@@ -125,7 +127,8 @@ class Program:
             self.look()
         self.run.close()
         self.look()
-        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
+        tuned = self.run._tuner.knobs.state()["factors"]
+        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model), "tuned": tuned}
 
     def look(self) -> None:
         """Write down what exchanges have added since the last look."""
@@ -160,6 +163,8 @@ class Program:
             if self.phase.nans.get(str(self.worker)) == self.steps:
                 next(self.model.net.parameters()).fill_(float("nan"))
         self.die_at("before")
+        if self.phase.tune and self.run.world.rank == 0:
+            self.run.tune(**self.phase.tune)
         self.optimizer.step()
         self.scheduler.step()
         self.die_at("after")
