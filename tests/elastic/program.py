@@ -47,6 +47,7 @@ class Phase:
         slow: worker -> seconds that its minibatches take.
         tunes: worker -> [minibatch, settings]: what it asks for then.
         hold: after so many minibatches wait until the file `go` is there; 0 for never.
+        tune: settings that the first worker asks to change, at each of its minibatches.
         books: directory of what the exchanges added.
         timeout: seconds.
     """
@@ -63,6 +64,7 @@ class Phase:
     slow: dict[str, float] = field(default_factory=dict)
     tunes: dict[str, list[Any]] = field(default_factory=dict)
     hold: int = 0
+    tune: dict[str, float] = field(default_factory=dict)
     timeout: float = 30.0
     seed: int = 0
 
@@ -128,8 +130,13 @@ class Program:
             self.look()
         self.run.close()
         self.look()
+<<<<<<< HEAD
         period = getattr(self.run.rule.schedule, "period", None)
         return {"worker": self.worker, "steps": self.steps, "state": digest(self.model), "period": period}
+=======
+        tuned = self.run._tuner.knobs.state()["factors"]
+        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model), "tuned": tuned}
+>>>>>>> s6-user
 
     def look(self) -> None:
         """Write down what exchanges have added since the last look."""
@@ -167,6 +174,8 @@ class Program:
             if self.phase.nans.get(str(self.worker)) == self.steps:
                 next(self.model.net.parameters()).fill_(float("nan"))
         self.die_at("before")
+        if self.phase.tune and self.run.world.rank == 0:
+            self.run.tune(**self.phase.tune)
         self.optimizer.step()
         self.scheduler.step()
         self.die_at("after")

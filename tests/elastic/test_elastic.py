@@ -93,6 +93,20 @@ def test_the_control_plane_comes_again_in_the_middle(nursery: Nursery, tmp_path:
         assert not cluster.saw("lost")
 
 
+def test_newcomers_begin_with_all_that_was_tuned(nursery: Nursery, tmp_path: Path) -> None:
+    """Also with what was agreed on in the very exchange behind which they come."""
+    tune = {"lr_factor": 0.999}
+    with Cluster(nursery, tmp_path, terms(2), tune=tune, hold=20, samples=800) as cluster:
+        cluster.start(2)
+        cluster.exchanged(3)
+        cluster.start(1)
+        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2)
+        assert len(living) == 3
+        assert living[0]["tuned"] and all(one["tuned"] == living[0]["tuned"] for one in living)
+
+
 def test_below_the_quorum_it_waits_for_newcomers(nursery: Nursery, tmp_path: Path) -> None:
     with Cluster(nursery, tmp_path, terms(2, min_workers=2), kills={"1": [9, "before"]}, samples=800) as cluster:
         cluster.start(2)

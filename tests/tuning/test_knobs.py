@@ -15,7 +15,10 @@ import paceline
 from paceline import rule_from_text
 from paceline.errors import UnsupportedError
 from paceline.tuning.knobs import Knobs
+from paceline.tuning.mailbox import Mailbox
 from paceline.tuning.names import flat
+from paceline.tuning.tuner import Tuner
+from paceline.world import World
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -172,3 +175,13 @@ def test_hooks_are_gone_after_the_run() -> None:
     with paceline.attach(model, optimizer) as run:
         run.tune(lr_factor=0.5)
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_a_number_that_stays_is_that_of_the_present_workers() -> None:
+    """Workers come and go; here the run began with one."""
+    optimizer = torch.optim.SGD([parameter()], lr=0.1)
+    tuned = knobs(optimizer, workers=1)
+    tuner = Tuner(tuned, World(), Mailbox(None, each=False), lambda *_, **__: None)
+    tuner.among(World(rank=1, size=4))
+    change(tuned, outer_lr=0.5)
+    assert tuned.rule.outer.momentum == knobs(optimizer, workers=4).show(["outer_momentum"])["outer_momentum"]

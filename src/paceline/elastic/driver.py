@@ -286,14 +286,14 @@ class Elastic:
             meeting = blocks.land(fragment)
             while self._fresh and self._fresh[0][0] <= blocks.merged:
                 self._fresh.popleft()
+            if self._tuner.decided:  # among those who agreed on it, and before newcomers are given the state
+                self._tuner.apply()
+                self.follow(self._tuner.rule)
         finally:
             if live.applying.locked() and live.follows is not None:
                 live.applying.release()
             live.take_over()
         self._watch.end(live.exchanger.timing, meeting, block=blocks.block, warmup=False)
-        if self._tuner.decided:
-            self._tuner.apply()
-            self.follow(self._tuner.rule)
         blocks.align(blocks.turns.begun)
         live.member.doing("computing", self._flow.steps)
         return meeting

@@ -44,10 +44,11 @@ class Knobs:
 
     Attributes:
         rule: as it is at present.
+        workers: N at present; the same on all workers whenever something changes.
     """
 
     def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int) -> None:
-        self.rule, self._workers = rule, workers
+        self.rule, self.workers = rule, workers
         self.rates = Rates(optimizers)
 
     # -- checking ---------------------------------------------------------------------------------
@@ -131,12 +132,12 @@ class Knobs:
             fields = {"momentum": None, "lr": None, **given}
         else:  # the other number stays what it is
             fields = {
-                "momentum": outer.momentum_at(1 << 30, self._workers),
-                "lr": outer.lr_at(1 << 30, self._workers),
+                "momentum": outer.momentum_at(1 << 30, self.workers),
+                "lr": outer.lr_at(1 << 30, self.workers),
                 **given,
             }
         outer = replace(outer, **fields)
-        outer.momentum_at(1 << 30, self._workers)  # raises where the gain does not go with the rate
+        outer.momentum_at(1 << 30, self.workers)  # raises where the gain does not go with the rate
         return outer
 
     # -- applying ---------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Knobs:
         outer: Any = self.rule.outer
         if base == "period":
             return self.rule.schedule.period
-        momentum, rate = outer.momentum_at(1 << 30, self._workers), outer.lr_at(1 << 30, self._workers)
+        momentum, rate = outer.momentum_at(1 << 30, self.workers), outer.lr_at(1 << 30, self.workers)
         return {"outer_momentum": momentum, "outer_lr": rate, "gain": rate / (1 - momentum)}[base]
 
     def _value(self, base: str, number: int, group: Group) -> Any:

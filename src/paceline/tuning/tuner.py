@@ -183,8 +183,8 @@ class Tuner:
         return Request(dict(row[0]), bool(row[1]), rank)
 
     def among(self, world: World) -> None:
-        """The workers are others."""
-        self._world = world
+        """The workers are others, each of them one that the rule counts."""
+        self._world, self.knobs.workers = world, world.size
 
     def _problem(self, request: Request) -> str:
         """Why this worker cannot carry it out; nothing where it can."""
