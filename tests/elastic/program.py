@@ -130,13 +130,9 @@ class Program:
             self.look()
         self.run.close()
         self.look()
-<<<<<<< HEAD
-        period = getattr(self.run.rule.schedule, "period", None)
-        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model), "period": period}
-=======
+        ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
         tuned = self.run._tuner.knobs.state()["factors"]
-        return {"worker": self.worker, "steps": self.steps, "state": digest(self.model), "tuned": tuned}
->>>>>>> s6-user
+        return {**ended, "period": getattr(self.run.rule.schedule, "period", None), "tuned": tuned}
 
     def look(self) -> None:
         """Write down what exchanges have added since the last look."""
