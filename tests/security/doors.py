@@ -177,6 +177,7 @@ def ring() -> Iterator[Opened]:
     """A worker's door for rings, in the clear."""
     door = Door(HERE)
     numbers = iter(range(1_000_000))
+    awaiting = RingTransport(door, "generation 1", World(0, 2), [(HERE, door.port), (HERE, 1)], SOON)
 
     def serves() -> None:
         label, other = f"fuzzed {next(numbers)}", Door(HERE)
@@ -190,8 +191,9 @@ def ring() -> Iterator[Opened]:
         other.close()
 
     try:
-        yield Opened(door.port, [frame(ring_hello, (1, 1), "generation 1"), *FRAMES[:3]], serves)
+        yield Opened(door.port, [frame(ring_hello, (5, 1), "generation 1"), *FRAMES[:3]], serves)
     finally:
+        awaiting.close()
         door.close()
 
 

@@ -17,13 +17,19 @@ _quiet_until = float("-inf")
 _unsaid = 0
 
 
-def turned_away(peer: str, why: object) -> None:
-    """Write down that the connection from `peer` was closed, and why; from any thread."""
+def turned_away(peer: str, why: object, expected: bool = False) -> None:
+    """Write down that the connection from `peer` was closed, and why; from any thread.
+
+    Args:
+        expected: whether workers of the job come so now and then, so that people need not be told.
+    """
     global _quiet_until, _unsaid
     with _lock:
         now = time.monotonic()
         level, more = logging.INFO, ""
-        if now >= _quiet_until:
+        if expected:
+            pass
+        elif now >= _quiet_until:
             level, more = logging.WARNING, f" (and {_unsaid} before it)" if _unsaid else ""
             _quiet_until, _unsaid = now + EVERY_S, 0
         else:

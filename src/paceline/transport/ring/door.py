@@ -167,8 +167,8 @@ class Door:
         if pushed is not None:
             self._turn_away(pushed.channel, f"more than {WAITING} connections wait for what nobody has begun")
         if reason:
-            level = logging.INFO if over else logging.WARNING  # who broke off sooner than the others is no stranger
-            self._turn_away(guest.channel, f"it comes for {label!r} as rank {guest.rank}, and {reason}", level)
+            # who broke off later than the others is no stranger
+            self._turn_away(guest.channel, f"it comes for {label!r} as rank {guest.rank}, and {reason}", expected=over)
         elif known:
             self._bring(label, guest.rank, guest.channel)
 
@@ -187,9 +187,9 @@ class Door:
         for (label, rank), guest in zip(late, guests, strict=True):
             self._turn_away(guest.channel, f"it comes for {label!r} as rank {rank}, of which nobody here has heard")
 
-    def _turn_away(self, channel: Channel, reason: str, level: int = logging.WARNING) -> None:
-        if not self._closed and level > logging.INFO:
-            turned_away(channel.peer, reason)
+    def _turn_away(self, channel: Channel, reason: str, expected: bool = False) -> None:
+        if not self._closed:
+            turned_away(channel.peer, reason, expected)
         abandon(channel)
 
 
