@@ -191,7 +191,7 @@ def ring() -> Iterator[Opened]:
         other.close()
 
     try:
-        yield Opened(door.port, [frame(ring_hello, (5, 1), "generation 1"), *FRAMES[:3]], serves)
+        yield Opened(door.port, [frame(ring_hello, (-1, 1), "generation 1"), *FRAMES[:3]], serves)
     finally:
         awaiting.close()
         door.close()
