@@ -43,6 +43,7 @@ class Phase:
         pause: seconds that a minibatch takes.
         kills: worker -> [minibatch, "before" or "after" the optimizer's step], where it gets SIGKILL.
         nans: worker -> minibatch in which its model becomes nan.
+        jumps: worker -> minibatch in which its model goes far away.
         stops: worker -> minibatch before which it gets SIGSTOP.
         hold: after so many minibatches wait until the file `go` is there; 0 for never.
         tune: settings that the first worker asks to change, at each of its minibatches.
@@ -59,6 +60,7 @@ class Phase:
     pause: float = 0.0
     kills: dict[str, list[Any]] = field(default_factory=dict)
     nans: dict[str, int] = field(default_factory=dict)
+    jumps: dict[str, int] = field(default_factory=dict)
     stops: dict[str, int] = field(default_factory=dict)
     hold: int = 0
     tune: dict[str, float] = field(default_factory=dict)
@@ -162,6 +164,8 @@ class Program:
             self.model.slots[self.worker % SLOTS] += 1 / self.made
             if self.phase.nans.get(str(self.worker)) == self.steps:
                 next(self.model.net.parameters()).fill_(float("nan"))
+            if self.phase.jumps.get(str(self.worker)) == self.steps:
+                next(self.model.net.parameters()).add_(1000.0)
         self.die_at("before")
         if self.phase.tune and self.run.world.rank == 0:
             self.run.tune(**self.phase.tune)
