@@ -193,6 +193,27 @@ def test_a_killed_worker_takes_its_family_and_the_others_along(script: Script, t
     assert_gone(pids)
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="only this kernel is asked to end them")
+def test_workers_end_with_a_launcher_that_is_killed(script: Script, tmp_path: Path) -> None:
+    """They would write into the checkpoints of the run that is started in its stead."""
+    with started("--workers", 2, script(FAMILY.format(ignore="", then=""))) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(pids := list(tmp_path.glob("pids-*"))) < 2:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+        workers = [int(path.read_text().split()[0]) for path in pids]
+        children = [int(path.read_text().split()[1]) for path in pids]
+        try:
+            assert_gone(workers)
+        finally:
+            for pid in [*workers, *children]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 ASYNCHRONOUS = """
     import os, signal, time
     import torch, paceline

@@ -43,6 +43,7 @@ class Phase:
         pause: seconds that a minibatch takes.
         kills: worker -> [minibatch, "before" or "after" the optimizer's step], where it gets SIGKILL.
         nans: worker -> minibatch in which its model becomes nan.
+        jumps: worker -> minibatch in which its model goes far away.
         stops: worker -> minibatch before which it gets SIGSTOP.
         slow: worker -> seconds that its minibatches take.
         tunes: worker -> [minibatch, settings]: what it asks for then.
@@ -60,6 +61,7 @@ class Phase:
     pause: float = 0.0
     kills: dict[str, list[Any]] = field(default_factory=dict)
     nans: dict[str, int] = field(default_factory=dict)
+    jumps: dict[str, int] = field(default_factory=dict)
     stops: dict[str, int] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     tunes: dict[str, list[Any]] = field(default_factory=dict)
@@ -169,6 +171,8 @@ class Program:
             self.model.slots[self.worker % SLOTS] += 1 / self.made
             if self.phase.nans.get(str(self.worker)) == self.steps:
                 next(self.model.net.parameters()).fill_(float("nan"))
+            if self.phase.jumps.get(str(self.worker)) == self.steps:
+                next(self.model.net.parameters()).add_(1000.0)
         self.die_at("before")
         if self.phase.tune and self.run.world.rank == 0:
             self.run.tune(**self.phase.tune)

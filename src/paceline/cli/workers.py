@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.errors import PacelineError
+
+from . import leash
 
 GRACE_S = 5.0  # between the request to stop and the order
 ASK_EVERY_S = 1.0  # whether another host has failed
@@ -190,7 +193,7 @@ def _spawn(command: Command, rank: int, environment: dict[str, str]) -> Worker:
     stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(
-            command.arguments,
+            [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command.arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,

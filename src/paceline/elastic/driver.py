@@ -53,6 +53,7 @@ def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) ->
     rows = [row for part in _parts(model, owned) for row in part.layout()]
     about = checks.about_optimizers(owned)
     del about["optimizer state at attach"]  # a newcomer is given it
+    about["guard"] = str(settings.guard)
     found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
     numbers = sum(p.numel() for _, named in owned for _, p in named)
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
@@ -110,7 +111,8 @@ class Elastic:
         live.enter()
         self._start()
         device = torch.device("cpu") if settings.outer_state == "host" else None
-        self.blocks = Blocks(rule, live.exchanger, model, owned, device, live.transport.world.size)
+        size = live.transport.world.size
+        self.blocks = Blocks(rule, live.exchanger, model, owned, device, size, settings.guard)
         self.blocks.capture_moments()
         live.moved = self._moved
         self._moved(note=False)
