@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -166,11 +167,18 @@ def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool)
         if not quiet:
             err().print(f"taken up again: {running} of {plan.workers} workers still run", markup=False)
     if plan.leads and not quiet:
-        secure = " --open" if plan.tls is None else " --job FILE"
-        join = f"paceline run --join {plan.address} --workers N{secure} PROGRAM"
-        err().print(
-            f"the control plane listens at {plan.address}; other hosts join with: {join}", markup=False, soft_wrap=True
-        )
+        err().print(_how_to_join(plan), markup=False, soft_wrap=True)
+
+
+def _how_to_join(plan: Plan) -> str:
+    """What a launcher elsewhere has to say; where no secret was made for other hosts, this one's certificate serves."""
+    secret = plan.tls is not None and (Path(plan.tls).parent / "job.pem").exists()
+    here = plan.control[0] in ("127.0.0.1", "::1", "localhost") and not secret
+    secure = " --open" if plan.tls is None else f" --tls {shlex.quote(plan.tls)}" if here else " --job FILE"
+    who = "others on this host join" if here else "other hosts join"
+    join = f"paceline run --join {plan.address} --workers N{secure} PROGRAM"
+    beyond = "; for other hosts begin with --listen" if here else ""
+    return f"the control plane listens at {plan.address}; {who} with: {join}{beyond}"
 
 
 @contextlib.contextmanager
