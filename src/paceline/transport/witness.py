@@ -10,12 +10,14 @@ Answers are JSON, cut to a length; nothing that arrives is ever executed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import sys
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -147,6 +149,16 @@ class Asked:
             self.store.set(self.asked(rank), b"what")
 
 
+_all: weakref.WeakSet[Witness] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A program may end without closing its connections."""
+    for witness in list(_all):
+        witness.end()
+
+
 class Witness:
     """A thread that answers for a worker, once.
 
@@ -166,6 +178,7 @@ class Witness:
             own = Asked(store.clone(), name)
             self._thread = threading.Thread(target=self._attend, args=(own,), name="paceline-witness", daemon=True)
             self._thread.start()
+            _all.add(self)
 
     def _attend(self, places: Asked) -> None:
         while not self._over:
