@@ -129,6 +129,8 @@ class Program:
         included = {"scheduler": scheduler} if scheduler else {}
         if self.resume is not None:
             run.resume(self.resume, **included)
+        elif "checkpoint" in self.settings:
+            run.resume(**included)
         out, shared = Outcome({}), run.share(loader, even=self.even)
         step = run.minibatches
         for _ in range(run.epoch, self.epochs):

@@ -38,7 +38,10 @@ FLOORS: dict[str, int] = {
     "recipes": 3,
     # 4 services
     "flow": 4,
+    "guards": 4,
     "asynchronous": 4,
+    "elastic": 4,
+    "rounds": 4,
     "driver": 4,
     "pipeline": 4,
     "engine": 4,
@@ -59,7 +62,9 @@ FLOORS: dict[str, int] = {
     "ending": 4,
     "export": 4,
     "watch": 4,
+    "tuning": 4,
     "settings": 4,
+    "control": 4,
     "session": 4,
     "attach": 4,
     # 5 edges

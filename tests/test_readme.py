@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md says is true: its Python runs, its commands exist."""
+"""What README.md and the documents say is true: their Python runs, their commands exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ README = ROOT / "README.md"
 if not README.is_file():
     pytest.skip("README.md is not written yet", allow_module_level=True)
 
-TEXT = README.read_text(encoding="utf-8")
+TEXTS = {path: path.read_text(encoding="utf-8") for path in (README, *sorted((ROOT / "docs").glob("*.md")))}
+TEXT = "\n".join(TEXTS.values())
 
 
 def blocks(language: str) -> list[str]:
@@ -83,8 +84,10 @@ def test_commands_of_ours_exist() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    linked = {link for link in re.findall(r"\]\(([^)#:]+)\)", TEXT) if not link.startswith("http")}
-    assert all((ROOT / link).exists() for link in linked), linked
+    for path, text in TEXTS.items():
+        links = {link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not link.startswith("http")}
+        for link in links:
+            assert (path.parent / link).exists(), (path, link)
     run = {word for line in commands() for word in re.findall(r"(?:examples|benchmarks)/[\w./-]+\.py", line)}
     assert all((ROOT / path).is_file() for path in run), run
 

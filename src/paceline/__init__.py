@@ -30,6 +30,7 @@ from paceline.errors import (
     RuleError,
     UnsupportedError,
 )
+from paceline.guards import Guard
 from paceline.recipes import RECIPES, rule_from_text
 from paceline.rule import Rule
 from paceline.session import Run
@@ -48,6 +49,7 @@ __all__ = [
     "CorruptFileError",
     "DataError",
     "DesyncError",
+    "Guard",
     "MismatchError",
     "NonFiniteError",
     "NotServedError",

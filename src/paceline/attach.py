@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
+from paceline.errors import UnsupportedError
 from paceline.fragments import Modules
+from paceline.guards import Guard, make_guard
 from paceline.recipes import make_rule
-from paceline.rule import Rule
+from paceline.rounds import round_from_text
+from paceline.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
 from paceline.transport.tls import TLS
@@ -29,6 +33,11 @@ def attach(
     scaler: Any = None,
     group: Any = None,
     tls: TLS | str | Path | None = None,
+    transport: str = "auto",
+    guard: Guard | str | None = "auto",
+    checkpoint: str | Path | None = None,
+    every_blocks: int = 100,
+    keep: int = 3,
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -46,8 +55,18 @@ def attach(
         outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
         scaler: the GradScaler, where gradients are exchanged and one is used.
         group: the torch.distributed group whose members are the workers; None for all processes.
-        tls: certificates for the connections of asynchronous rules: a `paceline.TLS`, or the folder of `cert.pem`,
-            `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else connections in the clear.
+        tls: certificates for the connections of asynchronous rules and of `transport="channel"`: a `paceline.TLS`, or
+            the folder of `cert.pem`, `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else
+            connections in the clear.
+        transport: how processes exchange: "auto" is torch.distributed; "channel" are rings over paceline's own sockets,
+            with `tls` for networks that are not the job's own. Tensors then travel through host memory.
+        guard: whose contribution is far larger than usual is left out of the mean, as one with inf or nan is: "auto"
+            judges blocks, "outliers" gradients as well, a `paceline.Guard` says when, and None never.
+        checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
+            `run.resume()` goes on from there with the same bits; see `Run.checkpoint`. None keeps none.
+        every_blocks: exchanges from one step to the next: blocks (of a fragment, where a model has several), or
+            minibatches under rules without blocks.
+        keep: how many steps are kept; room is needed for one more.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -56,19 +75,41 @@ def attach(
     Raises:
         RuleError: the rule or one of its settings does not exist.
         UnsupportedError: the model or the optimizer cannot be served so.
+        CheckpointError: `checkpoint` cannot be read.
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
     """
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
+    if guard not in (None, "auto") and is_asynchronous(chosen):
+        raise UnsupportedError(
+            f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
+            "guard away (what is not finite is refused all the same)"
+        )
     settings = Settings(
-        log if log is not None else os.environ.get("PACELINE_LOG"),
-        timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
-        seed,
-        outer_state,
-        scaler,
-        group,
-        _certificates(tls if tls is not None else os.environ.get("PACELINE_TLS")),
+        log=log if log is not None else os.environ.get("PACELINE_LOG"),
+        timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
+        seed=seed,
+        outer_state=outer_state,
+        scaler=scaler,
+        group=group,
+        tls=_certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
+        transport=transport,
+        control=os.environ.get("PACELINE_CONTROL") or None,
+        guard=make_guard(guard),
+        checkpoint=checkpoint,
+        every_blocks=every_blocks,
+        keep=keep,
+        start=os.environ.get("PACELINE_RESUME") or None,
     )
-    return Run(model, optimizer, chosen, settings)
+    return Run(model, optimizer, chosen, _of_a_search(settings))
+
+
+def _of_a_search(settings: Settings) -> Settings:
+    """The settings of a round, where `paceline tune --search` asks for one."""
+    text = os.environ.get("PACELINE_ROUND")
+    if not text:
+        return settings
+    found = round_from_text(text)
+    return replace(settings, round=found, checkpoint=found.checkpoint, every_blocks=found.exchanges, keep=1)
 
 
 def _certificates(tls: TLS | str | Path | None) -> TLS | None:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.fragments import Modules
+from paceline.guards import Guard
 from paceline.lanes import BufferLane, Lane, ParameterLane
 from paceline.regroup import Old
 from paceline.rule import Rule
@@ -37,18 +38,49 @@ class Turns:
         made: fragment -> minibatches made since its exchange began, of those under way.
         begun: exchanges begun so far, by anybody.
         steps: minibatches since the first block began.
+        at: after which of these steps the last exchanges began, one of each fragment.
+        shift: minibatches by which changes of the period have moved the schedule.
+        asked: after which of these steps all hear what somebody has asked for.
     """
 
     since: list[int]
     made: dict[int, int] = field(default_factory=dict)
     begun: int = 0
     steps: int = 0
+    at: list[int] = field(default_factory=list)
+    shift: int = 0
+    asked: list[int] = field(default_factory=list)
 
     def stepped(self) -> None:
         """A minibatch was made."""
         self.steps += 1
         self.since = [n + 1 for n in self.since]
         self.made = {fragment: n + 1 for fragment, n in self.made.items()}
+
+    def ends(self, schedule: EveryBlock) -> int:
+        """After which step the next exchange begins: by the schedule, but never before it can."""
+        step = schedule.ends(self.begun) + self.shift
+        if self.at:
+            step = max(step, self.at[-1] + 1)
+        if len(self.at) == schedule.fragments:
+            step = max(step, self.at[0] + schedule.overlap)  # the fragment's last exchange has landed by then
+        return step
+
+    def begin(self, schedule: EveryBlock) -> None:
+        """The next exchange begins."""
+        self.at = [*self.at, self.ends(schedule)][-schedule.fragments :]
+        self.begun += 1
+
+    def retime(self, before: EveryBlock, after: EveryBlock, now: int) -> None:
+        """Go on with another period: the block under way ends when it has as many minibatches, or at once."""
+        last = self.at[-1] if self.at else before.ends(self.begun - 1) + self.shift
+        gap = after.ends(self.begun) - after.ends(self.begun - 1)
+        self.shift = max(last + gap, now) - after.ends(self.begun)
+
+    def hear(self, fragment: int, overlap: int) -> None:
+        """Somebody asked with the exchange of a fragment: all hear it when that is over on all who go on."""
+        number = self.begun - 1 - (self.begun - 1 - fragment) % len(self.since)
+        self.asked = sorted([*self.asked, self.at[number - self.begun] + overlap])
 
 
 class Blocks:
@@ -61,6 +93,7 @@ class Blocks:
         owned: (optimizer, its named parameters) pairs.
         state_device: where outer state lies; None for the parameters' own device.
         workers: N, as the rule counts them.
+        guard: against contributions that are far larger than usual, or None.
     """
 
     def __init__(
@@ -71,11 +104,12 @@ class Blocks:
         owned: Owned,
         state_device: torch.device | None,
         workers: int,
+        guard: Guard | None = None,
     ) -> None:
         assert isinstance(rule.schedule, EveryBlock)
         self._schedule = rule.schedule
         self.updates = [
-            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers)
+            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers, guard)
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.turns = Turns([0] * len(self.updates))
@@ -96,7 +130,29 @@ class Blocks:
 
     def due(self) -> bool:
         """Whether the next fragment's block is over."""
-        return self.turns.steps >= self._schedule.ends(self.turns.begun)
+        return self.turns.steps >= self.turns.ends(self._schedule)
+
+    def asked(self, rests: bool) -> int | None:
+        """After which step what somebody asked for is heard, where the time for it has come.
+
+        Between which two exchanges that is follows from the schedule alone, so that it is the same for workers that go
+        on and for one that `rests`, which makes no steps any more but comes to every exchange.
+        """
+        now = self.turns.ends(self._schedule) if rests else self.turns.steps
+        return self.turns.asked.pop(0) if self.turns.asked and now >= self.turns.asked[0] else None
+
+    def retune(self, rule: Rule, now: int) -> None:
+        """Go on with other numbers of the rule from step `now` on."""
+        assert isinstance(rule.schedule, EveryBlock)
+        self.turns.retime(self._schedule, rule.schedule, now)
+        self._schedule = rule.schedule
+        for update in self.updates:
+            update.retune(rule)
+
+    @property
+    def coming(self) -> bool:
+        """Whether something is under way, and the next step begins nothing more."""
+        return bool(self.turns.made) and self.turns.steps + 1 < self._schedule.ends(self.turns.begun)
 
     def begin(self, total: int, leaving: bool, idle: bool = False) -> None:
         """End the block of the fragment whose turn it is; it lands at once, or later.
@@ -108,13 +164,14 @@ class Blocks:
         """
         fragment, turns = self.next, self.turns
         work = Work(0 if idle else turns.since[fragment], total, leaving=leaving)
-        turns.since[fragment], turns.begun = 0, turns.begun + 1
+        turns.since[fragment] = 0
+        turns.begin(self._schedule)
         self.entered[fragment] = total
         behind = self._schedule.overlap > 0 and not leaving
         self.updates[fragment].begin(work, behind)
         if behind:
             turns.made[fragment] = 0
-        if not self.updates[fragment].finite:
+        if self.updates[fragment].left_out:
             self._restart_others(fragment)
 
     def _restart_others(self, fragment: int) -> None:
@@ -129,7 +186,10 @@ class Blocks:
 
     def land(self, fragment: int) -> Meeting:
         """Apply the exchange of a fragment that `begin` sent."""
-        return self.updates[fragment].land(self.turns.made.pop(fragment, None))
+        meeting = self.updates[fragment].land(self.turns.made.pop(fragment, None))
+        if meeting.asked:
+            self.turns.hear(fragment, self._schedule.overlap)
+        return meeting
 
     @property
     def merged(self) -> int:
@@ -206,6 +266,7 @@ class Blocks:
             for update, since in zip(self.updates, turns.since, strict=True)
         ]
         rows[0]["turns"] = [turns.begun, turns.steps, sorted(turns.made.items())]
+        rows[0]["retimed"] = [turns.at, turns.shift, turns.asked]
         rows[0]["entered"] = self.entered
         return rows
 
@@ -215,7 +276,8 @@ class Blocks:
             update.load(row["outer"], row["numbers"], row["passing"])
         begun, steps, made = rows[0]["turns"]
         self.entered = list(rows[0]["entered"])
-        self.turns = Turns([row["since"] for row in rows], {int(f): int(n) for f, n in made}, begun, steps)
+        since, under_way = [row["since"] for row in rows], {int(f): int(n) for f, n in made}
+        self.turns = Turns(since, under_way, begun, steps, *rows[0]["retimed"])
 
     # -- from another number of workers -----------------------------------------------------------
 
@@ -244,6 +306,26 @@ class Blocks:
                 raise CheckpointError(f"the checkpoint does not fit what is exchanged: {misfit}")
             rows.append(row)
         return rows
+
+    def renumber(self, workers: int) -> None:
+        """Others have left or come."""
+        for update in self.updates:
+            update.renumber(workers)
+
+    def join(self, rows: list[dict[str, Any]], begun: int) -> None:
+        """Begin in the middle of blocks that others are in, from what `saved` gave; after the optimizers' own.
+
+        Args:
+            rows: of every fragment.
+            begun: exchanges that have been made.
+        """
+        for update, row in zip(self.updates, rows, strict=True):
+            update.join(row["outer"], row["numbers"])
+        self.align(begun)
+
+    def align(self, begun: int) -> None:
+        """So many exchanges have begun, and the next one is due after as many steps from now on every worker."""
+        self.turns = Turns(self.turns.since, {}, begun, self._schedule.ends(begun - 1) if begun else 0)
 
     def regroup(self, rows: list[dict[str, Any]]) -> None:
         """Begin new blocks from what `saved` gave, or first ones where that is nothing; after the optimizers' own."""

@@ -21,7 +21,7 @@ def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
     unreadable = f"cannot read the {what} {text!r}; write it like {example}"
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RuleError(unreadable) from error
     if isinstance(tree, ast.Name):
         return tree.id, {}
@@ -33,7 +33,7 @@ def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
     for keyword in tree.keywords:
         try:
             settings[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError, MemoryError) as error:
             raise RuleError(
                 f"the value of {keyword.arg} in {text!r} is not a plain number, word in quotes, True, False or None"
             ) from error

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.checkpoint import Moment
 from paceline.data.supply import Leases
 from paceline.fragments import Fragment
 from paceline.regroup import Old
+from paceline.rule import Rule
 
 
 class GlobalLane(Protocol):
@@ -67,6 +69,10 @@ class Driver(Protocol):
         """Minibatches of this worker whose work is in the global model: the first so many."""
 
     @property
+    def moment(self) -> Moment | None:
+        """Where the exchanges stand; None under rules by which workers never stand alike."""
+
+    @property
     def leases(self) -> Leases | None:
         """The way to the ledger of the data, under rules by which workers go on unevenly."""
 
@@ -82,6 +88,9 @@ class Driver(Protocol):
 
     def counted(self, warm: bool) -> None:
         """A minibatch was counted; `warm` where a warm-up is over with it."""
+
+    def follow(self, rule: Rule) -> None:
+        """Go on with other numbers of the rule."""
 
     def leave(self) -> None:
         """Come to the end together."""

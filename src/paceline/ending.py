@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from paceline.control.errors import EXPELLED, GivenUpError
 from paceline.errors import UnsupportedError
 from paceline.transport import Transport, virtual
 from paceline.update import Named
@@ -26,15 +28,21 @@ def at_end(run: virtual.Closable) -> Callable[[], None]:
         return lambda: cluster.endings[rank].remove(run)
 
     def finish() -> None:
-        (run.abandon if _failed() else run.close)()
+        error = _error()
+        (run.abandon if error is not None else run.close)()
+        if isinstance(error, GivenUpError):  # whoever started this worker sees that a fresh one may come
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXPELLED)
 
     atexit.register(finish)
     return lambda: atexit.unregister(finish)
 
 
-def _failed() -> bool:
-    """Whether the interpreter is ending because of an exception that nobody caught."""
-    return getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
+def _error() -> BaseException | None:
+    """The exception that nobody caught, because of which the interpreter is ending."""
+    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error
 
 
 def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:

@@ -16,6 +16,7 @@ from paceline import checks, ending, export
 from paceline.amp import ScalerHook
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
+from paceline.checkpoint import Moment
 from paceline.codec import Dense
 from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
@@ -27,6 +28,7 @@ from paceline.rule import Rule, is_block
 from paceline.settings import Settings
 from paceline.topology import Flat
 from paceline.transport import Transport
+from paceline.tuning.tuner import Tuner
 from paceline.update import Work
 from paceline.watch import Watch
 
@@ -51,6 +53,7 @@ class Engine:
         flow: counts this worker's steps.
         watch: where the time goes.
         factor: weight of the minibatch under way, in parts of a full one.
+        tuner: what is asked for while the run goes on.
     """
 
     def __init__(
@@ -63,9 +66,10 @@ class Engine:
         flow: Flow,
         watch: Watch,
         factor: Callable[[], float],
+        tuner: Tuner,
     ) -> None:
         self.rule, self._transport, self._model, self._owned, self._settings = rule, transport, model, owned, settings
-        self._flow, self._watch, self._factor = flow, watch, factor
+        self._flow, self._watch, self._factor, self._tuner = flow, watch, factor, tuner
         self.closed = self.local = False
         self.blocks: Blocks | None = None
         self.gradients: list[GradientUpdate] = []
@@ -76,6 +80,7 @@ class Engine:
 
     def _join(self) -> None:
         settings = {"seed": self._settings.seed, "outer_state": self._settings.outer_state}
+        settings["guard"] = str(self._settings.guard)
         settings |= checks.about_optimizers(self._owned)
         checks.check_same(self._transport, self.rule, self._start_parts(), settings)
         ending.claim(self._transport, self._owned)
@@ -85,7 +90,8 @@ class Engine:
         self._inner = self._within_host() if self.rule.within else None
         if is_block(self.rule) and self._workers() > 1:
             device = torch.device("cpu") if self._settings.outer_state == "host" else None
-            blocks = Blocks(self.rule, self._exchanger, self._model, self._owned, device, self._workers())
+            about = (self.rule, self._exchanger, self._model, self._owned, device, self._workers())
+            blocks = Blocks(*about, self._settings.guard)
             checks.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
             blocks.capture_moments()
             self.blocks = blocks
@@ -93,6 +99,9 @@ class Engine:
             self._exchange_gradients(self._exchanger)
         elif self._inner is not None:
             self._exchange_gradients(self._inner)
+        for exchanger in (self._exchanger, self._inner):
+            if exchanger is not None and exchanger.transport.world.size == self._transport.world.size:
+                exchanger.asks = lambda: self._tuner.asks
 
     def _within_host(self) -> Exchanger | None:
         """The connection among the processes of this host, where any host has several."""
@@ -111,11 +120,23 @@ class Engine:
     def _exchange_gradients(self, exchanger: Exchanger) -> None:
         last = len(self._owned) - 1
         occasion = Occasion(
-            lambda: self.gradients_due and not self.local, self._work, self._watched, PassEnd(), early=last == 0
+            lambda: self.gradients_due and not self.local,
+            self._work,
+            self._watched,
+            PassEnd(),
+            early=last == 0,
+            heard=self._hear,
         )
         self.gradients = [
             GradientUpdate(
-                self.rule, exchanger, 1 + number, optimizer, named, self._model if number == last else None, occasion
+                self.rule,
+                exchanger,
+                1 + number,
+                optimizer,
+                named,
+                self._model if number == last else None,
+                occasion,
+                self._settings.guard,
             )
             for number, (optimizer, named) in enumerate(self._owned)
         ]
@@ -145,6 +166,15 @@ class Engine:
     def merged(self) -> int:
         """Minibatches of this worker whose work is in the global model: the first so many."""
         return self._flow.steps if self._flow.lockstep or self.blocks is None else self.blocks.merged
+
+    @property
+    def moment(self) -> Moment:
+        """Where the exchanges stand."""
+        if self.blocks is None or self._flow.lockstep:
+            one = self._exchanger if self._flow.lockstep or self._inner is None else self._inner
+            return Moment(self._flow.exchanges, one.sequence, one.left)
+        one = self._exchanger
+        return Moment(self.rule.schedule.warmup + self.blocks.turns.begun, one.sequence, one.left, self.blocks.coming)
 
     @property
     def leases(self) -> Leases | None:
@@ -203,14 +233,17 @@ class Engine:
             self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
         elif self.blocks is not None and not self._flow.lockstep:
             self._advance(self.blocks, idle=False)
+        self._retune(0)
 
     def _advance(self, blocks: Blocks, idle: bool) -> None:
         """A step of a block was made: apply what has had its time, send what is due."""
         blocks.turns.stepped()
         for fragment in blocks.landing():
             self._land(fragment)
+        self._hear_blocks(blocks, rests=False)
         if blocks.due():
             self._end_block(leaving=False, idle=idle)
+            self._hear_blocks(blocks, rests=False)
 
     def _end_block(self, leaving: bool, idle: bool = False) -> Meeting | None:
         """End a fragment's block; the meeting where its result is waited for."""
@@ -250,6 +283,41 @@ class Engine:
         self._stop_gradients()
         if self._inner is not None:
             self._exchange_gradients(self._inner)
+        self._hear(meeting)
+        self._retune(0)
+
+    # -- what is asked for while the run goes on --------------------------------------------------
+
+    def _hear(self, meeting: Meeting) -> None:
+        """An exchange of all is over, and nothing of it is on the wire: hear what somebody has asked for.
+
+        Of gradients that is in the middle of a step, at whose end it takes effect.
+        """
+        if meeting.asked:
+            self._tuner.hear(self._transport)
+
+    def _hear_blocks(self, blocks: Blocks, rests: bool) -> None:
+        """Hear what came with exchanges of blocks, where the time for it has come, and begin with it."""
+        while (now := blocks.asked(rests)) is not None:
+            self._tuner.hear(self._transport)
+            self._retune(now)
+
+    def _retune(self, now: int) -> None:
+        """Apply what all have heard; `now` counts the steps since the first block began."""
+        if not self._tuner.decided:
+            return
+        self._tuner.apply()
+        self.follow(self._tuner.rule, now)
+
+    def retune(self) -> None:
+        """Apply what all have heard, between two exchanges, where all stand after the same step."""
+        self._retune(self.blocks.turns.steps if self.blocks is not None else 0)
+
+    def follow(self, rule: Rule, now: int = 0) -> None:
+        """Go on with other numbers of the rule."""
+        if rule is not self.rule and self.blocks is not None:
+            self.blocks.retune(rule, now)
+        self.rule = rule
 
     @property
     def ahead(self) -> Blocks | None:
@@ -282,6 +350,7 @@ class Engine:
             elif meeting.all_leaving:
                 self._even_out(self._transport, meeting, self._start_parts())
                 return
+            self._retune(0)
 
     def _leave_host(self, inner: Exchanger) -> None:
         """Join the steps of this host, and its blocks, until all its processes have left; then be as they are."""
@@ -292,6 +361,7 @@ class Engine:
                 break
             if self.blocks is not None and meeting.weight > 0 and any(h.kind == last for h in meeting.headers):
                 self._advance(self.blocks, idle=True)
+            self._retune(0)
         self._land_all()
         parts = self._start_parts() if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
         self._even_out(inner.transport, meeting, parts)
@@ -300,6 +370,7 @@ class Engine:
         """Exchange every fragment once more after all have left, whoever comes last with work."""
         quiet = 0
         while quiet < len(blocks.updates):
+            self._hear_blocks(blocks, rests=True)
             meeting = self._end_block(leaving=True)
             assert meeting is not None
             quiet = quiet + 1 if meeting.all_leaving else 0
@@ -371,7 +442,7 @@ class Engine:
         warming = self.rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
         rows = self.blocks.saved(old) if self.blocks is not None and not warming else []
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
-        names = ("order", "usual", "expected", "exchanges")
+        names = ("order", "usual", "expected", "exchanges", "norms")
         gradients = [
             {name: old.part(0, "exchange", "gradients", k, name) for name in names} for k in range(len(self._owned))
         ]

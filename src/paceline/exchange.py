@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.codec import Codec, Dense, Layout, State, Steps
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
+from paceline.guards import outliers
 from paceline.pipeline import Finished, Pipeline, Running
 from paceline.topology import Topology
 from paceline.transport.base import Pending, Transport
@@ -96,9 +97,15 @@ def _number(bits: int) -> float:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all workers said, in rank order."""
+    """What all workers said, in rank order.
+
+    Attributes:
+        headers: with the factor 0 where a contribution is left out.
+        between: least and greatest norm of those that were usual before, where norms are judged.
+    """
 
     headers: tuple[Header, ...]
+    between: tuple[float, float] | None = None
 
     @property
     def weight(self) -> float:
@@ -118,8 +125,23 @@ class Meeting:
 
     @property
     def left_out(self) -> list[int]:
-        """Ranks whose contribution was not finite."""
-        return [rank for rank, h in enumerate(self.headers) if not h.finite]
+        """Ranks whose contribution was not finite, or far larger than usual."""
+        return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
+
+    @property
+    def accepted(self) -> dict[int, float]:
+        """Rank -> norm, of the contributions that went into the mean."""
+        return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
+
+    @property
+    def changed(self) -> bool:
+        """Whether most contributions were unusual and were accepted for that."""
+        return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
+
+    @property
+    def anybody_left(self) -> bool:
+        """Whether a worker has come to its end, or only keeps the others of its host company in a block."""
+        return any(h.leaving or (h.kind >= BLOCK and not h.minibatches) for h in self.headers)
 
     @property
     def all_leaving(self) -> bool:
@@ -130,6 +152,11 @@ class Meeting:
     def kind(self) -> int:
         """Which exchange this is, where somebody brought a payload."""
         return next(h.kind for h in self.headers if h.brings)
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody has something to say to all."""
+        return any(h.asks for h in self.headers)
 
     @property
     def empty(self) -> bool:
@@ -168,6 +195,20 @@ class Chunk(Protocol):
         """Then, when it lands, to the rest; `made` minibatches were made meanwhile."""
 
 
+class Flying(Protocol):
+    """An exchange under way; see :class:`Flight`."""
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """What all said, in rank order; waits for it."""
+
+    def arrive(self) -> list[State]:
+        """Wait until nothing is left to do but to move the tensors; each chunk's new state."""
+
+    def finish(self, made: int = 0) -> Meeting:
+        """Apply everything."""
+
+
 @dataclass
 class Timing:
     """Where the time of an exchange went, seconds."""
@@ -190,13 +231,33 @@ class Exchanger:
         self.transport, self.codec = transport, codec
         self._route = topology.route(transport, codec.operations)
         self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or behind))
+        self._announced: Opening | None = None
         self.sequence = 0
+        self.asks: Callable[[], bool] = lambda: False
+        """Whether this worker has something to say to all once the next exchange is over."""
         self.timing = Timing()
+        self.left: int | None = None
+        """Number of the exchange in which somebody first came with nothing more to bring."""
 
     def open(self, header: Header) -> Opening:
-        """Say `header` to all; the number of the exchange is filled in here."""
+        """Say `header` to all; the number of the exchange is filled in here, and whether this worker asks."""
+        if self._announced is not None:
+            opening, self._announced = self._announced, None
+            return opening
         self.sequence += 1
-        return Opening(self, replace(header, sequence=self.sequence))
+        return Opening(self, replace(header, sequence=self.sequence, asks=self.asks()))
+
+    def announce(self, header: Header) -> Header:
+        """Say `header` before anything is packed, and learn what becomes of it; the next `open` goes on from there.
+
+        An unusual contribution goes into the mean or not by what the others bring.
+        """
+        opening = self.open(header)
+        self._announced = opening
+        try:
+            return opening.meeting().headers[self.transport.world.rank]
+        except (DesyncError, MismatchError):  # whoever finishes the exchange is told, when nothing is on the wire
+            return replace(opening.header, factor=0.0)
 
     def tell(self, row: Tensor) -> tuple[Pending, Tensor]:
         """Start to gather `row`, int64, shape (k,), from all: what to wait for, and where the rows will be (N, k)."""
@@ -206,7 +267,11 @@ class Exchanger:
 
     def begin(self, chunk: Chunk, factor: float, number: int) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload."""
-        return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number))
+        return self.begin_with(chunk, chunk.fill(factor), number)
+
+    def begin_with(self, chunk: Chunk, x: Tensor, number: int) -> Running:
+        """The same with a contribution that was filled before; `x` becomes the sum."""
+        return self._pipeline.start(self._steps(chunk, x, number))
 
     def begin_behind(self, chunk: Chunk, factor: float, number: int, opening: Opening) -> Running:
         """The same where the worker goes on meanwhile: all work on the chunk is done where it is carried."""
@@ -227,6 +292,17 @@ class Exchanger:
     def meet(self, header: Header, chunks_of: Callable[[int], Sequence[Chunk]], number: int = 0) -> Meeting:
         """A whole exchange, with a few chunks on their way at a time; see :class:`Flight`."""
         return Flight(self, header, chunks_of, number, IN_FLIGHT).finish()
+
+    def fly(
+        self,
+        header: Header,
+        chunks_of: Callable[[int], Sequence[Chunk]],
+        number: int,
+        in_flight: int,
+        checksum: Callable[[], int],
+    ) -> Flying:
+        """Start a whole exchange; arguments as for :class:`Flight`. `checksum` gives the header's anew."""
+        return Flight(self, header, chunks_of, number, in_flight)
 
     def close(self) -> None:
         """End what works in the background."""
@@ -256,9 +332,11 @@ class Opening:
             if self._meeting is None:
                 began = time.perf_counter()
                 self._pending.wait()
-                meeting = Meeting(tuple(Header.unpack(line) for line in self._rows.tolist()))
+                meeting = judged(Meeting(tuple(Header.unpack(line) for line in self._rows.tolist())))
                 self._exchanger.timing.wait_s += time.perf_counter() - began
                 agree(meeting, self._exchanger.transport.world)
+                if self._exchanger.left is None and meeting.anybody_left:
+                    self._exchanger.left = self.header.sequence
                 self._meeting = meeting
             return self._meeting
 
@@ -316,6 +394,11 @@ class Flight:
         flight._number, flight._in_flight, flight.behind = 0, 0, True
         return flight
 
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """What all said, in rank order."""
+        return self.opening.meeting().headers
+
     def arrive(self) -> list[State]:
         """Wait until nothing is left to do but to move the tensors; each chunk's new state."""
         assert self.behind
@@ -370,6 +453,16 @@ def refuse_nothing(meeting: Meeting, world: World) -> None:
                 "clip gradients, or resume from a checkpoint"
             )
         )
+
+
+def judged(meeting: Meeting) -> Meeting:
+    """The meeting with the factor 0 for contributions that are far larger than usual, and than those of the others."""
+    said = {rank: (h.norm, h.usual) for rank, h in enumerate(meeting.headers) if h.brings and h.finite and h.factor}
+    out = outliers(said)
+    if not out:
+        return meeting
+    headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(meeting.headers))
+    return replace(meeting, headers=tuple(headers))
 
 
 def agree(meeting: Meeting, world: World) -> None:

@@ -32,14 +32,19 @@ def plain_state(model: Modules) -> dict[str, Tensor]:
     return found
 
 
-def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state dictionary with `values` in place of the worker's own; copies. Tied names share a value."""
+def global_parts(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state dictionary with `values` in place of the worker's own; no copies. Tied names share a value."""
     plain = plain_state(model)
     by_memory = {plain[name].data_ptr(): value for name, value in values.items() if name in plain}
     return {
-        name: (values[name] if name in values else by_memory.get(tensor.data_ptr(), tensor)).detach().clone()
+        name: values[name] if name in values else by_memory.get(tensor.data_ptr(), tensor)
         for name, tensor in plain.items()
     }
+
+
+def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, copied."""
+    return {name: tensor.detach().clone() for name, tensor in global_parts(model, values).items()}
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from paceline.codec import Layout, State
 from paceline.errors import UnsupportedError
 from paceline.exchange import Meeting, fold
 from paceline.fragments import Fragment, local
-from paceline.lanes import shares_memory
+from paceline.lanes import LARGEST, shares_memory
 
 
 class FlatGradient:
@@ -39,6 +39,10 @@ class FlatGradient:
         )
         self.has = [False] * len(fragment.tensors)
         self.finite = True
+        self.judged = False
+        """Whether norms are taken: a sum, which finds inf and nan as well, costs half as much."""
+        self.square = 0.0
+        """Of the norm of what was packed, where it is judged."""
         self._packed = 0
         self.muted = False
         self._taken: list[tuple[int, int] | None] = []
@@ -66,7 +70,7 @@ class FlatGradient:
 
     def forget(self) -> None:
         """Nothing is packed any more."""
-        self._packed, self.finite = 0, True
+        self._packed, self.finite, self.square = 0, True, 0.0
         self._taken = []
 
     def is_packed(self, number: int) -> bool:
@@ -176,9 +180,14 @@ class GradientChunk:
         x = self.part.wire[self.begin : self.end]
         if factor == 0:
             return x.zero_()
-        if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
-            self.part.finite = False
-            return x.zero_()
+        found = float(torch.linalg.vector_norm(x) if self.part.judged else x.sum())
+        if not math.isfinite(found):
+            if not bool(torch.isfinite(x).all()):
+                self.part.finite = False
+                return x.zero_()
+            found = LARGEST  # the sum has overflowed, or the squares have
+        if self.part.judged:
+            self.part.square += found * found
         return x if factor == 1 else x.mul_(factor)
 
     def keep(self, state: State) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.schedule import EveryStep, Schedule
+from paceline.schedule import EveryBlock, EveryStep, Schedule
 
 
 @dataclass
@@ -28,6 +28,15 @@ class Flow:
         if isinstance(self.schedule, EveryStep):
             return True
         return self.schedule.warmup > 0 and not self.warm
+
+    @property
+    def exchanges(self) -> int:
+        """What a worker that has nobody to exchange with would have exchanged by now."""
+        schedule = self.schedule
+        if not isinstance(schedule, EveryBlock):
+            return self.steps
+        warm = min(self.steps, schedule.warmup)
+        return warm + (self.steps - warm) * schedule.fragments // schedule.period
 
     def stepped(self) -> bool:
         """Count a step; whether the warm-up is over with it (and whoever is told so sets `warm`)."""

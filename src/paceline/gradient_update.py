@@ -17,6 +17,8 @@ gradients add up.
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -31,9 +33,10 @@ from paceline.backward import Backward, PassEnd
 from paceline.carriers import FirstMoments
 from paceline.codec import Dense
 from paceline.errors import MismatchError, NonFiniteError
-from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, refuse_nothing
+from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, judged, refuse_nothing
 from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.fragments import Modules, fragments
+from paceline.guards import Guard, Norms
 from paceline.lanes import LaneChunk, Moves, buffer_lanes
 from paceline.outer.base import Coefficients
 from paceline.payload import FirstMoment
@@ -57,6 +60,7 @@ class Occasion:
         ends: the ends of backward passes, shared by the updates of a run.
         early: whether chunks may leave before the pass is over; with several optimizers their order would not be
             certain.
+        heard: told of every exchange when nothing of it is on the wire any more.
     """
 
     due: Callable[[], bool]
@@ -64,6 +68,7 @@ class Occasion:
     watched: Callable[[Exchanger, list[Meeting]], AbstractContextManager[None]]
     ends: PassEnd
     early: bool
+    heard: Callable[[Meeting], None]
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class Footer:
         presence: checksum of which parameters have a gradient.
         passes: backward passes since the last step.
         checksum: of the parameters, 0 where not taken.
+        usual: whether the norm is not far outside of what is usual.
+        norm: of the gradients, with the precision of 32 bits; 0 where not judged.
     """
 
     finite: bool = True
@@ -83,15 +90,20 @@ class Footer:
     presence: int = 0
     passes: int = 0
     checksum: int = 0
+    usual: bool = True
+    norm: float = 0.0
 
     def pack(self) -> Tensor:
         """As int64, shape (5,)."""
-        return torch.tensor([int(self.finite), int(self.stale), self.presence, self.passes, self.checksum])
+        (bits,) = struct.unpack("<I", struct.pack("<f", min(self.norm, 3e38)))
+        condition = self.finite | self.usual << 1 | bits << 2
+        return torch.tensor([condition, int(self.stale), self.presence, self.passes, self.checksum])
 
     @classmethod
     def unpack(cls, row: list[int]) -> Footer:
         """The inverse of `pack`."""
-        return cls(bool(row[0]), bool(row[1]), *row[2:])
+        (norm,) = struct.unpack("<f", struct.pack("<I", row[0] >> 2))
+        return cls(bool(row[0] & 1), bool(row[1]), row[2], row[3], row[4], bool(row[0] >> 1 & 1), norm)
 
 
 def _no_moves(meeting: Meeting) -> Moves:
@@ -110,6 +122,7 @@ class GradientUpdate:
         named: its parameters.
         model: whose buffers are averaged along with these gradients; None where another optimizer's carry them.
         occasion: the run's side.
+        guard: against gradients that are far larger than usual, or None.
     """
 
     def __init__(
@@ -121,6 +134,7 @@ class GradientUpdate:
         named: Named,
         model: Modules | None,
         occasion: Occasion,
+        guard: Guard | None = None,
     ) -> None:
         self._rule, self._exchanger, self.kind, self._named, self._occasion = rule, exchanger, kind, named, occasion
         self._codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
@@ -135,6 +149,7 @@ class GradientUpdate:
         self._usual: set[int] = set()  # parameters that get a gradient in the last pass before a step
         self._expected = 1  # passes before a step
         self._exchanges = 0
+        self._norms = Norms(guard) if guard is not None and guard.gradients else None
         self._opening: Opening | None = None
         self._running: list[tuple[Chunk, Running]] = []
         self._stale = False
@@ -220,7 +235,10 @@ class GradientUpdate:
             finite = all(part.finite for part in self.parts)
             finite = finite and all(lane.fragment.finite() for lane in self.buffer_lanes)
             stale = self._stale or any(part.changed() for part in self.parts)
-            footer = Footer(finite, stale, self._presence(), self._backward.passes, self._checked())
+            norm = self._norm() if finite else 0.0
+            usual = self._norms is None or self._norms.usual(self._exchanger.transport.world.rank, norm)
+            said = (self._presence(), self._backward.passes, self._checked(), usual, norm)
+            footer = Footer(finite, stale, *said)
             met.append(self._conclude(opening, footer, self._factor))
             self._learn()
 
@@ -271,9 +289,9 @@ class GradientUpdate:
         pending.wait()
         footers = [Footer.unpack(row) for row in rows.tolist()]
         self._agree(meeting, footers)
-        meeting = _with(meeting, footers)
-        if not all(f.finite for f in footers) or any(f.stale for f in footers):
-            self._send_all(factor if footer.finite else 0.0)
+        meeting = judged(_with(meeting, footers))
+        if meeting.left_out or any(f.stale for f in footers):
+            self._send_all(meeting.headers[self._exchanger.transport.world.rank].factor)
             results = [(chunk, *running.finish()) for chunk, running in self._running]
         self._running = []
         self._exchanges += 1
@@ -285,7 +303,20 @@ class GradientUpdate:
             self._share_presence()
         self._land(results, meeting)
         self._expected = max(f.passes for f in brought) or 1
-        return meeting
+        self._occasion.heard(meeting)
+        return self._remember(meeting)
+
+    def _norm(self) -> float:
+        """Of this worker's gradients; 0 where it is not judged."""
+        return math.sqrt(sum(part.square for part in self.parts)) if self._norms is not None else 0.0
+
+    def _remember(self, meeting: Meeting) -> Meeting:
+        """Take the norms into the window; the meeting with what was usual before."""
+        if self._norms is None:
+            return meeting
+        between = self._norms.between
+        self._norms.add(meeting.accepted, meeting.changed)
+        return replace(meeting, between=between)
 
     def _collect(self, opening: Opening) -> tuple[Meeting, list[Any]]:
         """Wait for everything; an error of the header is raised when nothing is on the wire any more."""
@@ -352,6 +383,7 @@ class GradientUpdate:
         last_of: list[tuple[int, GradientChunk]] = []
         for place, fragment in enumerate(fragments("parameters", [self._named[index] for index in order])):
             part = FlatGradient(fragment, self._exchanger.transport.wire_device(fragment.device), codec.exact)
+            part.judged = self._norms is not None
             self.parts.append(part)
             for number, tensor in enumerate(fragment.tensors):
                 self._place[index_of[id(tensor)]] = (place, number)
@@ -425,19 +457,28 @@ class GradientUpdate:
             "expected": self._expected,
             "exchanges": self._exchanges,
             "codec": [dict(chunk.state) for chunk in self._chunks],
+            "norms": self._norms.state() if self._norms is not None else [],
         }
 
     def load(self, saved: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self._usual, self._expected, self._exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        self.parts, self._chunks, self._buffer_chunks = [], [], []  # a run that goes back may have built them
+        self._load_norms(saved)
         if saved["order"]:
             self._build([int(index) for index in saved["order"]])
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):
             chunk.state = restored(kept, chunk.part.wire.device)
 
+    def _load_norms(self, saved: dict[str, Any]) -> None:
+        """A run that was saved without a guard has none to give."""
+        if self._norms is not None:
+            self._norms.load(saved.get("norms") or [])
+
     def regroup(self, saved: dict[str, Any]) -> None:
         """Take over what `state` gave among another number of workers: the counts, and nothing that a codec kept."""
         self._usual, self._expected, self._exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        self._load_norms(saved)
         if len(saved["order"]) == len(self._named) and not self._chunks:
             self._build([int(index) for index in saved["order"]])
         for chunk in self._chunks:
@@ -448,7 +489,7 @@ def _with(meeting: Meeting, footers: list[Footer]) -> Meeting:
     """The meeting as the footers leave it: who was not finite weighs nothing."""
     return Meeting(
         tuple(
-            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0)
+            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, norm=f.norm, usual=f.usual)
             for h, f in zip(meeting.headers, footers, strict=True)
         )
     )

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,9 @@ from paceline.optimizers import Moment
 from paceline.outer import Outer
 from paceline.outer.base import Coefficients
 from paceline.outer.moments import block_decay, compensate
+
+LARGEST = 1e150
+"""Taken for a norm that is too large to be computed; its square still can be."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,13 @@ class Lane(ABC):
         """What this worker's numbers are multiplied with."""
         return factor
 
+    def norm(self) -> float | None:
+        """Euclidean norm of this worker's contribution; None where that says nothing of how the worker trains.
+
+        Infinite or nan where the contribution holds such a number, and where the squares are too large.
+        """
+        return None
+
     @abstractmethod
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         """Write this worker's contribution for [begin, end) into `out`, on the lane's device."""
@@ -188,6 +198,10 @@ class ParameterLane(Lane):
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
 
+    def retune(self, outer: Outer) -> None:
+        """Go on with other numbers of the same outer step."""
+        self._outer = outer
+
     def _origin(self, begin: int, end: int) -> Tensor:
         """The start of the block as the worker saw it: rounded to the parameters' dtype."""
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
@@ -199,6 +213,16 @@ class ParameterLane(Lane):
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         torch.sub(self.values(begin, end), self._origin(begin, end), out=out)
+
+    @torch.no_grad()
+    def norm(self) -> float:
+        parts = []
+        for low in range(0, self.numel, self.block_elements):
+            high = min(self.numel, low + self.block_elements)
+            out = self.scratch(2, high - low)
+            self.contribute(low, high, out)
+            parts.append(torch.linalg.vector_norm(out))  # what it reads is still in the cache
+        return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
@@ -459,6 +483,17 @@ class LaneChunk:
             elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
                 mean = torch.div(mean, weight, out=scratch)
             use(low, high, mean, meeting, moves)
+
+
+def measure(lanes: Iterable[Lane]) -> tuple[float, bool]:
+    """The norm of what these lanes contribute together, and whether all of it is finite."""
+    square, finite = 0.0, True
+    for lane in lanes:
+        norm = lane.norm()
+        if norm is None or not math.isfinite(norm):
+            finite = finite and lane.fragment.finite()  # numbers whose squares are too large are finite still
+        square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
+    return math.sqrt(square) if finite else 0.0, finite
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:

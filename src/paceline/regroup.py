@@ -14,17 +14,15 @@ what it needs and found that it fits.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import randomness
-from paceline.checkpoint import GLOBAL, checked, rank_names
+from paceline.checkpoint import GLOBAL, checked, rank_names, read_json, read_tensors
 from paceline.errors import CheckpointError
 from paceline.tree import build
 
@@ -58,13 +56,13 @@ class Old:
         self.size = int(manifest["size"])
         self._manifest = manifest
         self._rests: dict[int, Any] = {}
-        self._tensors = [_Tensors(manifest, rank_names(rank)[0]) for rank in range(self.size)]
+        self._tensors: list[dict[str, Tensor]] = [_Tensors(manifest, rank_names(r)[0]) for r in range(self.size)]
 
     def _find(self, rank: int, path: tuple[str | int, ...]) -> Any:
         """The place `path` of a rank's state as JSON, or None."""
         if rank not in self._rests:
             file = checked(self._manifest, rank_names(rank)[1])
-            self._rests[rank] = json.loads(file.read_text(encoding="utf-8"))
+            self._rests[rank] = read_json(file)
         value = self._rests[rank]
         for step in path:
             inside = step < len(value) if isinstance(value, list) and isinstance(step, int) else step in (value or ())
@@ -83,7 +81,7 @@ class Old:
 
     def model(self) -> dict[str, Tensor]:
         """The global model."""
-        return load_file(checked(self._manifest, GLOBAL))
+        return read_tensors(checked(self._manifest, GLOBAL))
 
 
 # -- the optimizers of several workers ---------------------------------------------------------------------------------

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,10 +16,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import checkpoint, checks, ending, export, randomness, regroup
+from paceline import checkpoint, checks, elastic, ending, export, randomness, regroup
 from paceline.amp import skipped
 from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizers
 from paceline.blocks import Blocks
+from paceline.checkpoint import Found, Keeper, Lookup, Moment
 from paceline.data import Feed, Share
 from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
@@ -27,57 +30,115 @@ from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.regroup import Old
-from paceline.rule import Rule, is_asynchronous
+from paceline.rounds import MUST_RESUME, Round, RoundOver
+from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
-from paceline.transport import Transport, connect
+from paceline.transport import Alone, Transport, connect
+from paceline.tuning.knobs import Knobs
+from paceline.tuning.mailbox import Mailbox
+from paceline.tuning.tuner import Request, Tuner
 from paceline.watch import Watch
+from paceline.world import World
 
 
 class Run:
     """A model in training under a rule. Made by `attach`.
 
     Attributes:
-        rule: the rule.
-        world: this worker's coordinates (rank, size, host).
         messages: messages of the user's own between workers.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         model = checks.inside(model, rule, settings.group)
-        self.rule, self._model, self._settings = rule, model, settings
+        self._model, self._settings, self._attached = model, settings, rule.text()
         self._optimizers = checks.optimizer_list(optimizer)
         checks.check_model(model)
         self._owned = checks.own_parameters(model, self._optimizers)
         checks.check_rule(rule, self._owned)
         checks.check_scaler(rule, settings.scaler)
-        self._transport: Transport = connect(settings.timeout_s, settings.group)
-        self.world = self._transport.world
+        self._live = self._join(rule) if settings.control is not None else None
+        self._transport: Transport = (
+            self._live.transport
+            if self._live is not None
+            else connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
+        )
         self.messages = Messages(self._transport)
         self._closed = False
         self._handles: list[Any] = []
         self._flow = Flow(rule.schedule)
         self._included: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}  # what living workers gave for objects that were not named yet
         self._engine: Driver | None = None
         try:
-            self._watch = Watch(Journal(settings.log, self.world.rank), self._transport)
+            number = self._live.member.worker if self._live is not None else self.world.rank
+            self._watch = Watch(Journal(settings.log, number), self._transport)
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
-            if self.world.size > 1:
+            self._tuner = self._tuning(rule)
+            if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
                 self._feed.leases = self._engine.leases
+            self._keeper = self._keeper_for(settings) if settings.checkpoint is not None else None
         except BaseException:
-            self._transport.close()
+            (self._live or self._transport).close()
+            if hasattr(self, "_tuner"):
+                self._tuner.close()
             raise
         self._hook()
+        if isinstance(self._engine, elastic.Elastic):
+            self._take_over(self._engine)
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
         self._forget = ending.at_end(self)
 
+    @property
+    def world(self) -> World:
+        """This worker's coordinates now."""
+        return self._transport.world
+
+    def _join(self, rule: Rule) -> elastic.Live:
+        """Become a worker of an elastic run."""
+        elastic.check_rule(rule)
+        return elastic.join(rule, elastic.fingerprint(rule, self._model, self._owned, self._settings), self._settings)
+
+    def _tuning(self, rule: Rule) -> Tuner:
+        """What changes while the run goes on; its hooks come before all others."""
+        workers = len(set(self.world.hosts)) if rule.within else self.world.size
+        alone = is_asynchronous(rule) and self.world.size > 1
+        mailbox = Mailbox(self._settings.log, each=alone)
+        tuner = Tuner(Knobs(self._optimizers, rule, workers), self.world, mailbox, self._watch.note, each=alone)
+        tuner.place = lambda: (self.blocks, self._flow.steps)
+        return tuner
+
     def _driver(self) -> Driver:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
+        if self._live is not None:
+            whole = lambda: (self._state(), self.global_state())  # noqa: E731
+            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
         if is_asynchronous(self.rule):
-            return Asynchronous(*about, self._feed)
-        return Engine(*about, lambda: self._feed.factor)
+            return Asynchronous(*about, self._feed, self._tuner)
+        return Engine(*about, lambda: self._feed.factor, self._tuner)
+
+    def _keeper_for(self, settings: Settings) -> Keeper:
+        """What takes steps of its own accord."""
+        assert settings.checkpoint is not None
+        if is_asynchronous(self.rule) and self.world.size > 1:
+            raise UnsupportedError(
+                self.world.sign(
+                    f"checkpoint= takes steps where all workers stand alike, and under {self.rule.text()} they never "
+                    "do; call run.save(path) where they come together, such as behind each epoch"
+                )
+            )
+        shelf = checkpoint.shelf_for(settings.checkpoint)
+        # the members of an elastic run hold the same, and nobody can be waited for: the first of them writes
+        among = self._transport if self._live is None else Alone()
+        keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
+        if isinstance(self._engine, elastic.Elastic):
+            self._engine.on_pause(keeper.now)
+        self._feed.safe = self._place
+        if settings.round is not None:
+            keeper.demand(MUST_RESUME)
+        return keeper
 
     def _hook(self) -> None:
         def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -88,6 +149,25 @@ class Run:
             if self._engine is not None and self._engine.hooks_gradients:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
+
+    def _take_over(self, engine: elastic.Elastic) -> None:
+        """A newcomer begins with what a living worker gave; what is included takes its part when it is named."""
+        settled = False
+        while not settled:
+            given = engine.given
+            if given is not None:
+                state = self._read("what the others gave", given)
+                put = engine.regroup(given)
+                self._feed.follow(state["data"][0])
+                self._waiting = state.pop("included")
+                self._put("what the others gave", state)
+                self._tuner.load(state["tuning"], asked=False)
+                engine.follow(self.rule)
+                put()
+                randomness.restore(state["random"])
+            settled = engine.holds_state()
+        if engine.given is not None and self._keeper is not None:
+            self._keeper.follow()
 
     # -- inside optimizer.step() ------------------------------------------------------------------
 
@@ -108,6 +188,13 @@ class Run:
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._closed:
             return
+        if isinstance(self._engine, elastic.Elastic) and self._engine.must_resume:
+            raise CheckpointError(
+                self.world.sign(
+                    "everybody who held the model of this run is gone, so that it goes on from its last checkpoint "
+                    "only: call run.resume() before the training loop, or start a new run in another log directory"
+                )
+            )
         if self._engine is not None:
             self._engine.after_step(optimizer)
         if optimizer is not self._optimizers[-1] or skipped(optimizer):
@@ -118,6 +205,10 @@ class Run:
         if self._engine is not None:
             self._engine.counted(warm)
         self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
+        self._tuner.look()
+        if self._keeper is not None:
+            others = isinstance(self._engine, elastic.Elastic) and not self._engine.first
+            (self._keeper.follow if others else self._keeper.stepped)()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -139,6 +230,11 @@ class Run:
     # -- what the user asks for -------------------------------------------------------------------
 
     @property
+    def rule(self) -> Rule:
+        """The rule, with the numbers that it has at present."""
+        return self._tuner.rule
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes that this worker has sent so far."""
         return self._transport.bytes_sent
@@ -152,6 +248,12 @@ class Run:
     def samples(self) -> int:
         """Samples that this worker has trained on, counted by `share`."""
         return self._feed.samples
+
+    @property
+    def spent(self) -> tuple[float, float, float]:
+        """Seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange."""
+        compute_s, wait_s, exchange_s = self._watch.spent
+        return compute_s, wait_s, exchange_s
 
     @property
     def blocks(self) -> int:
@@ -187,6 +289,29 @@ class Run:
         for name, value in values.items():
             self._watch.value(name, float(value))
 
+    def tune(self, *, revert: bool = False, **settings: Any) -> Request:
+        """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
+
+        It takes effect when the next exchange is over, between two steps; under overlap, when the next exchange that
+        begins has landed. Under asynchronous rules each worker takes it up by itself, before a later push, from the log
+        directory. With one worker it takes effect at once. The event log of every worker says what has changed and
+        when, and checkpoints hold it. A request on its way belongs to the checkpoint of the worker that made it.
+
+        Args:
+            revert: undo the last change instead.
+            settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups
+                or for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule,
+                where it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
+
+        Returns:
+            What becomes of it: `applied`, `refused`, `block`, `minibatch`.
+
+        Raises:
+            RuleError, UnsupportedError: it cannot be; nothing is changed, and nobody hears of it.
+        """
+        self._open()
+        return self._tuner.ask(settings, revert)
+
     def include(self, **objects: Any) -> None:
         """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
         `state_dict` and a `load_state_dict`."""
@@ -195,6 +320,8 @@ class Run:
                 kind = type(thing).__name__
                 raise UnsupportedError(f"{name} is a {kind}, which has no state_dict and load_state_dict")
             self._included[name] = thing
+            if name in self._waiting:
+                thing.load_state_dict(self._waiting.pop(name))
 
     @property
     def _ahead(self) -> GlobalModel | None:
@@ -221,6 +348,46 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    def checkpoint(self) -> bool:
+        """Take the step that is due, if one is; True where that was so.
+
+        With `attach(..., checkpoint=DIR)` one falls due every `every_blocks` exchanges. It is taken at the top of the
+        program's loop, where schedulers and the like have made their steps too: programs that go through `run.share`
+        need not do anything, others call this at the top of their loop, on every worker. Steps are directories
+        `DIR/step-000000120`, named by the minibatches that each worker had made, with the files of `save`; the newest
+        `keep` stay. The loop stops for a copy into host memory; a thread does the rest. What cannot be written is a
+        warning, and training goes on.
+        """
+        self._open()
+        take = self._place() if self._feed.idle else None
+        if take is None:
+            return False
+        take()
+        return True
+
+    def _place(self) -> Callable[[], None] | None:
+        """An iteration of the program's loop is over; what is returned, if anything, takes the step that is due."""
+        take = self._keeper.place() if self._keeper is not None else None
+        return partial(self._end_round, take) if take is not None and self._settings.round is not None else take
+
+    def _end_round(self, take: Callable[[], None]) -> None:
+        """Take the step with which a round of a search is over, and end the program."""
+        take()
+        self.close()
+        raise RoundOver()
+
+    def _begin_round(self, now: Round) -> None:
+        """Begin a round of a search with its values, on all workers before the next step."""
+        if not now.tune:
+            return
+        self._tuner.knobs.check(now.tune)  # on all, so that all are refused alike
+        request = self.tune(**now.tune) if self.world.rank == 0 else None
+        if isinstance(self._engine, Engine):
+            self._tuner.hear(self._transport)
+            self._engine.retune()
+        if request is not None and not request.applied:
+            raise UnsupportedError(self.world.sign(f"the values of this round cannot be: {request.refused}"))
+
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.
 
@@ -233,12 +400,20 @@ class Run:
         """
         self._open()
         self.include(**objects)
-        about = {"rule": self.rule.text(), "minibatches": self._flow.steps, "blocks": self.blocks}
-        checkpoint.save(Path(path), self._transport, about, self._state(), self.global_state())
+        checkpoint.save(Path(path), self._transport, self._about(), self._state(), self.global_state())
         self._watch.note("save", path=str(path))
 
-    def resume(self, path: str | Path, **objects: Any) -> None:
-        """Put everything back to where `save` was called.
+    def _about(self) -> dict[str, Any]:
+        # the rule as it was attached: what has been tuned since then is in the state
+        made = self._flow.steps if self._live is None else self._live.generation.exchange
+        return {"rule": self._attached, "minibatches": made, "blocks": self.blocks}
+
+    def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
+        """Put everything back to where `save` was called, or a step was taken.
+
+        Without a path, from the newest step of `attach(..., checkpoint=...)` whose sums are right on all workers; one
+        that is damaged is named, and the one before it is taken. False where there is no step: a fresh start. A path or
+        URL may name a checkpoint, or a directory of steps, of which the newest is taken in the same way.
 
         Call it before the training loop. The loop goes on at `run.epoch`, and `share` in the middle of that epoch.
 
@@ -261,21 +436,70 @@ class Run:
         All workers read the files of the old ranks that they need: on a file system that they share, or from copies.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it belongs to another program; on every worker alike.
+            CheckpointError: there is none at `path`, it or all steps are damaged, or it belongs to another program; on
+                every worker alike.
         """
         self._open()
         self.include(**objects)
-        manifest = checkpoint.look(Path(path), self._transport)
-        if manifest["rule"] != self.rule.text():
+        if isinstance(self._engine, elastic.Elastic) and self._engine.given is not None:
+            return True  # a newcomer has what the living gave it
+        start, now = self._settings.start, self._settings.round
+        if now is not None and start is not None:
+            path = None
+        with Lookup(path, self._settings.checkpoint, self._transport, start) as lookup:
+            found = lookup.found()
+            for why in found.damaged.values():
+                self._watch.damaged(why)
+            if found.manifest:
+                self._go_on(found)
+            if self._keeper is not None:
+                self._keeper.resumed(*lookup.own_steps(found))
+        if now is not None:
+            self._begin_round(now)
+        return bool(found.manifest)
+
+    def _go_on(self, found: Found) -> None:
+        """Go on from what was found."""
+        manifest, path = found.manifest, found.name
+        if manifest["rule"] != self._attached:
             raise CheckpointError(
-                f"{path} was made under the rule {manifest['rule']}, and this run has {self.rule.text()}; "
+                f"{path} was made under the rule {manifest['rule']}, and this run has {self._attached}; "
                 "use the same rule, or begin a new run from its global model"
             )
-        if manifest["size"] == self.world.size:
-            self._load(path, checkpoint.load(manifest, Path(path), self._transport))
+        if found.state is not None and self._live is None:
+            self._load(path, found.state)
         else:
             self._regroup(path, Old(manifest))
-        self._watch.note("resume", path=str(path))
+        self._watch.note("resume", path=path)
+
+    def snapshot(self) -> Any:
+        """Everything that a checkpoint holds, in memory; every worker calls it at the same place, between two steps.
+
+        Raises `UnsupportedError` in the warm-up of a block rule, and under asynchronous rules.
+        """
+        self._open()
+        if self.world.size > 1 and (is_asynchronous(self.rule) or (is_block(self.rule) and self._flow.lockstep)):
+            raise UnsupportedError(
+                self.world.sign(
+                    f"{self.rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
+                    "where workers exchange each by itself"
+                )
+            )
+        return copy.deepcopy(self._state())
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a `snapshot`, bit for bit; every worker calls it, between two steps. Gradients are dropped."""
+        self._open()
+        self._state()  # what is under way comes to its end
+        self._load("the snapshot", copy.deepcopy(snapshot))
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates of this worker at once, until a snapshot is restored; for trials."""
+        rates = self._tuner.knobs.rates
+        for number in range(len(rates.groups())):
+            rates.scale(number, factor * rates.factor(number))
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -283,6 +507,7 @@ class Run:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "included": {name: thing.state_dict() for name, thing in self._included.items()},
             "exchange": self._engine.state() if self._engine is not None else {},
+            "tuning": self._tuner.state(),
             "flow": [self._flow.steps, self._flow.warm],
             "data": self._feed.state(),
             "random": randomness.capture(),
@@ -291,7 +516,9 @@ class Run:
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
         self._put(path, state)
+        self._tuner.load(state["tuning"])
         if self._engine is not None:
+            self._engine.follow(self.rule)
             self._engine.load(state["exchange"])
         self._feed.load(state["data"])
         self._transport.barrier()  # nobody asks for data before the ledger is loaded
@@ -325,26 +552,31 @@ class Run:
         """Read and check everything, and only when all workers have done so change what is here."""
         problem, state, put = "", {}, None
         try:
+            self._check_included(path, old.keys(0, "included"))
             state = self._read(path, old)
             put = self._engine.regroup(old) if self._engine is not None else None
         except (OSError, ValueError, SafetensorError) as error:  # the others are waiting for a word
             problem = str(error)
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
         self._feed.regroup(state["data"])  # the first, because it may refuse
+        if isinstance(self._engine, elastic.Elastic):
+            self._engine.must_resume = False
         self._put(path, state)
-        if put is not None:
+        self._tuner.load(state["tuning"], asked=False)
+        if put is not None and self._engine is not None:
+            self._engine.follow(self.rule)
             put()
         self._transport.barrier()
         randomness.restore(state["random"])
 
     def _read(self, path: str | Path, old: Old) -> dict[str, Any]:
         """What this worker begins with, besides what the exchanges hold."""
-        self._check_included(path, old.keys(0, "included"))
         state = {
             "model": old.model(),
             "optimizers": self._old_optimizers(old),
             "included": old.part(0, "included"),
             "flow": old.part(0, "flow"),
+            "tuning": old.part(0, "tuning"),
             "data": [old.part(rank, "data") for rank in range(old.size)],
             "random": regroup.random_state(old, self.world.rank, self._settings.seed),
         }
@@ -374,8 +606,12 @@ class Run:
         if self._closed:
             return
         try:
+            if self._keeper is not None:
+                self._keeper.leave(self._feed.leads)
             if self._engine is not None:
                 self._engine.leave()
+            if self._keeper is not None:
+                self._keeper.finish()
         finally:
             self._detach()
 
@@ -387,10 +623,15 @@ class Run:
             handle.remove()
         for optimizer in self._optimizers:
             setattr(optimizer, checks.MARK, None)
+        self._tuner.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._engine is not None:
             self._engine.close()
-        self._watch.close(self.blocks)
         self._transport.close()
+        if self._keeper is not None:
+            self._keeper.finish()  # alone, what is being written is finished; others hear from the closed connection
+        self._watch.close(self.blocks)
 
     def abandon(self) -> None:
         """Leave at once, after an error of this worker's own: the others find out from the closed connection."""
@@ -408,3 +649,26 @@ class Run:
             return
         self._watch.note("error", message=f"{type(error).__name__}: {error}")
         self.abandon()
+
+
+class _Kept:
+    """What the keeper of a run's steps is given of it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def moment(self) -> Moment:
+        """Where the exchanges stand; a worker that is alone counts those that it would have made."""
+        moment = self._run._engine.moment if self._run._engine is not None else None
+        return moment if moment is not None else Moment(self._run._flow.exchanges)
+
+    def about(self) -> dict[str, Any]:
+        """What the manifest says."""
+        return self._run._about()
+
+    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+        """The state, and the global model where it is another one than the worker's."""
+        run = self._run
+        state = run._state()
+        ahead = run._ahead
+        return state, export.global_parts(run._model, ahead.global_tensors()) if ahead is not None else None

@@ -82,16 +82,25 @@ def _flatten_dict(value: dict[Any, Any], tensors: dict[str, Tensor], path: str) 
 
 
 def build(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `flatten`."""
+    """The inverse of `flatten`; `CheckpointError` for what `flatten` does not make."""
+    try:
+        return _build(value, tensors)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint holds what no state is: {type(error).__name__}: {error}") from error
+
+
+def _build(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [build(item, tensors) for item in value]
+        return [_build(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((key, inner),) = value.items()
         if key.startswith(_TAG):
             return _build_tagged(key.removeprefix(_TAG), inner, tensors)
-    return {key: build(item, tensors) for key, item in value.items()}
+    return {key: _build(item, tensors) for key, item in value.items()}
 
 
 def _build_tagged(kind: str, inner: Any, tensors: dict[str, Tensor]) -> Any:
@@ -104,15 +113,15 @@ def _build_tagged(kind: str, inner: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "bytes":
         return base64.b64decode(inner)
     if kind == "dtype":
-        found = getattr(torch, inner, None)
+        found = vars(torch).get(inner)  # not getattr, for which torch may import a module
         if not isinstance(found, torch.dtype):
             raise CheckpointError(f"the checkpoint names the dtype {inner!r}, which this torch does not have")
         return found
     if kind == "device":
         return torch.device(inner)
     if kind == "tuple":
-        return tuple(build(item, tensors) for item in inner)
+        return tuple(_build(item, tensors) for item in inner)
     if kind in ("dict", "counter"):
-        pairs = {build(key, tensors): build(item, tensors) for key, item in inner}
+        pairs = {_build(key, tensors): _build(item, tensors) for key, item in inner}
         return Counter(pairs) if kind == "counter" else pairs
     raise CheckpointError(f"the checkpoint holds the unknown tag {kind!r}; it was made by a newer paceline")

@@ -7,7 +7,7 @@ Gradient payloads are served by :mod:`paceline.gradient_update`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Header, Meeting, combine, fold
+from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
 from paceline.fragments import Modules, fragments
+from paceline.guards import Guard, Norms
 from paceline.lanes import (
     Lane,
     LaneChunk,
@@ -25,6 +26,7 @@ from paceline.lanes import (
     Moves,
     ParameterLane,
     buffer_lanes,
+    measure,
 )
 from paceline.optimizers import (
     Moment,
@@ -99,6 +101,7 @@ class BlockUpdate:
         state_device: where outer state lies; None for the parameters' own device.
         kind: what its headers say.
         workers: N, as the rule counts them.
+        guard: against contributions that are far larger than usual, or None.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class BlockUpdate:
         state_device: torch.device | None,
         kind: int,
         workers: int,
+        guard: Guard | None = None,
     ) -> None:
         assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
         self.workers = workers
@@ -128,16 +132,26 @@ class BlockUpdate:
         self.moment_lanes: list[MomentLane] | None = None  # made when the optimizers have made their state
         self._chunks: list[LaneChunk] = []
         self._minibatches = 0
-        self._flight: Flight | None = None
-        self._finite = True
+        self._flight: Flying | None = None
+        self._left_out = False
+        self._norms = Norms(guard) if guard is not None else None
         self._moves_of: tuple[Meeting, Moves] | None = None
+        self._begun_with: Coefficients | None = None
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too
             self.moment_lanes = self._make_moment_lanes()
 
     # -- the numbers of a block -------------------------------------------------------------------
 
     def _coefficients(self) -> Coefficients:
-        return self._rule.coefficients(self.block + 1, self.workers, self.ahead)
+        """Of the block under way; of one that is being exchanged, those with which its exchange began."""
+        return self._begun_with or self._rule.coefficients(self.block + 1, self.workers, self.ahead)
+
+    def retune(self, rule: Rule) -> None:
+        """Go on with other numbers; an exchange under way ends with those with which it began."""
+        assert isinstance(rule.schedule, EveryBlock)
+        self._rule, self._period = rule, rule.schedule.period
+        for lane in self.parameter_lanes:
+            lane.retune(rule.merging)
 
     def _moves(self, meeting: Meeting) -> Moves:
         if self._moves_of is None or self._moves_of[0] is not meeting:
@@ -239,7 +253,8 @@ class BlockUpdate:
         """
         self.prepare()
         self._minibatches = work.minibatches
-        finite = self._finite = all(lane.fragment.finite() for lane in self.lanes)
+        self._begun_with = self._coefficients()
+        norm, finite = self._measure(work)
         header = Header(
             sequence=0,
             kind=self.kind,
@@ -247,20 +262,30 @@ class BlockUpdate:
             leaving=work.leaving,
             finite=finite,
             minibatches=work.minibatches,
-            norm=0.0,
+            norm=norm,
             factor=work.minibatches / self._period if finite else 0.0,
             total=work.total,
             checksum=self.checksum(),
+            usual=not norm or self._norms is None or self._norms.usual(self._exchanger.transport.world.rank, norm),
         )
+        if not header.usual:
+            header = self._exchanger.announce(header)
+        self._left_out = not finite or (header.brings and not header.factor)
         if behind:
             self._prepare_to_go_on()
         at_once = 0 if behind else IN_FLIGHT
-        self._flight = Flight(self._exchanger, header, lambda kind: self._chunks, self.block, at_once)
+        self._flight = self._exchanger.fly(header, lambda kind: self._chunks, self.block, at_once, self.checksum)
+
+    def _measure(self, work: Work) -> tuple[float, bool]:
+        """The norm of what the block brought, 0 where it is not judged, and whether all is finite."""
+        if self._norms is not None and work.minibatches:
+            return measure(self.lanes)
+        return 0.0, all(lane.fragment.finite() for lane in self.lanes)
 
     def _prepare_to_go_on(self) -> None:
         """The next block begins before the last one's result is there."""
         with torch.no_grad():
-            if not self._finite:
+            if self._left_out:
                 self.restart()
             for lane in self.lanes:
                 lane.hold()
@@ -282,15 +307,22 @@ class BlockUpdate:
             lane.fragment.refresh()
         try:
             meeting = flight.finish(made or 0)
+            if meeting.weight > 0:
+                self._advance(meeting, made)
         except NonFiniteError:
             self.restart()
             raise
         finally:
             for lane in self.lanes:
                 lane.held = False
-        if meeting.weight > 0:
-            self._advance(meeting, made)
-        return meeting
+            self._begun_with = None
+        own = meeting.headers[self._exchanger.transport.world.rank]
+        self._left_out = self._left_out or (own.brings and not own.factor)
+        if self._norms is None:
+            return meeting
+        between = self._norms.between
+        self._norms.add(meeting.accepted, meeting.changed)
+        return replace(meeting, between=between)
 
     def checksum(self) -> int:
         """Of the state that the last exchange left, combined over the lanes; taken once."""
@@ -306,16 +338,16 @@ class BlockUpdate:
         self.block += 1
         for number, ((optimizer, named), choice) in enumerate(zip(self._owned, self.choices, strict=True)):
             parameters: list[Tensor] = [p for _, p in named]
-            if made is None and (choice == "reset" or (choice == "keep" and not self._finite)):
+            if made is None and (choice == "reset" or (choice == "keep" and self._left_out)):
                 reset_state(optimizer, parameters)
             elif choice in ("average", "compensate"):
                 self.counts[number] += meeting.tau + (moves.ahead if choice == "compensate" else 0.0)
                 set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
 
     @property
-    def finite(self) -> bool:
-        """Whether this worker's part of the last exchange was free of inf and nan."""
-        return self._finite
+    def left_out(self) -> bool:
+        """Whether this worker's part of the last exchange was not finite, or far larger than usual."""
+        return self._left_out
 
     def restart(self) -> None:
         """After a block that nobody can use: back to where it began."""
@@ -357,12 +389,13 @@ class BlockUpdate:
         if self._flight is None:
             return {"codec": codec, "flight": None}
         states = self._flight.arrive()
-        said = [header.pack().tolist() for header in self._flight.opening.meeting().headers]
+        said = [header.pack().tolist() for header in self._flight.headers]
         return {
             "codec": codec,
             "flight": {
                 "said": said,
-                "finite": self._finite,
+                "coefficients": list(astuple(self._coefficients())),
+                "left_out": self._left_out,
                 "codec": [dict(state) for state in states],
                 "then": [lane.then for lane in self.lanes],
             },
@@ -383,15 +416,21 @@ class BlockUpdate:
             "counts": self.counts,
             "sums": sums,
             "workers": self.workers,
+            "norms": self._norms.state() if self._norms is not None else [],
         }
 
     def load(self, state: dict[str, Tensor], numbers: dict[str, Any], passing: dict[str, Any]) -> None:
         """Put outer state back, after the optimizers' own; makes the moments' lanes where the saved run had them."""
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
+        self._load_norms(numbers)
         self.counts = list(numbers["counts"])
+        self._begun_with, self._flight, self._chunks = None, None, []
+        for lane in self.lanes:
+            lane.held = False
+        if len(numbers["sums"]) < len(self.lanes):  # a run goes back to before the optimizers had any state
+            self.moment_lanes = None
         if self.moment_lanes is None and len(numbers["sums"]) > len(self.lanes):
             self.moment_lanes = self._make_moment_lanes()
-            self._chunks = []
         for lane, checksum in zip(self.lanes, numbers["sums"], strict=True):
             lane.checksum.fill_(checksum)
         for name, tensor in self.state().items():
@@ -403,8 +442,14 @@ class BlockUpdate:
         if passing["flight"] is not None:
             self._resume_flight(passing["flight"])
 
+    def _load_norms(self, numbers: dict[str, Any]) -> None:
+        """A run that was saved without a guard has none to give."""
+        if self._norms is not None:
+            self._norms.load(numbers.get("norms", []))
+
     def _resume_flight(self, saved: dict[str, Any]) -> None:
-        self._finite = saved["finite"]
+        self._left_out = saved["left_out"]
+        self._begun_with = Coefficients(*saved["coefficients"])
         for lane, then in zip(self.lanes, saved["then"], strict=True):
             lane.then = then.to(lane.device, copy=True) if then is not None else None
         meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
@@ -430,21 +475,50 @@ class BlockUpdate:
         self.capture()
         self._sum_anew()
 
-    def regroup(self, outer: dict[str, Tensor], numbers: dict[str, Any], said: list[list[int]] | None) -> None:
+    def renumber(self, workers: int) -> None:
+        """Others have left or come: gains follow N, codecs begin anew, and what all hold is compared once more.
+
+        The block under way keeps the start that it had.
+        """
+        self.workers = workers
+        if self._begun_with is not None:  # it is exchanged among these now
+            self._begun_with = None
+            self._begun_with = self._coefficients()
+        if self._norms is not None:
+            self._norms.mix()
+        for chunk in self._chunks:
+            chunk.state = {}
+        self._sum_anew()
+
+    def join(self, outer: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Begin in the middle of a block that others are in, from their outer state; after the optimizers' own."""
+        self.regroup(outer, numbers, None, ahead=numbers["ahead"])
+
+    def regroup(
+        self,
+        outer: dict[str, Tensor],
+        numbers: dict[str, Any],
+        said: list[list[int]] | None,
+        ahead: float | None = None,
+    ) -> None:
         """Begin a new block from the outer state that another number of workers left; after the optimizers' own.
 
         Args:
             outer: what `state` gave.
             numbers: what `numbers` gave.
             said: the headers of an exchange that had come and had not landed yet: it is in `outer` already.
+            ahead: the look-ahead of the block's start; None: what it is for as many workers as there are now.
         """
         self.block, self.rho, self.ahead = numbers["block"], numbers["rho"], numbers["ahead"]
+        self._load_norms(numbers)
         counts = list(numbers["counts"])
         if said is not None:
             self._count_in(
                 Meeting(tuple(Header.unpack(row) for row in said)), numbers.get("workers", len(said)), counts
             )
-        self.ahead = self._coefficients().momentum if self.block else 0.0  # the look-ahead follows the new N
+        if ahead is None:
+            ahead = self._coefficients().momentum if self.block else 0.0
+        self.ahead = ahead
         met = len(numbers["sums"]) > len(self.parameter_lanes) + len(self.buffer_lanes)  # moments had been exchanged
         self._renew(met)
         with torch.no_grad():
@@ -457,7 +531,7 @@ class BlockUpdate:
 
     def _renew(self, moments: bool) -> None:
         """No exchange is under way, and codecs remember nothing."""
-        self._chunks, self._flight, self._finite = [], None, True
+        self._chunks, self._flight, self._left_out = [], None, False
         self.moment_lanes = self._make_moment_lanes() if moments else None
         for lane in self.lanes:
             lane.fragment.refresh()

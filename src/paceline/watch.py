@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.data.sources import Sources
-from paceline.exchange import Meeting, Timing
+from paceline.exchange import Header, Meeting, Timing
 from paceline.journal import Journal
 from paceline.transport import Transport
 from paceline.version import __version__
@@ -21,6 +21,9 @@ logger = logging.getLogger("paceline")
 
 FOLD_S = 0.25
 """Exchanges that follow each other faster than this share one line of the log."""
+
+BROKEN = 3
+"""A worker that is left out so many times in a row is taken for broken."""
 
 LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
@@ -74,6 +77,10 @@ class Watch:
         self._sources = Sources(self.note) if journal.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
+        self.spent = [0.0, 0.0, 0.0]
+        """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
+        self._left_out_in_a_row: Counter[int] = Counter()
+        transport.told = lambda rows: self.note("waiting", workers=rows)
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """The first line: who, where, what."""
@@ -115,12 +122,14 @@ class Watch:
         data_s = min(self._data_s, span)
         self._sums.data_s += data_s
         self._data_s = 0.0
+        self.spent[0] += span - data_s
         return span - data_s
 
     def sent(self) -> None:
         """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
         now = time.perf_counter()
         self._sums.exchange_s += now - self._since
+        self.spent[2] += now - self._since
         self._since = now
 
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
@@ -129,17 +138,47 @@ class Watch:
         sums.exchanges += 1
         sums.wait_s += timing.wait_s
         sums.exchange_s += timing.exchange_s
+        self.spent[1] += timing.wait_s
+        self.spent[2] += timing.exchange_s
         if meeting is not None and meeting.left_out:
             sums.left_out |= set(meeting.left_out)
-            world = self._transport.world
-            logger.warning(
-                "%s left out of exchange %d: inf or nan in what it brought; it goes on from the global model",
-                world.names(meeting.left_out),
-                meeting.headers[0].sequence,
-            )
+        if meeting is not None:
+            self._judged(meeting)
         self._since = time.perf_counter()
         if self._since - self._written_s >= FOLD_S or sums.left_out:
             self._write(block, warmup)
+
+    def _judged(self, meeting: Meeting) -> None:
+        """Say who was left out and why, and who is so again and again."""
+        for rank, header in enumerate(meeting.headers):
+            if rank in meeting.left_out:
+                self._left_out_in_a_row[rank] += 1
+                self._left_out(rank, header, meeting.between)
+            elif header.brings:
+                self._left_out_in_a_row[rank] = 0
+
+    def _left_out(self, rank: int, header: Header, between: tuple[float, float] | None) -> None:
+        name, times = self._transport.world.name(rank), self._left_out_in_a_row[rank]
+        why = "inf or nan in what it brought" if not header.finite else f"norm {header.norm:.3g}"
+        if header.finite and between is not None:
+            why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
+        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
+        if times == BROKEN:
+            logger.warning(
+                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
+                "at its part of the data, or start it on another host",
+                name,
+                times,
+            )
+        self.note(
+            "left_out",
+            rank_left_out=rank,
+            exchange=header.sequence,
+            why=why,
+            finite=header.finite,
+            norm=header.norm if header.finite else None,
+            in_a_row=times,
+        )
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
         """The optimizer made a step."""
@@ -242,6 +281,11 @@ class Watch:
     def epoch(self, epoch: int, batches: int | None) -> None:
         """A pass over a shared loader begins."""
         self.note("epoch", epoch=epoch, batches=batches)
+
+    def damaged(self, why: str) -> None:
+        """A step of the checkpoints is not whole, and the one before it is tried."""
+        logger.warning("%s; the step before it is taken", why)
+        self.note("damaged", why=why)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Any other event."""

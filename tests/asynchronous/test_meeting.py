@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, cast
 
 import pytest
 
 from paceline.asynchronous import meeting
 from paceline.errors import UnsupportedError
+from paceline.transport import Transport
 from paceline.world import World
 
 FAR, NEAR = "10.0.0.1", "10.0.0.2"
@@ -55,3 +57,39 @@ def test_where_no_way_leads_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UnsupportedError, match=r"'b'; set MASTER_ADDR to an address of rank 0's host"):
         meeting.find_address(Said(("a", "b"), []))
     assert meeting.find_address(Said(("a", "a"), [])) == "127.0.0.1"
+
+
+class Threads:
+    """Two workers of one process, as far as a meeting needs them."""
+
+    def __init__(self, rank: int, said: list[dict[int, Any]], together: threading.Barrier) -> None:
+        self.world = World(rank, 2, rank, 2, "a", ("a", "a"))
+        self._said, self._together, self._turn = said, together, 0
+
+    def gather_json(self, value: Any) -> list[Any]:
+        self._said[self._turn][self.world.rank] = value
+        self._together.wait(20)
+        self._turn += 1
+        return [self._said[self._turn - 1][rank] for rank in range(2)]
+
+    def sent(self, nbytes: int) -> None:
+        """Counted elsewhere."""
+
+
+def test_frames_may_take_as_long_as_the_user_says() -> None:
+    """A large frame over a slow link takes minutes, and its sender is alive."""
+    said: list[dict[int, Any]] = [{} for _ in range(4)]
+    together, found = threading.Barrier(2), {}
+
+    def work(rank: int) -> None:
+        found[rank] = meeting.meet(cast(Transport, Threads(rank, said, together)), 300.0, None)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    channels = [channel for way in found.values() for side in way for channel in side.values()]
+    assert [channel.stall_s for channel in channels] == [300.0] * 4
+    for channel in channels:
+        channel.close()

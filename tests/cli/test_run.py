@@ -193,6 +193,27 @@ def test_a_killed_worker_takes_its_family_and_the_others_along(script: Script, t
     assert_gone(pids)
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="only this kernel is asked to end them")
+def test_workers_end_with_a_launcher_that_is_killed(script: Script, tmp_path: Path) -> None:
+    """They would write into the checkpoints of the run that is started in its stead."""
+    with started("--workers", 2, script(FAMILY.format(ignore="", then=""))) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(pids := list(tmp_path.glob("pids-*"))) < 2:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+        workers = [int(path.read_text().split()[0]) for path in pids]
+        children = [int(path.read_text().split()[1]) for path in pids]
+        try:
+            assert_gone(workers)
+        finally:
+            for pid in [*workers, *children]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 ASYNCHRONOUS = """
     import os, signal, time
     import torch, paceline
@@ -291,6 +312,54 @@ def test_a_signal_stops_everything(script: Script, tmp_path: Path, which: signal
     assert_gone(pids)
 
 
+RESTARTED = """
+    import os, time
+    rank, start = os.environ["RANK"], os.environ["PACELINE_RESTART"]
+    print("start", start)
+    if rank == "{last}" and int(start) < {bad}:
+        raise SystemExit(7)
+    time.sleep(300 if int(start) < {bad} else 0)
+"""
+
+
+@pytest.mark.processes
+def test_all_workers_are_started_again_when_one_fails(script: Script, tmp_path: Path) -> None:
+    path = script(RESTARTED.format(last=1, bad=1))
+    result = run("--workers", 2, "--restarts", 1, "--log", "log", path)
+    assert result.exit_code == 0, result.output
+    for line in ("[0] start 1", "[1] start 0", "[1] start 1"):
+        assert line in result.stdout.splitlines()
+    assert f"worker 1 on {socket.gethostname()} failed" in result.stderr
+    assert "all workers are started again (1 of 1 times)" in result.stderr
+    assert "2 workers finished" in result.stderr
+    output = tmp_path / "log" / "output"
+    assert [(output / f"rank-001{turn}.out").read_text() for turn in ("", ".2")] == ["start 0\n", "start 1\n"]
+
+
+@pytest.mark.processes
+def test_after_so_many_restarts_the_run_has_failed(script: Script) -> None:
+    result = run("--restarts", 1, script(RESTARTED.format(last=0, bad=9)))
+    assert result.exit_code == 7
+    assert "[0] start 1" in result.stdout and "start 2" not in result.stdout
+
+
+@pytest.mark.processes
+def test_two_hosts_start_again_together(script: Script) -> None:
+    path = script(RESTARTED.format(last=1, bad=2))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = ["--restarts", 2, "--hosts", 2, "--master", f"127.0.0.1:{port}", "--timeout", 60]
+    with (
+        started(*common, "--host-index", 0, "--log", "a", path) as first,
+        started(*common, "--host-index", 1, "--log", "b", path) as second,
+    ):
+        out_1, err_1 = second.communicate(timeout=2 * DEADLINE_S)
+        out_0, err_0 = first.communicate(timeout=2 * DEADLINE_S)
+    assert (first.returncode, second.returncode) == (0, 0), err_0 + err_1
+    assert "[0] start 2" in out_0 and "[1] start 2" in out_1
+    assert "the run ended: worker 1 on" in err_0 and "(2 of 2 times)" in err_0 and "(2 of 2 times)" in err_1
+
+
 @pytest.mark.processes
 def test_two_hosts_are_one_cluster_and_fail_together(script: Script) -> None:
     path = script(
@@ -370,6 +439,11 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert says in result.stderr
     assert "never" not in result.stdout
     assert not (tmp_path / "paceline-logs").exists()
+
+
+def test_the_help_tells_other_supervisors_what_they_need() -> None:
+    said = run("--help").stdout
+    assert "PACELINE_CONTROL=HOST:PORT" in said and "PACELINE_TLS=FOLDER" in said
 
 
 def test_a_missing_program_is_refused(tmp_path: Path) -> None:

@@ -262,3 +262,13 @@ def test_where_nothing_is_expected_any_more_the_epoch_is_over() -> None:
     assert drain(ledger, 0, epoch=1) == [] and ledger.over(0, 1) and not ledger.over(0, 0)
     assert drain(ledger, 0, epoch=0) == [(0, 5)]
     assert drain(ledger, 0, epoch=2) == [(2, 0)]
+
+
+def test_settled_is_stricter_than_over() -> None:
+    ledger = Ledger()
+    mark = ask(ledger, 0, total=2)
+    assert mark == (0, 0, 0, 2) and ledger.held(0) == [mark] and ledger.held(1) == []
+    assert ask(ledger, 0, total=2, dry=True) is None
+    assert ledger.over(0, 0) and not ledger.settled(0, 0)  # 0 has trained on it, and it is in no model
+    ledger.done(0, [mark])
+    assert ledger.settled(0, 0) and ledger.held(0) == []

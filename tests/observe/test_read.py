@@ -16,12 +16,14 @@ from paceline.observe.summary import (
     Delays,
     data_sentence,
     delays,
+    left_out_counts,
     ranks_text,
     shares,
     summarize,
     waits_much,
     warnings,
 )
+from paceline.observe.tables import worker_rows
 
 from .conftest import pushing, waiting
 
@@ -133,6 +135,26 @@ def test_errors_and_left_out_contributions_become_warnings(write_run: Write) -> 
         "Worker 1 on host-0: disk is full",
         "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
     ]
+
+
+def test_why_somebody_was_left_out_is_told(write_run: Write) -> None:
+    def spoil(rank: int, events: list[dict[str, object]]) -> list[dict[str, object]]:
+        for event in events:
+            block = event.get("block")
+            if isinstance(block, int) and 7 <= block <= 10:
+                event["left_out"] = [1]
+        why = {"kind": "left_out", "at_s": 3.0, "rank": rank, "rank_left_out": 1, "finite": True, "why": "norm 12"}
+        return [*events, *({**why, "in_a_row": times} for times in (1, 2, 3)), {**why, "finite": False, "in_a_row": 4}]
+
+    run = read_run(write_run(size=2, change=spoil))
+    assert left_out_counts(run) == {1: 4}
+    assert warnings(run) == [
+        "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
+        "Left out of the mean because far larger than usual: 3 contribution(s) of worker 1.",
+        "Worker 1 was left out 4 times in a row and is probably broken: look at its memory and at its part of the "
+        "data, or take another host.",
+    ]
+    assert [row["left out"] for row in worker_rows(run)] == ["0", "4"]
 
 
 def test_delays_of_pushes_are_counted_over_all_workers(write_run: Write) -> None:

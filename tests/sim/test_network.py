@@ -63,6 +63,28 @@ except OSError:
     print("no")
 """
 
+# Datagrams that arrive here, one after another; "end" comes over a link that loses nothing any more.
+COUNTER = """
+import socket
+here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+here.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+here.bind(("0.0.0.0", 5001))
+here.settimeout(20)
+print("ready", flush=True)
+got = 0
+while here.recv(100) != b"end":
+    got += 1
+print(got, flush=True)
+"""
+SENDER = """
+import socket, sys
+there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+there.connect((sys.argv[1], 5001))
+for _ in range(int(sys.argv[2])):
+    there.send(b"one")
+"""
+FAREWELL = SENDER.replace('b"one"', 'b"end"')
+
 
 def python(network: EmulatedNetwork, host: int, program: str, *arguments: object) -> list[str]:
     return [*network.prefix(host), sys.executable, "-c", program, *map(str, arguments)]
@@ -83,6 +105,23 @@ def talk(network: EmulatedNetwork, server: int, client: int, count: int) -> tupl
     got, seconds = said.split()
     assert int(got) == count
     return count / float(seconds), float(trip)
+
+
+def arrive(network: EmulatedNetwork, source: int, target: int, count: int, share: float) -> int:
+    """How many of `count` datagrams arrive while host 1's link loses a share."""
+    counting = subprocess.Popen(python(network, target, COUNTER), stdout=subprocess.PIPE, text=True)
+    try:
+        assert counting.stdout is not None
+        assert counting.stdout.readline() == "ready\n"
+        network.lose(1, share)
+        subprocess.run(python(network, source, SENDER, network.address(target), count), timeout=DEADLINE_S, check=True)
+        network.lose(1, 0.0)
+        subprocess.run(python(network, source, FAREWELL, network.address(target), 1), timeout=DEADLINE_S, check=True)
+        said, _ = counting.communicate(timeout=DEADLINE_S)
+    finally:
+        counting.kill()
+        counting.wait()
+    return int(said)
 
 
 def reaches(network: EmulatedNetwork, source: int, target: int) -> bool:
@@ -131,6 +170,29 @@ def test_a_cable_can_be_pulled_and_plugged_in_again() -> None:
         assert reaches(network, 0, 2)
         network.mend(1)
         assert reaches(network, 0, 1)
+
+
+@needs_root
+@pytest.mark.network
+@pytest.mark.processes
+def test_a_link_loses_packets_in_both_directions_and_no_other_link_does() -> None:
+    with EmulatedNetwork(hosts=3) as network:
+        assert reaches(network, 0, 1)
+        count = 2000
+        for source, target in ((0, 1), (1, 0)):
+            assert arrive(network, source, target, count, 0.25) == pytest.approx(
+                0.75 * count, abs=5 * (count / 5) ** 0.5
+            )
+        assert arrive(network, 0, 2, count, 0.25) == count
+        network.lose(1, 1.0)
+        assert not reaches(network, 0, 1)
+        assert reaches(network, 0, 2)
+        network.lose(2, 0.1)
+        network.lose(1, 0.0)
+        assert network.losses == [0.0, 0.0, 0.1]
+        assert reaches(network, 0, 1)
+        network.lose(1, 0.1)
+        talk(network, 0, 1, 1_000_000)
 
 
 @needs_root
@@ -228,3 +290,5 @@ def test_an_error_names_the_command() -> None:
             network.cut(7)
         with pytest.raises(EmulationError, match="cut\\(0\\) stops a link"):
             network.slow(0, 0)
+        with pytest.raises(EmulationError, match=r"share must lie in 0\.\.1, got 10"):
+            network.lose(0, 10)

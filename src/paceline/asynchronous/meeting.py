@@ -18,6 +18,7 @@ import time
 from paceline.errors import MismatchError, PacelineError, PeerLostError, UnsupportedError
 from paceline.transport import Transport
 from paceline.transport.channel import TLS, Channel, Late, Listener, connect, own_address
+from paceline.transport.strangers import turned_away
 from paceline.world import World
 
 HELLO = 1
@@ -44,7 +45,12 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
             mine = {"address": listener.address, "port": listener.port, "tls": bool(tls)}
             everybody = transport.gather_json({**mine, "token": secrets.token_hex(16)})
             if len({one["tls"] for one in everybody}) > 1:
-                raise MismatchError(world.sign("some workers have TLS certificates and some have none; give them all"))
+                raise MismatchError(
+                    world.sign(
+                        "some workers have TLS certificates and some have none; give them all, by --job on each host "
+                        "under paceline run, or --open for none"
+                    )
+                )
             token = str(everybody[0]["token"])
             door = _Door(listener, world, token)
             until = time.monotonic() + 0.75 * timeout_s  # less than the deadline of those who are through already
@@ -61,6 +67,8 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
             except PacelineError as error:
                 problem = error
             _conclude(transport, problem)
+        for channel in [*outgoing.values(), *door.incoming.values()]:
+            channel.stall_s = timeout_s  # as long as the sender takes: a large frame on a slow link is no dead peer
         return outgoing, door.incoming
     except BaseException:
         for channel in [*outgoing.values(), *(door.close() if door is not None else [])]:
@@ -134,13 +142,15 @@ class _Door:
         limit, channel.limit = channel.limit, 0
         try:
             hello = channel.receive(deadline_s=HELLO_S)
-            known = hmac.compare_digest(str(hello.note).encode(), self._token)
+            known = isinstance(hello.note, str) and hmac.compare_digest(hello.note.encode(), self._token)
             if hello.kind == HELLO and known and self._take(hello.numbers[0], channel):
                 channel.limit = limit
                 return
-        except (PacelineError, OSError, ValueError):  # whatever a stranger may say, or one who gave up
-            pass
+            why: object = "it does not know the token" if not known else f"rank {hello.numbers[0]} is not expected"
+        except (PacelineError, OSError, ValueError) as error:  # whatever a stranger may say, or one who gave up
+            why = error
         channel.close()
+        turned_away(channel.peer, why)
 
     def _take(self, rank: int, channel: Channel) -> bool:
         with self._changed:

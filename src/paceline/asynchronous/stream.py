@@ -80,6 +80,10 @@ class Stream(ABC):
         self._sent_buffers = [host(span.fragment) for span in buffers]
         self.clock = 0
 
+    def retime(self, schedule: Bounded) -> None:
+        """Go on with blocks of another length."""
+        self._schedule = schedule
+
     @property
     def every(self) -> list[Span]:
         """Parameters, and the buffers that go with them."""

@@ -43,6 +43,7 @@ from paceline.settings import Settings
 from paceline.topology.sharded import Sharded
 from paceline.transport import Transport
 from paceline.transport.virtual import VirtualTransport
+from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 
 
@@ -58,6 +59,7 @@ class Asynchronous:
         flow: counts this worker's steps.
         watch: where the time goes.
         feed: the data, of which places are leased.
+        tuner: what is asked for while the run goes on.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class Asynchronous:
         flow: Flow,
         watch: Watch,
         feed: Feed,
+        tuner: Tuner,
     ) -> None:
         assert isinstance(rule.schedule, Bounded) and isinstance(rule.topology, Sharded)
         self.rule, self._transport, self._model, self._owned = rule, transport, model, owned
         self._settings, self._flow, self._watch, self._feed = settings, flow, watch, feed
+        self._tuner, tuner.follow = tuner, self.follow
         self._ledger = Ledger()
         self._pushed = 0
         self._schedule = rule.schedule
@@ -279,6 +283,10 @@ class Asynchronous:
         return self._pushed
 
     @property
+    def moment(self) -> None:
+        """None: workers go on unevenly."""
+
+    @property
     def leases(self) -> Leases:
         """The way to the ledger of the data."""
         return self._service.leases
@@ -310,8 +318,7 @@ class Asynchronous:
     def leave(self) -> None:
         """Push what is left, wait for those who have more data, and take the final model."""
         began = time.perf_counter()
-        for stream in self._streams:
-            stream.flush()
+        self._flush()
         self._note(began)
         self.leases.done(self._feed.take_marks())  # such as batches of a validation
         self._service.finish()
@@ -321,6 +328,19 @@ class Asynchronous:
                 stream.refresh(looks=False)
                 stream.settle()
             parted = self._service.part()
+
+    def _flush(self) -> None:
+        """Push what is left, with the rates with which steps are made."""
+        with self._tuner.knobs.rates.applied():
+            for stream in self._streams:
+                stream.flush()
+
+    def follow(self, rule: Rule) -> None:
+        """Go on with blocks of another length, from the next on."""
+        assert isinstance(rule.schedule, Bounded)
+        self.rule, self._schedule = rule, rule.schedule
+        for stream in self._streams:
+            stream.retime(rule.schedule)
 
     def close(self) -> None:
         """Let the connection go."""
@@ -334,11 +354,10 @@ class Asynchronous:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: what is under way is waited for, and all workers come to one point."""
         self.leases.waits(True)  # others may have to go on into the next epoch before they come here
+        if self._gradient:
+            self._flush()
         for stream in self._streams:
-            if isinstance(stream, GradientStream):
-                stream.flush()
-            else:
-                stream.wait()
+            stream.wait()
         self._service.settle()
         for stream in self._streams:
             stream.refresh(looks=True)

@@ -5,6 +5,9 @@
 
     run        the command; workers.py starts and stops them, lines.py shows what they print,
                status.py draws the bottom line, failure.py says what went wrong
+               elastic_run.py leads an elastic run: elastic.py hosts or joins the control plane,
+               supervise.py replaces who dies, process.py and keeper.py are one worker, kept.py is
+               what the next launcher has to know; restarts.py starts all again
     report     logs -> page, pictures and a short table
     explain    a recipe's five choices, equation, defaults and bytes
     data       pack samples into shards, verify them, plan a storage

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import typer
+
 from paceline.errors import PacelineError
 from paceline.observe.read import LOG_NAME
 
@@ -30,6 +32,36 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
     return Cluster(workers, hosts, host_index, address, timeout_s)
 
 
+def alone(ctx: typer.Context, option: str, *others: str) -> None:
+    """Refuse what was given beside an option that takes all the rest from elsewhere."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params if name not in (option, *others)}
+    extra = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    if extra:
+        refuse(f"--{option} takes all the rest from the record of the run: leave out {', '.join(sorted(extra))}")
+
+
+def existing(directory: Path) -> Path:
+    """A log directory that is there."""
+    if not directory.is_dir():
+        refuse(f"the log directory {directory} does not exist (looked in {Path.cwd()})")
+    return directory.resolve()
+
+
+def fits(elastic: bool, hosts: int, restarts: int, listen: str | None, grace: float | None) -> None:
+    """Wishes that exclude each other."""
+    if restarts < 0:
+        refuse(f"--restarts must be at least 0, got {restarts}")
+    if elastic and hosts != 1:
+        refuse("--hosts is for runs of a fixed size: with --elastic, other hosts come with --join HOST:PORT")
+    if elastic and restarts:
+        refuse(
+            "--restarts starts all workers again, and an elastic run replaces only the one that was lost: leave it out"
+        )
+    for name, value in (("--listen", listen), ("--grace", grace)):
+        if value is not None and not elastic:
+            refuse(f"{name} belongs to --elastic MIN:MAX")
+
+
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
@@ -43,28 +75,20 @@ def check_script(script: Path) -> None:
         refuse(f"the program {script} {what} (looked in {Path.cwd()})")
 
 
-def check_rule(text: str | None) -> None:
-    """A rule that cannot be is refused here, once, and not by every worker."""
+def check_rule(text: str | None) -> bool:
+    """A rule that cannot be is refused here, once, and not by every worker.
+
+    Returns whether the workers may open connections of their own: the rule is asynchronous, or only the program knows.
+    """
     if text is None:
-        return
+        return True
     from paceline import recipes
+    from paceline.rule import is_asynchronous
 
     try:
-        recipes.rule_from_text(text)
+        return is_asynchronous(recipes.rule_from_text(text))
     except PacelineError as error:
         refuse(f"--rule: {error}")
-
-
-def check_tls(folder: Path | None) -> None:
-    """Certificates that are not there, or cannot be read, are refused here, once."""
-    if folder is None:
-        return
-    from paceline.transport.tls import TLS
-
-    try:
-        TLS.folder(folder).server()
-    except PacelineError as error:
-        refuse(f"--tls: {error}")
 
 
 def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path:

@@ -12,25 +12,22 @@ import signal
 import socket
 import threading
 import time
-import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from .cluster import Cluster
+from .rendezvous import meeting
+from .signals import Listener
 from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
 
 LOOK_EVERY_S = 0.05
+_KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
 Look = Callable[[list[Worker], bool, dict[int, int]], None]  # the workers so far, whether they are being stopped, lost
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -48,7 +45,7 @@ class Outcome:
 def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
     """Start the workers and wait for all of them, calling `look` all the while."""
     _hush_torch()
-    with _Listener() as listener:
+    with Listener() as listener:
         runner = _Runner(cluster, command)
         runner.start()
         give_up_at = float("inf")
@@ -63,7 +60,28 @@ def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
         return _outcome(runner, listener)
 
 
-def _outcome(runner: _Runner, listener: _Listener) -> Outcome:
+def side_by_side(cluster: Cluster, commands: Sequence[Command], look: Callable[[], None]) -> list[Outcome]:
+    """Several runs of one host at once, none of which minds another's end; a signal ends all."""
+    _hush_torch()
+    with Listener() as listener:
+        runners = [_Runner(cluster, command) for command in commands]
+        for runner in runners:
+            runner.start()
+        give_up_at = float("inf")
+        while (alive := [runner for runner in runners if runner.is_alive()]) and time.monotonic() < give_up_at:
+            alive[0].join(LOOK_EVERY_S)
+            look()
+            if listener.heard and give_up_at == float("inf"):
+                give_up_at = time.monotonic() + STOP_S
+            for runner in alive:
+                runner.heed(listener.heard)
+        for runner in runners:
+            if runner.is_alive() and runner.agent is not None:
+                runner.agent.kill()
+        return [_outcome(runner, listener) for runner in runners]
+
+
+def _outcome(runner: _Runner, listener: Listener) -> Outcome:
     outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive())
     if listener.heard:
         outcome.stopped_by = listener.heard[0]
@@ -99,6 +117,8 @@ class _Runner(threading.Thread):
         try:
             _await_master(self.cluster, self.stopping)
             spec = _spec(self.cluster)
+            if self.cluster.master is not None:
+                _meet_again(spec.rdzv_handler, self.command.start)
             self.agent = Agent(spec, self.command, self.cluster.hosts, self.cluster.timeout_s)
             try:
                 self.result = self.agent.run()
@@ -119,31 +139,6 @@ class _Runner(threading.Thread):
             self.agent.impatient = len(heard) > 1
 
 
-class _Listener(AbstractContextManager["_Listener"]):
-    """Collects signals instead of dying of them."""
-
-    def __init__(self) -> None:
-        self.heard: list[signal.Signals] = []
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _Listener:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard.append(signal.Signals(number))
-
-
 def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
     """Wait until host 0 listens. torch would wait too, but deaf to Ctrl-C and with pages of log."""
     if cluster.master is None or cluster.host_index == 0:
@@ -161,34 +156,25 @@ def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
 
 
 def _spec(cluster: Cluster) -> WorkerSpec:
-    """torchrun's description of the run. One host meets itself on a free port; several meet at the
-    master, where ranks follow the host index."""
-    if cluster.master is None:
-        backend, endpoint, run_id = "c10d", "localhost:0", uuid.uuid4().hex
-        settings: dict[str, Any] = {"is_host": True}
-    else:
-        backend, endpoint, run_id = "static", "{}:{}".format(*cluster.master), "paceline"
-        settings = {"rank": cluster.host_index}
-    parameters = RendezvousParameters(
-        backend=backend,
-        endpoint=endpoint,
-        run_id=run_id,
-        min_nodes=cluster.hosts,
-        max_nodes=cluster.hosts,
-        local_addr="127.0.0.1" if cluster.master is None else None,
-        timeout=int(cluster.timeout_s),
-        **settings,
-    )
+    """torchrun's description of the run; ranks follow the host index."""
     return WorkerSpec(
         role="worker",
         local_world_size=cluster.workers,
-        rdzv_handler=get_rendezvous_handler(parameters),
+        rdzv_handler=meeting(cluster),
         entrypoint="worker",
         max_restarts=0,
         monitor_interval=0.1,
-        master_addr=None if cluster.master is None else cluster.master[0],
+        master_addr=None if cluster.master is None else cluster.master[0],  # one host: where its store listens
         master_port=None if cluster.master is None else cluster.master[1],
     )
+
+
+def _meet_again(handler: Any, start: int) -> None:
+    """Several hosts meet in one store at all their starts, each time under a name of its own."""
+    handler.run_id = f"{handler.run_id}.{start}"
+    if _KEPT:
+        handler._store = _KEPT[-1]._store
+    _KEPT.append(handler)
 
 
 def _hush_torch() -> None:

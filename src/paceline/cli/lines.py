@@ -67,9 +67,16 @@ class Tails:
     def __len__(self) -> int:
         return len(self.tails) // 2  # of a worker there are two
 
-    def follow(self, rank: int, stdout: Path, stderr: Path) -> None:
-        """Add a worker."""
-        self.tails += [Tail(stdout, rank, False), Tail(stderr, rank, True)]
+    def follow(self, rank: int, stdout: Path, stderr: Path, *, from_now: bool = False) -> None:
+        """Add a worker; `from_now` passes over what it printed before."""
+        for path, is_error in ((stdout, False), (stderr, True)):
+            self.tails.append(Tail(path, rank, is_error, path.stat().st_size if from_now else 0))
+
+    def drop(self, rank: int) -> None:
+        """Show all that is left of a worker that ended, and follow it no more."""
+        for tail in [tail for tail in self.tails if tail.rank == rank]:
+            self._show(tail, tail.finish())
+            self.tails.remove(tail)
 
     def read(self) -> None:
         """Show what is new."""

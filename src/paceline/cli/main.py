@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, explain, report, run
+from . import data, doctor, explain, report, run, search, tune, watch
 
 app = typer.Typer(
     name="paceline",
@@ -19,8 +19,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", context_settings=run.CONTEXT)(run.command)
+app.command("run", context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
+app.command("watch")(watch.command)
 app.command("report")(report.command)
+app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")

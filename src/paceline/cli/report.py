@@ -9,14 +9,18 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from paceline.errors import PacelineError
 from paceline.observe.log import RunLog
 from paceline.observe.report import load, write_report
 from paceline.observe.summary import data_sentence, waits_much, warnings
-from paceline.observe.tables import comparison
+from paceline.observe.tables import comparison, event_rows
 
 from .console import err, out, refuse
+
+LATEST = 20
+"""Events of an elastic run that are shown in the terminal."""
 
 
 def command(
@@ -42,6 +46,9 @@ def command(
         if not waits_much(run) and data_sentence(run):  # else it stands among the notes
             told = data_sentence(run)
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
+    for run in runs:
+        if run.events:
+            out().print(_events(run))
     for text in _notes(runs):
         err().print(f"note: {text}", markup=False)
     out().print(f"report: {page}", soft_wrap=True, markup=False)
@@ -55,6 +62,14 @@ def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
         table.add_column(row["run"], justify="right", overflow="fold")
     for name in dict.fromkeys(key for row in rows for key in row if key != "run"):
         table.add_row(name, *(row.get(name, "") for row in rows))
+    return table
+
+
+def _events(run: RunLog) -> Table:
+    """The latest of what happened to an elastic run; the page has more."""
+    table = Table("after", "event", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in event_rows(run, LATEST):
+        table.add_row(*(Text(text) for text in row.values()))
     return table
 
 

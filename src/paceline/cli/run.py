@@ -3,37 +3,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shlex
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live as Screen
-from rich.text import Text
 
-from paceline.errors import PacelineError
 from paceline.observe.live import Live
-from paceline.observe.read import has_run
-from paceline.observe.summary import seconds_text
 
-from . import checks, failure, lines
+from . import checks, doors, elastic_checks, elastic_run, failure, lines
 from .cluster import Cluster
-from .console import err, error_panel, near, out
+from .conclusion import conclude, failed
+from .console import out, refuse
 from .status import Status
 
 if TYPE_CHECKING:
     from .launch import Outcome
     from .workers import Command, Worker
 
+EPILOG = (
+    "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
+    "with PACELINE_CONTROL=HOST:PORT (where the control plane listens) and PACELINE_TLS=FOLDER (with cert.pem, key.pem "
+    "and ca.pem of the job). A worker that ends with exit code 75 was given up by the others, and a fresh one may come."
+)
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # what follows the script is its own
 
 
 def command(
-    script: Annotated[Path, typer.Argument(help="The training program.", show_default=False)],
+    ctx: typer.Context,
+    script: Annotated[Path | None, typer.Argument(help="The training program.", show_default=False)] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[--] ARGS...", help="The program's own arguments."),
@@ -59,21 +63,70 @@ def command(
     ] = None,
     tls: Annotated[
         Path | None,
-        typer.Option(help="Folder of cert.pem, key.pem and ca.pem, for the connections of asynchronous rules."),
+        typer.Option(help="Folder of cert.pem, key.pem and ca.pem to use instead of certificates made for the job."),
     ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(help="The job's secret: made by host 0, copied to the other hosts (or on a disk they share)."),
+    ] = None,
+    in_the_clear: Annotated[
+        bool, typer.Option("--open", help="No certificates: the connections of asynchronous rules are in the clear.")
+    ] = False,
+    elastic: Annotated[
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Workers may come and go: fewest and most, of all hosts together."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="With --elastic: an address of this host by which others can join."),
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Join the elastic run whose launcher listens there."),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(help="With --elastic: seconds after which stragglers are called to an exchange."),
+    ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG", help="Go on with the elastic run in that log directory, whose launcher was killed."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(help="How often all workers are started again when one fails, to resume from a checkpoint.")
+    ] = 0,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
 ) -> None:
     """Run a training program on several workers."""
+    if again is not None:
+        checks.alone(ctx, "again", "quiet")
+        raise typer.Exit(elastic_run.again(checks.existing(again), partial(shown, quiet=quiet), quiet))
+    checks.fits(elastic is not None or join is not None, hosts, restarts, listen, grace)
+    if script is not None:
+        checks.check_script(script)
+    elif elastic is None or workers:
+        refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
+    speaks = checks.check_rule(rule)
+    doors.check(tls, job, in_the_clear)
+    if elastic is not None or join is not None:
+        asked = elastic_run.Asked(elastic, join, listen, workers, rule, timeout, grace)
+        what = [] if script is None else program(script, arguments or [])
+        raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
+    assert script is not None
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    checks.check_script(script)
-    checks.check_rule(rule)
-    checks.check_tls(tls)
     directory = checks.log_directory(log, cluster, overwrite)
+    if in_the_clear and speaks and not quiet:
+        doors.say_open()
+    elif not in_the_clear and tls is None:
+        tls = doors.for_workers(cluster, directory, job, speaks and not quiet)
+    added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
     started = time.monotonic()
-    outcome = _run(cluster, script, arguments or [], environment(cluster, rule, directory, tls), directory, quiet)
-    code = _conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
+    outcome = _run(cluster, script, arguments or [], added, directory, quiet, restarts)
+    code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
         sys.stderr.flush()
@@ -81,7 +134,26 @@ def command(
     raise typer.Exit(code)
 
 
-def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path | None = None) -> dict[str, str]:
+def _elastic(
+    asked: elastic_run.Asked,
+    what: list[str],
+    logs: tuple[Path | None, bool],
+    door: tuple[Path | None, Path | None, bool],
+    quiet: bool,
+) -> int:
+    """An elastic run, of the command `what`; the exit code."""
+    place = asked.place()
+    elastic_run.check_secret(asked, door)
+    if logs[0] is not None:
+        elastic_checks.vacant(logs[0], logs[1])
+    cluster = Cluster(max(1, asked.workers), timeout_s=asked.timeout_s)
+    directory = checks.log_directory(logs[0], cluster, logs[1])
+    tls = elastic_run.certificates(asked, directory, *door, quiet)
+    added = environment(cluster, asked.rule, directory)
+    return elastic_run.begin(asked, place, what, added, tls, directory, partial(shown, quiet=quiet), quiet)
+
+
+def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str, str]:
     """What the workers' environment has that the launcher's has not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
@@ -91,8 +163,6 @@ def environment(cluster: Cluster, rule: str | None, directory: Path, tls: Path |
     }
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
-    if tls is not None:
-        added["PACELINE_TLS"] = str(tls.resolve())
     return added | ({} if rule is None else {"PACELINE_RULE": rule})
 
 
@@ -103,21 +173,36 @@ def _run(
     added: dict[str, str],
     directory: Path,
     quiet: bool,
+    restarts: int = 0,
 ) -> Outcome:
+    from .restarts import started_again
     from .workers import Command  # here, because torch loads for seconds and --help must not wait
 
-    own = arguments[1:] if arguments[:1] == ["--"] else arguments
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    what = Command([sys.executable, "-u", str(script), *own], added, output, partial(failure.may_lose, directory))
+    what = Command(program(script, arguments), added, output, partial(failure.may_lose, directory))
+    with shown(directory, cluster.workers * cluster.hosts, quiet) as show:
+        return started_again(restarts, what, lambda command: _follow(cluster, command, show), failed)
+
+
+def program(script: Path, arguments: list[str]) -> list[str]:
+    """The command that runs the user's program."""
+    own = arguments[1:] if arguments[:1] == ["--"] else arguments
+    return [sys.executable, "-u", str(script), *own]
+
+
+@contextlib.contextmanager
+def shown(directory: Path, workers: int, quiet: bool) -> Iterator[lines.Show]:
+    """How the lines of the workers are shown, with a status line below them where that is a terminal."""
     console = out()
     if not console.is_terminal:
-        return _follow(cluster, what, lines.plain)
-    if quiet:
-        return _follow(cluster, what, lines.on_terminal(console))
-    status = Status(Live(directory), cluster.workers * cluster.hosts)
-    with Screen(status, console=console, transient=True, refresh_per_second=4):
-        return _follow(cluster, what, lines.on_terminal(console))
+        yield lines.plain
+    elif quiet:
+        yield lines.on_terminal(console)
+    else:
+        status = Status(Live(directory), workers)
+        with Screen(status, console=console, transient=True, refresh_per_second=4):
+            yield lines.on_terminal(console)
 
 
 def _follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
@@ -141,81 +226,3 @@ def _follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
     look(outcome.workers, outcome.stopped_by is not None, outcome.lost)
     tails.finish()
     return outcome
-
-
-def _conclude(outcome: Outcome, cluster: Cluster, directory: Path, seconds: float, quiet: bool) -> int:
-    """Say how it ended; the exit code."""
-    console = err()
-    if outcome.codes:
-        code = _failed(outcome)
-    elif outcome.stopped_by is not None:
-        console.print(f"stopped by {failure.signal_name(outcome.stopped_by)}: no worker is left")
-        code = 128 + outcome.stopped_by
-    elif outcome.error is not None:
-        if outcome.workers:
-            _ended_elsewhere(outcome.error)
-        else:
-            _not_started(outcome.error, cluster)
-        code = 1
-    elif outcome.lost:
-        code = _finished_without(outcome, seconds)
-    else:
-        code = 0
-        if not quiet:
-            count = len(outcome.workers)
-            plural = "s" if count > 1 else ""
-            console.print(f"{count} worker{plural} finished after {seconds_text(seconds)}")
-    if not quiet:
-        _point_at(directory)
-    return code
-
-
-def _failed(outcome: Outcome) -> int:
-    files = {worker.rank: worker.stderr for worker in outcome.workers}
-    rank = failure.culprit(outcome.codes, files)
-    code = outcome.codes[rank]
-    err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - 1))
-    return failure.exit_code(code)
-
-
-def _finished_without(outcome: Outcome, seconds: float) -> int:
-    """Some were lost on the way; the exit code says so."""
-    count, files = len(outcome.workers) - len(outcome.lost), {worker.rank: worker.stderr for worker in outcome.workers}
-    for rank, code in sorted(outcome.lost.items()):
-        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the others went on without it"))
-    names = ", ".join(str(rank) for rank in sorted(outcome.lost))
-    plural = "s" if count != 1 else ""
-    err().print(f"{count} worker{plural} finished here after {seconds_text(seconds)}, without {names}")
-    return failure.LOST
-
-
-def _ended_elsewhere(error: BaseException) -> None:
-    """The workers were fine, but could not go on."""
-    hint = "the workers of this host were stopped; the launcher over there says more"
-    if not isinstance(error, PacelineError):
-        hint = f"the workers of this host were stopped ({type(error).__name__})"
-    parts = (Text(str(error), style="bold red"), Text(hint, style="default"))
-    err().print(error_panel("the run ended", *parts))
-
-
-def _not_started(error: BaseException, cluster: Cluster) -> None:
-    cause = f"{type(error).__name__}: {error}"
-    if cluster.master is None:
-        err().print(error_panel("no worker was started", Text(cause, style="bold red")))
-        return
-    where = f"{cluster.master[0]}:{cluster.master[1]}"
-    says = f"the {cluster.hosts} hosts did not meet at {where} within {cluster.timeout_s:g} s"
-    hint = (
-        f"start the same command on each host, with --host-index 0 to {cluster.hosts - 1}, and "
-        "check that all of them can reach that address"
-    )
-    parts = (Text(says, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
-    err().print(error_panel(f"host {cluster.host_index} started no worker", *parts))
-
-
-def _point_at(directory: Path) -> None:
-    shown = near(directory)
-    if has_run(directory):
-        err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}")
-    else:
-        err().print(f"the workers' output: {os.path.join(shown, 'output')}")

@@ -47,8 +47,10 @@ class Status:
 
 def describe(shot: Snapshot, workers: int) -> Text:
     """A snapshot in words: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
+    elastic = [] if shot.standing is None else [shot.standing.text]
     if not shot.size:
-        return Text(f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet")
+        none_yet = f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet"
+        return Text(" | ".join([none_yet, *elastic]), no_wrap=True, overflow="ellipsis")
     parts = [] if shot.epoch is None else [f"epoch {shot.epoch}"]
     parts.append(f"{shot.total:,} minibatches ({shot.minibatches_per_s:,.0f}/s)")
     if len(shot.minibatches) > 1:
@@ -64,4 +66,4 @@ def describe(shot: Snapshot, workers: int) -> Text:
         parts.append(f"delay {delay_text(shot.delay)}")
     if shot.lost:
         parts.append(f"lost: {ranks_text(shot.lost)}")
-    return Text(" | ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
+    return Text(" | ".join([*parts, *elastic]), style="bold", no_wrap=True, overflow="ellipsis")

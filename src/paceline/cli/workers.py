@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.errors import PacelineError
+
+from . import leash
 
 GRACE_S = 5.0  # between the request to stop and the order
 ASK_EVERY_S = 1.0  # whether another host has failed
@@ -57,6 +60,7 @@ class Command:
     environment: Mapping[str, str]
     output: Path  # directory of the files that take the workers' output
     may_lose: Callable[[int], bool] = lambda rank: False  # whether the others go on without this one
+    start: int = 0  # how often all were started before
 
 
 class OtherHostError(PacelineError, RuntimeError):
@@ -86,7 +90,7 @@ class Agent(SimpleElasticAgent):
         self._heed_stop()
         for member in worker_group.workers:
             environment = {**os.environ, **self.command.environment}
-            environment |= _coordinates(worker_group, member)
+            environment |= _coordinates(worker_group, member) | {"PACELINE_RESTART": str(self.command.start)}
             self.workers.append(_spawn(self.command, member.global_rank, environment))
         return {place: worker.process.pid for place, worker in enumerate(self.workers)}
 
@@ -185,10 +189,11 @@ class Agent(SimpleElasticAgent):
 
 
 def _spawn(command: Command, rank: int, environment: dict[str, str]) -> Worker:
-    stdout, stderr = (command.output / f"rank-{rank:03d}.{name}" for name in ("out", "err"))
+    turn = f".{command.start + 1}" if command.start else ""
+    stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(
-            command.arguments,
+            [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command.arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,

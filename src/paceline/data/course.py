@@ -32,6 +32,7 @@ from paceline.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.data.feed import Feed
+    from paceline.world import World
 
 _END = object()
 
@@ -62,7 +63,7 @@ class Course:
         leases: Leases | None,
     ) -> None:
         self.loader, self._number, self._position, self._feed = loader, number, position, feed
-        self._leases, self._world = leases, feed.world
+        self._leases = leases
         self._length: int | None = None
         self.reached = (0, 0)
         self.plan: Plan | None = None
@@ -77,6 +78,10 @@ class Course:
             self.plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position, workers)
         if self._world.size == 1:
             position.track(generators_of(loader))
+
+    @property
+    def _world(self) -> World:
+        return self._feed.world  # workers may come and go
 
     @property
     def as_it_is(self) -> bool:

@@ -51,6 +51,10 @@ class Feed:
         self._loaded: list[Load] = []
         self._epoch = 0  # where a checkpoint says that the first loader is
         self.samples = 0
+        self.safe: Callable[[], Callable[[], None] | None] = lambda: None
+        """Asked where an iteration of the program's loop is over; what it gives is called if another one follows."""
+        self._under_way: dict[Position, object] = {}  # passes, the outermost first, and a token of each
+        self._leader: Position | None = None  # the data in whose pass the optimizer steps
         self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._in_hand: list[Mark] = []  # handed out, and not yet on its way to the global model
@@ -77,6 +81,38 @@ class Feed:
         self._recent.append(share)
         self._told(data)
         return share
+
+    # -- where an iteration of the program's loop is over -----------------------------------------
+
+    def begins(self, position: Position) -> object:
+        """A pass over the data of `position` begins; the token that ends it."""
+        token = self._under_way[position] = object()
+        return token
+
+    def ends(self, position: Position, token: object) -> None:
+        """It is over, or the program has left it."""
+        if self._under_way.get(position) is token:  # else another one has begun over the same data
+            del self._under_way[position]
+
+    def asked(self, position: Position) -> Callable[[], None] | None:
+        """The program asks for the next batch; what is returned is to be called if there is one.
+
+        An iteration is over where the outermost loop asks, if that is the one in which the first step was made: inner
+        loops are in the middle of one, and a loop that makes no steps (a validation) belongs to what comes before it.
+        """
+        if position is self._leader and next(iter(self._under_way), None) is position:
+            return self.safe()
+        return None
+
+    @property
+    def leads(self) -> bool:
+        """Whether steps are made within a pass over shared data."""
+        return self._leader is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch was handed out since the last step."""
+        return not self._since[1]
 
     # -- over time --------------------------------------------------------------------------------
 
@@ -116,6 +152,8 @@ class Feed:
 
     def stepped(self, steps: int) -> int:
         """Step number `steps` was made of what was handed out: the number of samples in it."""
+        if self._leader is None and self._under_way:
+            self._leader = next(iter(self._under_way))
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
@@ -168,6 +206,10 @@ class Feed:
             for epoch, rest in position.rest.items():
                 self.leases.expect(number, epoch, rest)
 
+    def follow(self, state: dict[str, Any]) -> None:
+        """Begin where another worker of the run is, whose data are leased; nothing that it holds is this worker's."""
+        self._place([_following(row) for row in state["positions"]])
+
     def _place(self, loads: list[Load]) -> list[Position]:
         """Give every shared loader its place, and those that are shared later."""
         self._loaded, shared = loads, list(self._positions.values())
@@ -181,6 +223,10 @@ class Feed:
 
 def _loading(row: dict[str, Any]) -> Load:
     return lambda position: position.load(row)
+
+
+def _following(row: dict[str, Any]) -> Load:
+    return lambda position: position.follow(row)
 
 
 def _regrouping(rows: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> Load:

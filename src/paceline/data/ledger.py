@@ -100,6 +100,19 @@ class Ledger:
             return []
         return [rank for rank, held in book.leased.items() if held and rank not in book.dry | self._waiting]
 
+    def settled(self, loader: int, epoch: int) -> bool:
+        """Whether all of the epoch is done: unlike :meth:`over`, work that was not applied yet counts as missing."""
+        book = self._books.get((loader, epoch))
+        return book.settled if book is not None else self._is_over(loader, epoch)
+
+    def held(self, worker: int) -> list[Mark]:
+        """The places that are leased to `worker`."""
+        return [
+            (loader, epoch, begin, end)
+            for (loader, epoch), book in self._books.items()
+            for begin, end in book.leased.get(worker, Ranges())
+        ]
+
     def done(self, worker: int, marks: Iterable[Sequence[int]]) -> int:
         """What `worker` made of these places has been applied to the global model; how many were not so before."""
         count = 0

@@ -198,6 +198,11 @@ class Position:
         self.rest = {epoch: rest for epoch, rest in self.rest.items() if epoch >= self.epoch}
         self._passes = {self.epoch: Pass()}
 
+    def follow(self, state: dict[str, Any]) -> None:
+        """Begin in the epoch in which another worker of the run is; the ledger knows what is done of it."""
+        self.load({**state, "passes": [], "held": [], "epoch_start": None, "generators": []})
+        self._passes = {self.epoch: Pass()}
+
     def _regroup_epoch(self, epoch: int, states: list[dict[str, Any]]) -> None:
         """What is left of one epoch: all of the split but what has entered."""
         passes = [passes_of(state).get(epoch) for state in states]

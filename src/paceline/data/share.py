@@ -21,6 +21,7 @@ from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.data.feed import Feed
+    from paceline.world import World
 
 _END = object()
 
@@ -40,9 +41,12 @@ class Share:
         self, loader: Iterable[Any], number: int, position: Position, feed: Feed, leases: Leases | None = None
     ) -> None:
         self.loader, self._position, self._feed, self._leases = loader, position, feed, leases
-        self._world = feed.world
         position.leased = leases is not None
         self._course = Course(loader, number, position, feed, leases)
+
+    @property
+    def _world(self) -> World:
+        return self._feed.world
 
     # -- what the script asks for -----------------------------------------------------------------
 
@@ -119,16 +123,21 @@ class Share:
         batches = self._course.batches(skip, self._length())
         if self._leases is not None:
             self._position.course = batches
+        token = self._feed.begins(self._position)
         try:
             while True:
                 self._check_alone(batches)
+                take = self._feed.asked(self._position)  # how things stand before the next batch is fetched
                 began = time.perf_counter()
                 batch = next(batches, _END)
                 self._feed.waited(time.perf_counter() - began)
                 if batch is _END:
                     break
+                if take is not None:
+                    take()
                 yield batch
         finally:
+            self._feed.ends(self._position, token)
             batches.close()
         self._position.end()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Exchange:
     wait_s: float
     exchange_s: float
     bytes: int
-    left_out: tuple[int, ...]  # ranks whose contribution was not finite
+    left_out: tuple[int, ...]  # ranks whose contribution was not finite, or far larger than usual
     warmup: bool
     delays: dict[int, int] = field(default_factory=dict)  # delay of a push, in updates -> how many had it
     refused: int = 0  # pushes that were not finite
@@ -90,6 +91,17 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A worker's contribution was kept out of the mean."""
+
+    at_s: float
+    rank: int
+    why: str
+    finite: bool  # whether it was only too large
+    in_a_row: int  # how often it had happened to that worker without a contribution that counted
+
+
+@dataclass(frozen=True)
 class Takeover:
     """The worker that wrote this owns the slices of another from then on."""
 
@@ -97,6 +109,19 @@ class Takeover:
     slice_of: int
     version: int  # of the values from which it goes on, in updates
     source: str  # "replica" or "last pulled values"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Settings were changed, or a request to change them was refused."""
+
+    at_s: float
+    by: int  # the rank that asked
+    block: int
+    total_minibatches: int
+    changes: dict[str, tuple[Any, Any]]  # name -> before, after
+    revert: bool
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's logs while they still grow: what a progress line shows.
 
-`Live(directory).poll()` reads what was appended since the last call and returns a `Snapshot`. It
-never raises for what a half-written file holds: an incomplete line waits for its end, and a line
-that is no event is passed over, since the report will say so.
+`Live(directory).poll()` reads what was appended since the last call and returns a `Snapshot`. `Live.workers` has what
+is known of each worker, and `Live.news` what happened. Nothing is raised for what a half-written file holds: an
+incomplete line waits for its end, and a line that is no event is passed over, since the report will say so.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+import contextlib
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from . import control
+from .control import Standing
 from .events import Exchange
 from .log import WorkerLog
-from .read import LOG_NAME, parse_line, take
+from .news import CONTROL, Collected, Growing, of_control, of_worker
+from .read import LOG_NAME, take
+from .summary import Shares
 
 LAG_S = 2.0  # between what a worker has done and what its log says
+POINTS = 512  # of a curve
 WINDOW_S = 10.0  # the rate is that of the last ten seconds of the log
 
 
@@ -35,6 +42,7 @@ class Snapshot:
         data_share: share of it that went into waiting for data.
         delay: mean delay of the pushes of all workers, in updates, lately; None where nothing is pushed.
         lost: ranks of workers that left without a word.
+        standing: of an elastic run, who is there and what it waits for; None for other runs.
     """
 
     size: int = 0
@@ -48,6 +56,7 @@ class Snapshot:
     delay: float | None = None
     lost: tuple[int, ...] = ()
     data_share: float = 0.0
+    standing: Standing | None = None
 
     @property
     def total(self) -> int:
@@ -60,16 +69,39 @@ class Live:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
+        self.news = Collected()
         self._number = 1
-        self._followers: dict[int, _Follower] = {}
+        self._followers: dict[int, Follower] = {}
+        self._standing = _ControlFollower(self.directory / control.NAME)
+        self._control = Growing(self.directory / CONTROL)
+        self._finished = False  # as the control plane says
 
     def poll(self) -> Snapshot:
         """Read what is new, and sum up."""
         self._look_for_files()
         for follower in self._followers.values():
-            follower.read()
-        logs = [self._followers[rank] for rank in sorted(self._followers)]
-        return _sum_up(logs) if logs else Snapshot()
+            follower.read(self.news)
+        for event in self._control.read():
+            self.news.add(of_control(event, _seconds(event)))
+            self._finished = self._finished or event.get("kind") == "finished"
+        self._standing.read()
+        found = _sum_up(self.workers) if self._followers else Snapshot()
+        return replace(found, standing=self._standing.standing)
+
+    @property
+    def workers(self) -> list[Follower]:
+        """Those whose logs are there, in rank order, as of the last `poll`."""
+        return [self._followers[rank] for rank in sorted(self._followers)]
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker of the run has closed it, or was lost."""
+        if self._finished:
+            return True
+        logs = self.workers
+        lost = set().union(*(log.lost for log in logs)) if logs else set()
+        ended = {log.rank for log in logs if log.closed} | lost
+        return bool(logs) and len(ended) >= max(log.size for log in logs)
 
     def _look_for_files(self) -> None:
         if not self.directory.is_dir():
@@ -79,17 +111,44 @@ class Live:
             if not match:
                 continue
             rank, number = int(match[1]), int(match[2] or 1)
+            if self._control.path.exists():  # workers come and go, each with a log of its own
+                if rank not in self._followers or number > self._followers[rank].number:
+                    self._followers[rank] = Follower(path, rank, number)
+                continue
             if number > self._number:
                 self._number, self._followers = number, {}
             if number == self._number and rank not in self._followers:
-                self._followers[rank] = _Follower(path, rank)
+                self._followers[rank] = Follower(path, rank, number)
 
 
-class _Follower:
+class _ControlFollower:
+    """The growing log of a control plane, where there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.standing: Standing | None = None
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.standing = self.standing or Standing()
+        for event in control.parse(lines):
+            self.standing.add(event)
+
+
+class Follower:
     """One worker's growing log. Keeps sums, not events: a long run must not fill the launcher."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self.path, self.rank = path, rank
+    def __init__(self, path: Path, rank: int, number: int = 1) -> None:
+        self.path, self.rank, self.number = path, rank, number
         self.size, self.rule = 0, ""
         self.minibatches = 0
         self.busy_s = 0.0
@@ -102,30 +161,35 @@ class _Follower:
         self.track: deque[tuple[float, int]] = deque()  # (at_s, minibatches), of the last window
         self.pushes: deque[tuple[float, int, int]] = deque()  # (at_s, pushes, their delays), of the last window
         self.lost: set[int] = set()
-        self._offset = 0
-        self._rest = b""
+        self.host, self.samples, self.closed = "?", 0, False
+        self.failed, self.block, self.at_s = False, 0, 0.0
+        self.touched_s = 0.0  # when the log last grew, seconds of the wall clock
+        self.left_out: Counter[int] = Counter()  # rank -> contributions, of all workers
+        self.spent: deque[tuple[float, Exchange]] = deque()  # lines of the log, of the last window
+        self.curve: list[float] = []  # the loss, thinned out
+        self._every, self._seen = 1, 0
+        self._growing = Growing(path)
 
-    def read(self) -> None:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return  # gone for the moment, or for good; a status line is not worth an error
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+    def read(self, news: Collected) -> None:
+        """Take in what is new."""
+        with contextlib.suppress(OSError):
+            self.touched_s = self.path.stat().st_mtime
+        for line in self._growing.read():
             event = WorkerLog(path=self.path, rank=self.rank)
             try:
-                take(event, parse_line(line))
+                take(event, line)
+                self._add(event)
+                news.add(of_worker(self.rank, line, _seconds(line)))
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
-            self._add(event)
 
     def _add(self, event: WorkerLog) -> None:
         if event.attach:
             self.size = int(event.attach.get("size", 0))
-            self.rule = str(event.attach.get("rule", ""))
+            self.rule, self.host = str(event.attach.get("rule", "")), event.host
+        self.at_s = max(self.at_s, event.last_at_s)
+        self.closed = self.closed or event.closed is not None
+        self.failed = self.failed or bool(event.errors)
         for start in event.epochs:
             self.epoch_start = self._start_of_next_epoch()
             self.epoch, self.epoch_batches = start.epoch, start.batches
@@ -135,10 +199,13 @@ class _Follower:
             self.exchange_s += line.wait_s + line.exchange_s
             self._advance(line.at_s, line.total_minibatches)
             self._push(line)
+            self._spend(line)
         self.lost |= {line.rank for line in event.lost}
         for value in event.values:
             if "loss" in value.name.lower():
                 self.losses[value.name] = (value.at_s, value.value)
+                if value.name == "loss" or "loss" not in self.losses:
+                    self._draw(value.value)
             self._advance(value.at_s, value.total_minibatches)
 
     def _start_of_next_epoch(self) -> int:
@@ -161,6 +228,41 @@ class _Follower:
         while self.pushes and self.pushes[0][0] < line.at_s - WINDOW_S:
             self.pushes.popleft()
 
+    def _spend(self, line: Exchange) -> None:
+        """Keep where the time of the last window went."""
+        self.left_out.update(line.left_out)
+        self.block = max(self.block, line.block)
+        self.samples = max(self.samples, line.total_samples or 0)
+        self.spent.append((line.at_s, line))
+        while self.spent[0][0] < line.at_s - WINDOW_S:
+            self.spent.popleft()
+
+    def _draw(self, value: float) -> None:
+        """Keep every k-th value of the curve, so that it never grows long."""
+        self._seen += 1
+        if self._seen % self._every == 0:
+            self.curve.append(value)
+        if len(self.curve) > POINTS:
+            self.curve, self._every = self.curve[1::2], 2 * self._every
+
+    @property
+    def shares(self) -> Shares:
+        """Where the time of the last window went."""
+        lines = [line for _, line in self.spent]
+        parts = (
+            sum(line.compute_s for line in lines),
+            sum(line.wait_s for line in lines),
+            sum(line.exchange_s for line in lines),
+            sum(line.data_s or 0.0 for line in lines),
+        )
+        busy = sum(parts)
+        return Shares(*(part / busy if busy else 0.0 for part in parts))
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples a second over the window, as they go with minibatches; None where nobody counts them."""
+        return self.rate * self.samples / self.minibatches if self.samples and self.minibatches else None
+
     @property
     def rate(self) -> float:
         """Minibatches a second over the window."""
@@ -178,7 +280,14 @@ class _Follower:
         return min(1.0, max(0.0, done))
 
 
-def _sum_up(logs: list[_Follower]) -> Snapshot:
+def _seconds(event: dict[str, Any]) -> float:
+    try:
+        return float(event.get("at_s", 0.0))
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _sum_up(logs: list[Follower]) -> Snapshot:
     busy = sum(log.busy_s for log in logs)
     lost = set().union(*(log.lost for log in logs))
     at_work = [log for log in logs if log.rank not in lost]
@@ -200,12 +309,12 @@ def _sum_up(logs: list[_Follower]) -> Snapshot:
     )
 
 
-def _mean_delay(logs: list[_Follower]) -> float | None:
+def _mean_delay(logs: list[Follower]) -> float | None:
     lines = [line for log in logs for line in log.pushes]
     pushes = sum(count for _, count, _ in lines)
     return sum(delays for _, _, delays in lines) / pushes if pushes else None
 
 
-def _latest_loss(logs: list[_Follower]) -> float | None:
+def _latest_loss(logs: list[Follower]) -> float | None:
     reports = [(name != "loss", -at, value) for log in logs for name, (at, value) in log.losses.items()]
     return min(reports)[2] if reports else None

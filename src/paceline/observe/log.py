@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
+from .control import Event
+from .events import Cached, Epoch, Exchange, LeftOut, Lost, Source, Takeover, Tuned, Value
 
 
 @dataclass
@@ -27,7 +28,9 @@ class WorkerLog:
     caches: dict[str, Cached] = field(default_factory=dict)  # name -> its latest totals
     values: list[Value] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
+    tuned: list[Tuned] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     saves: int = 0
     resumes: int = 0
@@ -113,6 +116,7 @@ class RunLog:
     number: int  # 1 for a program's first `attach`, 2 for its second
     workers: list[WorkerLog]
     label: str = ""
+    events: list[Event] = field(default_factory=list)  # of an elastic run's control plane
 
     def _attached(self, key: str, default: Any) -> Any:
         found = (worker.attach[key] for worker in self.workers if key in worker.attach)
@@ -203,6 +207,13 @@ class RunLog:
         for line in sorted((line for w in self.workers for line in w.lost), key=lambda line: line.at_s):
             found.setdefault(line.rank, line)
         return [found[rank] for rank in sorted(found)]
+
+    @property
+    def tuned(self) -> list[Tuned]:
+        """What was changed while the run went on, as the first worker tells it, and what was refused to any."""
+        told = next((worker.tuned for worker in self.workers if worker.tuned), [])
+        refused = [line for worker in self.workers for line in worker.tuned if line.refused]
+        return sorted([line for line in told if not line.refused] + refused, key=lambda line: line.at_s)
 
     def heirs(self, rank: int) -> dict[int, Takeover | None]:
         """Who owns the slices of a lost worker: rank -> what it said when it took them over, if it did."""

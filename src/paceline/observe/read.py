@@ -18,7 +18,8 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-from .events import Cached, Epoch, Exchange, Lost, Source, Takeover, Value
+from . import control
+from .events import Cached, Epoch, Exchange, LeftOut, Lost, Source, Takeover, Tuned, Value
 from .log import RunLog, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
@@ -35,6 +36,8 @@ def read_runs(directory: str | Path) -> list[RunLog]:
     for number, path in sorted(_log_files(home)):
         groups.setdefault(number, []).append(read_worker(path))
     runs = [RunLog(home, n, sorted(logs, key=lambda w: w.rank)) for n, logs in groups.items()]
+    if runs:
+        runs[-1].events = control.read_events(home)
     for run in runs:
         run.label = home.resolve().name + (f" ({run.number})" if len(runs) > 1 else "")
     return runs
@@ -113,9 +116,13 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.caches[line.cache] = line
     elif kind == "lost":
         log.lost.append(_lost(at_s, event))
+    elif kind == "left_out":
+        log.left_out.append(_left_out(at_s, event))
     elif kind == "takeover":
         version, source = int(event.get("version", 0)), str(event.get("from", "unknown"))
         log.takeovers.append(Takeover(at_s, int(event["slice_of"]), version, source))
+    elif kind == "tune":
+        log.tuned.append(_tuned(at_s, event))
     elif kind == "save":
         log.saves += 1
     elif kind == "resume":
@@ -166,6 +173,24 @@ def _source(row: dict[str, Any]) -> Source:
 def _lost(at_s: float, event: dict[str, Any]) -> Lost:
     heirs = tuple(int(rank) for rank in event.get("taken_over") or ())
     return Lost(at_s, int(event["rank_lost"]), str(event.get("why", "")), heirs)
+
+
+def _tuned(at_s: float, event: dict[str, Any]) -> Tuned:
+    changes = {str(name): (before, after) for name, (before, after) in dict(event.get("changes") or {}).items()}
+    return Tuned(
+        at_s=at_s,
+        by=int(event.get("by", 0)),
+        block=int(event.get("block", 0)),
+        total_minibatches=int(event.get("total_minibatches", 0)),
+        changes=changes,
+        revert=bool(event.get("revert", False)),
+        refused=str(event.get("refused", "")),
+    )
+
+
+def _left_out(at_s: float, event: dict[str, Any]) -> LeftOut:
+    rank, in_a_row = int(event["rank_left_out"]), int(event.get("in_a_row", 1))
+    return LeftOut(at_s, rank, str(event.get("why", "")), bool(event.get("finite", False)), in_a_row)
 
 
 def _value(at_s: float, event: dict[str, Any]) -> Value:

@@ -18,7 +18,7 @@ from . import figures, page
 from .log import RunLog
 from .read import read_runs
 from .summary import data_sentence, summarize, value_text, waits_much, warnings
-from .tables import asynchronous_facts, comparison, facts, source_facts, worker_rows
+from .tables import asynchronous_facts, comparison, event_rows, facts, source_facts, tuned_rows, worker_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,7 @@ SOURCES = (
     "A hit was there when it was opened, a miss had to be waited for. Waited is the time of opening, added up over the "
     "processes of all loaders: while others still have batches, the device goes on. Corrupt files were fetched again."
 )
+EVENTS = "What the control plane and the launcher saw. Workers are named by numbers that are never used twice."
 WAITING_TO_GO_ON = (
     "Asynchronous workers wait for an answer that is late and, under a bounded staleness, for the slowest worker."
 )
@@ -156,11 +157,15 @@ def _body(
         notes = [f"{run.label}: {text}" for run in runs for text in warnings(run)]
         parts += [page.warning_box(notes)]
     parts += _sources(runs)
+    for run in runs:
+        rows = tuned_rows(run)
+        parts += [page.heading(f"Tuned while {run.label} went on"), page.table(rows)] if rows else []
     parts.append(page.heading("Figures") if drawn else "")
     for number, (_, title, caption, figure) in enumerate(drawn):
         parts.append(page.figure_block(figure, title, caption, number))
     for run in runs:
         parts += [page.heading(_workers_title(run, runs)), page.table(worker_rows(run))]
+        parts += _events(run, len(runs) > 1)
     parts.append(_footer(runs))
     return parts
 
@@ -170,6 +175,13 @@ def _pushes(runs: list[RunLog]) -> list[str]:
     shown = {run.label: asynchronous_facts(summarize(run)) for run in runs}
     rows = [{"run": label, **facts} for label, facts in shown.items() if facts]
     return [page.heading("Pushes and lost workers"), page.table(rows)] if rows else []
+
+
+def _events(run: RunLog, named: bool) -> list[str]:
+    """A table of who came and went, in elastic runs."""
+    rows = event_rows(run)
+    title = f"Events of {run.label}" if named else "Events"
+    return [page.heading(title), page.table(rows, EVENTS)] if rows else []
 
 
 def _sources(runs: list[RunLog]) -> list[str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from .log import RunLog, WorkerLog
 
 NOTHING = "n/a"  # shown for what nobody counted
+BROKEN = 3
+"""A worker that is left out so many times in a row is probably broken."""
 MUCH_WAIT = 0.05
 """From this share of the time on, waiting for data is worth a cure."""
 LITTLE_WAIT, UNEVEN = 0.01, 1.5
@@ -50,7 +52,7 @@ class Summary:
     blocks: int  # exchanges of the worker that took part in most
     bytes_per_worker: float
     bytes_per_block: float  # sent by one worker
-    left_out: int  # contributions that were not finite
+    left_out: int  # contributions that were not finite, or far larger than usual
     values: dict[str, float]  # name -> last value
     delays: Delays | None = None  # None where nothing was pushed, as in every synchronous run
     refused: int = 0  # pushes that were not finite
@@ -128,11 +130,21 @@ def waits_much(run: RunLog) -> bool:
 
 
 def left_out(run: RunLog) -> int:
-    """Contributions left out because they were not finite.
+    """Contributions left out of the mean."""
+    return left_out_counts(run).total()
 
-    Every worker's log names all of them, so the log that names most is the count.
+
+def left_out_counts(run: RunLog, finite: bool | None = None) -> Counter[int]:
+    """How many contributions of which worker were left out; with `finite`, of those that were finite, or were not.
+
+    Every worker's log names all of them, so the log that names most counts.
     """
-    return max((sum(len(line.left_out) for line in worker.exchanges) for worker in run.workers), default=0)
+    told = [(Counter(r for line in w.exchanges for r in line.left_out), w) for w in run.workers]
+    counts, teller = max(told, key=lambda pair: pair[0].total(), default=(Counter[int](), None))
+    if finite is None or teller is None:
+        return counts
+    large = Counter(line.rank for line in teller.left_out if line.finite)
+    return large if finite else counts - large
 
 
 def warnings(run: RunLog) -> list[str]:
@@ -148,11 +160,7 @@ def warnings(run: RunLog) -> list[str]:
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still:
         found.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
-    if left_out(run):
-        found.append(
-            f"Left out of the mean because not finite: {left_out(run)} contribution(s) of "
-            f"{ranks_text(_left_out_ranks(run), 8)}."
-        )
+    found += _left_out(run)
     refusing = [worker.rank for worker in run.workers if worker.refused]
     if refusing:
         count = sum(worker.refused for worker in run.workers)
@@ -174,8 +182,22 @@ def _losses(run: RunLog) -> list[str]:
     return found
 
 
-def _left_out_ranks(run: RunLog) -> list[int]:
-    return sorted({r for w in run.workers for line in w.exchanges for r in line.left_out})
+def _left_out(run: RunLog) -> list[str]:
+    """A sentence on each reason to leave somebody out, and one on each worker that is probably broken."""
+    found = []
+    for finite, why in ((False, "not finite"), (True, "far larger than usual")):
+        counts = left_out_counts(run, finite)
+        if counts:
+            who = ranks_text(sorted(counts), 8)
+            found.append(f"Left out of the mean because {why}: {counts.total()} contribution(s) of {who}.")
+    lines = [line for worker in run.workers for line in worker.left_out]
+    for rank in sorted({line.rank for line in lines if line.in_a_row >= BROKEN}):
+        times = max(line.in_a_row for line in lines if line.rank == rank)
+        found.append(
+            f"Worker {rank} was left out {times} times in a row and is probably broken: look at its memory and at its "
+            "part of the data, or take another host."
+        )
+    return found
 
 
 def _disagreement(run: RunLog) -> list[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .events import Source
 from .log import RunLog
@@ -14,6 +14,7 @@ from .summary import (
     count_text,
     delay_text,
     delays,
+    left_out_counts,
     ranks_text,
     rate_text,
     seconds_text,
@@ -22,6 +23,9 @@ from .summary import (
     summarize,
     value_text,
 )
+
+UNTOLD = ("holds",)
+"""Events of an elastic run that are of interest only where something is wrong."""
 
 
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
@@ -61,7 +65,7 @@ def facts(numbers: Summary) -> dict[str, str]:
         "exchanges": count_text(numbers.blocks),
         "sent per worker": bytes_text(numbers.bytes_per_worker),
         "sent per exchange": bytes_text(numbers.bytes_per_block),
-        "left out (non-finite)": count_text(numbers.left_out),
+        "left out": count_text(numbers.left_out),
     }
     if numbers.samples is None:
         del shown["samples"], shown["samples per second"]
@@ -85,6 +89,24 @@ def asynchronous_facts(numbers: Summary) -> dict[str, str]:
     return shown
 
 
+def tuned_rows(run: RunLog) -> list[dict[str, str]]:
+    """A row for each change of settings while the run went on, and for each request that was refused."""
+    return [
+        {
+            "minibatch": NOTHING if line.refused else count_text(line.total_minibatches),
+            "block": NOTHING if line.refused else count_text(line.block),
+            "asked by worker": str(line.by),
+            "what": f"refused: {line.refused}" if line.refused else _changes_text(line.changes, line.revert),
+        }
+        for line in run.tuned
+    ]
+
+
+def _changes_text(changes: Mapping[str, tuple[object, object]], revert: bool) -> str:
+    text = ", ".join(f"{name} {before} → {after}" for name, (before, after) in changes.items())
+    return f"undone: {text}" if revert else text
+
+
 def source_facts(counts: Source) -> dict[str, str]:
     """What the caches did with the files of a source, ready to show."""
     return {
@@ -98,9 +120,15 @@ def source_facts(counts: Source) -> dict[str, str]:
     }
 
 
+def event_rows(run: RunLog, most: int = 200) -> list[dict[str, str]]:
+    """A row an event of an elastic run; of a long story the last ones."""
+    told = [event for event in run.events if event.kind not in UNTOLD]
+    return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in told[-most:]]
+
+
 def worker_rows(run: RunLog) -> list[dict[str, str]]:
     """A row a worker."""
-    gone = {line.rank for line in run.lost}
+    gone, out = {line.rank for line in run.lost}, left_out_counts(run)
     rows = []
     for worker in run.workers:
         part, pushed = shares([worker]), delays(worker.delays)
@@ -121,5 +149,7 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
             del row["waiting for data"]
         if run.delays:
             row["mean delay"] = delay_text(pushed.mean) if pushed else NOTHING
+        if out:
+            row["left out"] = count_text(out[worker.rank])
         rows.append(row | {"end": end})
     return rows

@@ -7,7 +7,8 @@
 A host is a namespace with one interface, `eth0`, and a name of its own, `host0`, `host1` and so on, by which the others
 find it. Its cable leads to a bridge in one more namespace; both ends of the cable are shaped (tbf), so sending and
 receiving are limited each for itself, as in a switched network. The delay is the time that a packet takes from any host
-to any other, one way; it is added on arrival by :mod:`paceline.sim.delay`, because many kernels have no netem.
+to any other, one way; it is added on arrival by :mod:`paceline.sim.delay`, because many kernels have no netem. A link
+can be cut, slowed, and made to lose packets (:mod:`paceline.sim.loss`).
 
 Needs Linux, root and iproute2 (`possible()` says what is missing). Nothing outlives the `with`: not after an exception,
 not after Ctrl-C; and what a killed process left behind, the next network removes. All hosts share this machine's
@@ -30,6 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError
+from paceline.sim.loss import set_losses
 
 PREFIX = "pacenet"
 SUBNET = "10.83.48"
@@ -60,6 +62,7 @@ class EmulatedNetwork:
         self.hosts = hosts
         self.rates_mbit = [float(r) for r in rate_mbit] if isinstance(rate_mbit, Sequence) else [rate_mbit] * hosts
         self.delay_ms = delay_ms
+        self.losses = [0.0] * hosts
         self._check()
         owner = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
         self._switch = f"{owner}-switch"
@@ -129,6 +132,22 @@ class EmulatedNetwork:
             raise EmulationError(f"rate_mbit must be above 0, got {rate_mbit:g}; cut({host}) stops a link")
         self.rates_mbit[host] = rate_mbit
         self._shape(host)
+
+    def lose(self, host: int, share: float) -> None:
+        """Let a host's link lose this share of its packets at random, in both directions; 0 for none any more.
+
+        A large packet of TCP is lost as a whole; between two lossy hosts both links may lose it.
+        """
+        if not 0 <= share <= 1:
+            raise EmulationError(f"share must lie in 0..1, got {share:g}")
+        losses = [*self.losses[:host], share, *self.losses[host + 1 :]]
+        try:
+            set_losses(self._switch, {f"port{k}": lost for k, lost in enumerate(losses) if lost})
+        except OSError as error:
+            raise EmulationError(
+                f"no packets can be lost here ({error}); it needs nftables for bridges and numgen in the kernel"
+            ) from error
+        self.losses = losses
 
     def __enter__(self) -> EmulatedNetwork:
         reason = self.possible()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -55,6 +55,9 @@ class Transport(ABC):
     """
 
     name: str
+
+    told: Callable[[list[dict[str, Any]]], None] | None = None
+    """Called with a row for each worker, who waited for whom, when the connection has failed."""
 
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world

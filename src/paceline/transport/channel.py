@@ -19,9 +19,11 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 
 from paceline.errors import MismatchError, UnsupportedError
 from paceline.transport.frames import HEADER_BYTES, Closed, Frame, Header, Late
+from paceline.transport.strangers import neighbourhood, turned_away
 from paceline.transport.stream import AGAIN, Channel, milliseconds
 from paceline.transport.tls import TLS
 
@@ -30,7 +32,7 @@ __all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "Header", "Late"
 HANDSHAKE_S = 5.0
 """Seconds that a TLS handshake may take on the listening side."""
 STRANGERS = 64
-"""Handshakes under way at a listener, at most; the oldest is dropped for another one."""
+"""Handshakes under way at a listener, at most; for another one the oldest is dropped of the host that has most."""
 WELCOME = b"+"
 """What a listener says behind a handshake: in TLS 1.3 a client learns by its first read whether it was taken."""
 
@@ -112,11 +114,12 @@ class Listener:
             return Channel(sock, peer)
         sock.setblocking(False)
         if len(self._greeting) >= STRANGERS:
-            self._drop(next(iter(self._greeting)))
+            self._drop(self._most_crowded(), "too many handshakes are under way")
         try:
             tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        except OSError:
+        except OSError as error:
             sock.close()
+            turned_away(peer, error)
             return None
         self._greeting[tls] = (peer, time.monotonic() + HANDSHAKE_S)
         return None
@@ -129,17 +132,24 @@ class Listener:
                 sock.send(WELCOME)
             except AGAIN:
                 if time.monotonic() >= until:
-                    self._drop(sock)
-            except OSError:
-                self._drop(sock)
+                    self._drop(sock, f"its TLS handshake was not over within {HANDSHAKE_S:g} s")
+            except OSError as error:
+                self._drop(sock, error)
             else:
                 del self._greeting[sock]
                 return Channel(sock, peer)
         return None
 
-    def _drop(self, sock: ssl.SSLSocket) -> None:
-        del self._greeting[sock]
+    def _most_crowded(self) -> ssl.SSLSocket:
+        """The oldest handshake of where most come from: one stranger does not push out the workers of other hosts."""
+        where = {sock: neighbourhood(peer.rpartition(":")[0]) for sock, (peer, _) in self._greeting.items()}
+        most = Counter(where.values()).most_common(1)[0][0]
+        return next(sock for sock, place in where.items() if place == most)
+
+    def _drop(self, sock: ssl.SSLSocket, why: object) -> None:
+        peer, _ = self._greeting.pop(sock)
         sock.close()
+        turned_away(peer, why)
 
     def _wait(self, until: float) -> None:
         poll = select.poll()

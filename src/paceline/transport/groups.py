@@ -10,17 +10,18 @@ in nobody's registry, and end when nothing refers to them.
 That is what a failure needs. The survivors say in the store that they live and drop every group: gloo closes a group's
 sockets when nothing refers to it any more (frames of exceptions and operations under way do), which wakes whoever waits
 for us; so all hear of it within moments, though only the neighbours of the lost worker can notice by themselves. Then
-each looks who else has spoken, and names who has not.
+each looks who else has spoken, asks for those who have not (:mod:`paceline.transport.witness`), and says who waits for
+whom.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -28,10 +29,17 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
+from paceline.transport.witness import Asked, Doing, Witness, place_of, rows, table
 from paceline.world import World
 
 Begin = Callable[[Any], Any]
 """Starts an operation on the group it is given, and returns torch's handle of it."""
+
+
+ASK_AFTER_S = 0.3
+"""So long those who found the failure themselves have to say so, before it is asked what the others do."""
+LONGEST_CALL_S = 5.0
+"""So long it is waited for answers, or a quarter of the deadline where that is less."""
 
 
 class Slot:
@@ -52,13 +60,19 @@ class Work:
         connection: to which it belongs.
         handle: torch's.
         operation: its name, for messages.
+        number: counts the operations of the connection.
         then: what remains to be done when the bytes are there.
     """
 
     def __init__(
-        self, connection: Connection, handle: Any, operation: str, then: Callable[[], None] | None = None
+        self,
+        connection: Connection,
+        handle: Any,
+        operation: str,
+        number: int,
+        then: Callable[[], None] | None = None,
     ) -> None:
-        self._connection, self.operation, self._then = connection, operation, then
+        self._connection, self.operation, self.number, self._then = connection, operation, number, then
         self.handle = handle
         self.lost = False  # it was under way when the connection failed or was closed
 
@@ -71,7 +85,7 @@ class Work:
         except ClosedError:
             raise
         except RuntimeError as error:
-            self._connection.fail(self.operation, error)
+            self._connection.fail(self.operation, error, self.number)
         if self._then is not None:
             self._then()
 
@@ -85,6 +99,9 @@ class Connection:
         rank: this worker.
         size: workers of the connection.
         timeout_s: deadline of every operation, seconds.
+
+    Attributes:
+        told: called once with who waited for whom, when the connection has failed.
     """
 
     def __init__(self, name: str, backend: str, rank: int, size: int, timeout_s: float) -> None:
@@ -98,8 +115,12 @@ class Connection:
         self._under_way: set[Work] = set()
         self._operations = 0
         self._failing = self._closed = False
-        self._verdict = self._reason = ""
+        self._verdict = self._reason = self._table = ""
         self._judged = threading.Event()
+        self._waits: dict[int, tuple[Work, float]] = {}  # thread -> what it waits for, since when
+        self._user = threading.get_ident()  # the thread that trains, as far as one can tell
+        self._witness = Witness(self._store, name, rank, self._doing)
+        self.told: Callable[[list[dict[str, Any]]], None] | None = None
 
     def open(self, label: str, ranks: list[int]) -> Slot:
         """A group of `ranks` of the connection, all of whom call this with the same new `label`."""
@@ -134,7 +155,7 @@ class Connection:
         """Start `operation` on the group of `slot`."""
         with self._lock:
             self._operations += 1
-            group, failing = slot.group, self._failing
+            number, group, failing = self._operations, slot.group, self._failing
         if group is None and not failing:
             raise self._ended(operation)
         problem: RuntimeError | None = None
@@ -142,7 +163,7 @@ class Connection:
         try:
             if group is None:
                 raise RuntimeError("the connection has failed before")
-            work = Work(self, begin(group), operation, then)
+            work = Work(self, begin(group), operation, number, then)
         except RuntimeError as error:
             problem = error
         del group, begin  # they would keep the sockets open
@@ -154,7 +175,7 @@ class Connection:
             work.handle = None
             problem = RuntimeError("the connection failed meanwhile")
         assert problem is not None
-        self.fail(operation, problem)
+        self.fail(operation, problem, number)
 
     def finish(self, work: Work) -> None:
         """Wait for `work` at torch; a `RuntimeError` where that fails or the connection has."""
@@ -163,54 +184,91 @@ class Connection:
             if not self._failing:
                 raise self._ended(work.operation)
             raise RuntimeError("the connection has failed before")
+        thread = threading.get_ident()
+        self._waits[thread] = (work, time.monotonic())
         try:
             handle.wait()
         finally:
             del handle
+        del self._waits[thread]  # only here: what a failed worker waited for is told to the others
         with self._lock:
             work.handle = None
             self._under_way.discard(work)
 
-    def fail(self, operation: str, error: RuntimeError) -> NoReturn:
+    def fail(self, operation: str, error: RuntimeError, number: int | None = None) -> NoReturn:
         """Find out who is missing and raise `PeerLostError`; the first thread to come here asks, the others wait."""
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # torch's frames hold the group, which has to go
         with self._lock:
             first = not self._failing
             self._failing = True
-            number = self._operations
+            number = self._operations if number is None else number
         if first:
             try:
-                answered = self._roll_call(f"paceline/{self._name}/failed")
-                missing = [rank for rank in range(self.world.size) if rank not in answered]
-                who = self.world.names(missing) if missing else "nobody that we can name"
-                self._verdict, self._reason = f"{who} did not answer", _first_line(error)
+                self._reason = _first_line(error)
+                self._judge(self._roll_call(Doing("waits", operation, number)))
             finally:
                 self._judged.set()
         else:
             self._judged.wait()
         raise PeerLostError(
             self.world.sign(
-                f"exchange {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._verdict}. Look at the "
+                f"operation {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._verdict}. Look at the "
                 "last lines of that worker; it died, hung, was cut off, or made fewer steps and left without "
                 f"run.close(). The back end said: {self._reason}"
             )
+            + self._table
         ) from error
 
-    def _roll_call(self, place: str) -> set[int]:
-        """Say that we are alive, wake those who still wait, and see who else speaks up."""
-        answered, size = {self.world.rank}, self.world.size
-        with contextlib.suppress(Exception):  # without a store nobody can be named, and the error says so
-            self._store.set(f"{place}/{self.world.rank}", b"alive")
+    def _doing(self) -> Doing:
+        """What this worker is doing now; may be asked by any thread."""
+        at = place_of(self._user)
+        waits = sorted(self._waits.copy().values(), key=lambda pair: pair[1])
+        if not waits:
+            return Doing("busy", "", self._operations, 0.0, at)
+        work, since = waits[0]
+        return Doing("waits", work.operation, work.number, time.monotonic() - since, at)
+
+    def _roll_call(self, failed: Doing) -> dict[int, Doing] | None:
+        """Say what we waited for, wake those who still wait, and see who else speaks up or is answered for.
+
+        Returns what everybody was doing, "silent" of those who do not say; None where the store is gone.
+        """
+        now, size, places = self._doing(), self.world.size, Asked(self._store, self._name)
+        own = now if now.state == "waits" else replace(failed, at=now.at)
+        doing = {self.world.rank: own}
+        try:
+            self._store.set(places.came(self.world.rank), own.pack())
             self.drop()
-            until = time.monotonic() + min(5.0, max(1.0, self.timeout_s / 4))
-            while len(answered) < size and time.monotonic() < until:
-                for rank in range(size):
-                    if rank not in answered and self._store.check([f"{place}/{rank}"]):
-                        answered.add(rank)
+            began, asked = time.monotonic(), False
+            while len(doing) < size and time.monotonic() < began + min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)):
+                places.read(doing, range(size))
+                if not asked and time.monotonic() > began + ASK_AFTER_S:  # by then those who wait have heard of it
+                    asked = True
+                    places.ask(rank for rank in range(size) if rank not in doing)
                 time.sleep(0.02)
-        self.drop()
-        return answered
+        except Exception:  # whatever the store raises: nobody can be named, and the error says so
+            return None
+        finally:
+            self.drop()
+        return {rank: doing.get(rank, Doing("silent")) for rank in range(size)}
+
+    def _judge(self, doing: dict[int, Doing] | None) -> None:
+        """Put into words who is missing."""
+        if doing is None:
+            self._verdict = (
+                "nobody can be named, because the store is gone in which the workers leave word (it lives in the "
+                "launcher, or in rank 0)"
+            )
+            return
+        silent, busy = ([rank for rank, one in doing.items() if one.state == state] for state in ("silent", "busy"))
+        if silent or not busy:
+            self._verdict = f"{self.world.names(silent) if silent else 'nobody that we can name'} did not answer"
+        else:
+            self._verdict = f"{self.world.names(busy)} did not come"
+        self._table = table(self.world, doing)
+        if self.told is not None:
+            self.told(rows(doing))
 
     def _ended(self, operation: str) -> ClosedError:
         return ClosedError(self.world.sign(f"{operation}: this connection was closed before"))
@@ -218,6 +276,7 @@ class Connection:
     def close(self) -> None:
         """Let everything go; what is under way and not waited for is lost."""
         self._closed = True
+        self._witness.end()
         self.drop()
 
     def drop(self, slots: list[Slot] | None = None) -> None:

@@ -16,12 +16,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import UnsupportedError
+from paceline.transport import attempt
 from paceline.transport.base import Pending, Transport, check_sizes, world_within
 from paceline.transport.groups import Begin, Connection, Slot
 from paceline.world import World, host_name
@@ -54,6 +56,7 @@ class ProcessTransport(Transport):
         world = World(
             rank, size, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_name()
         )
+        connection.told = lambda rows: self.told(rows) if self.told is not None else None
         self._set_up(connection, world, "all", list(range(size)), None)
         self.world = World(rank, size, 0, 1, world.host, tuple(self.gather_json(world.host)))
         self.world = connection.world = world_within(self.world, range(size))
@@ -181,7 +184,12 @@ def _backend(group: dist.ProcessGroup | None) -> str:
 
 def _fresh_name(group: dist.ProcessGroup | None) -> str:
     """Members and how many connections they had before: the same on all of them, whatever else they are part of."""
-    members = "-".join(str(rank) for rank in dist.get_process_group_ranks(group or dist.group.WORLD))
+    return fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
+def fresh_name(ranks: list[int]) -> str:
+    """A name for the next connection of `ranks`, the same on all of them."""
+    members = "-".join(str(rank) for rank in ranks)
     short = hashlib.sha256(members.encode()).hexdigest()[:12]
     _opened[short] += 1
     return f"{short}.{_opened[short]}"
@@ -197,7 +205,11 @@ def _join_launcher(timeout: timedelta) -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    found: dict[str, Any] = {}
+    if attempt.shares_store():
+        found = {"store": attempt.fresh_store(timeout)}
+        found |= {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, **found)
     # The default group stays until the program ends: one that was destroyed cannot be made again over the same store,
     # where the old addresses still stand, and a program may attach more than once.
     atexit.register(_leave_launcher)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import socket
 import ssl
@@ -168,6 +169,12 @@ class Channel:
             if self._users == 0:
                 self._sock.close()
 
+    def abandon(self) -> None:
+        """In a forked child: let go of the descriptor without a word, as the connection is the parent's."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            os.close(self._sock.detach())
+
     def __enter__(self) -> Channel:
         return self
 
@@ -194,6 +201,16 @@ class Channel:
     def readable(self) -> bool:
         """Whether something has come that was not received yet, or the connection has ended."""
         return self.wait(None, time.monotonic())
+
+    def takes(self) -> bool:
+        """Whether the network takes a small frame now; False where the channel is closed."""
+        try:
+            with self._inside():
+                poll = select.poll()
+                poll.register(self._sock, select.POLLOUT)
+                return bool(poll.poll(0))
+        except Closed:
+            return False
 
     def wait(self, other: socket.socket | None, deadline: float | None = None) -> bool:
         """Wait until something comes here, or at `other`; whether it is here. False at the deadline as well."""

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: one directory each, safetensors and JSON, checksummed, made in one piece or not at all.
+
+::
+
+    PATH/manifest.json           format, rule, size, and the sha256 sum of every other file
+    PATH/global.safetensors      the global model; `safetensors.torch.load_file` gives a state dictionary
+    PATH/rank-000.safetensors    rank 0's tensors (its model, optimizer, outer state, generators)
+    PATH/rank-000.json           everything of rank 0 that is not a tensor
+
+`run.save(PATH)` makes one where the program says so (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest
+few as steps in a directory or under a URL (:mod:`.keeper`, :mod:`.shelf`). Another number of workers reads the files of
+all ranks (:mod:`paceline.regroup`).
+"""
+
+from __future__ import annotations
+
+from paceline.checkpoint.agreeing import all_well
+from paceline.checkpoint.files import (
+    FORMAT,
+    GLOBAL,
+    MANIFEST,
+    checked,
+    rank_names,
+    read_json,
+    read_manifest,
+    read_tensors,
+    sha256,
+)
+from paceline.checkpoint.keeper import Keeper, Moment
+from paceline.checkpoint.loading import Found
+from paceline.checkpoint.lookup import Lookup
+from paceline.checkpoint.saving import save
+from paceline.checkpoint.shelf import shelf_for
+
+__all__ = [
+    "FORMAT",
+    "GLOBAL",
+    "MANIFEST",
+    "Found",
+    "Keeper",
+    "Lookup",
+    "Moment",
+    "all_well",
+    "checked",
+    "rank_names",
+    "read_json",
+    "read_manifest",
+    "read_tensors",
+    "save",
+    "sha256",
+    "shelf_for",
+]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a checkpoint: their names, their sums, what is written into them, and how they are read.
+
+Formats do not notice flipped bytes; the sums do. Names come from a table here and never from a file, so that nothing
+outside of the checkpoint's own directory is read, whatever a manifest says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+from paceline.tree import build
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+GLOBAL = "global.safetensors"
+MARK = "being-written"
+MANIFEST_LIMIT = 1 << 26
+"""Bytes of a manifest, at most."""
+OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
+
+
+@dataclass
+class Content:
+    """What one worker brings to a checkpoint, in host memory of its own.
+
+    Attributes:
+        rest: everything of its state that is no tensor, as JSON's terms.
+        tensors: the tensors of its state by name.
+        model: the global model by name; empty where this worker will not be asked to write it.
+    """
+
+    rest: Any
+    tensors: dict[str, Tensor]
+    model: dict[str, Tensor]
+
+
+def rank_names(rank: int) -> tuple[str, str]:
+    """Names of the two files of a rank."""
+    return f"rank-{rank:03d}.safetensors", f"rank-{rank:03d}.json"
+
+
+def all_names(size: int) -> list[str]:
+    """Names of all files that the sums are about, of a checkpoint of so many workers."""
+    return [GLOBAL, *(name for rank in range(size) for name in rank_names(rank))]
+
+
+def sha256(path: Path) -> str:
+    """The file's sum, in hexadecimal."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_rank(directory: Path, rank: int, content: Content) -> dict[str, str]:
+    """Write the two files of a rank; name -> sum."""
+    tensor_name, json_name = rank_names(rank)
+    save_file(content.tensors, directory / tensor_name)
+    sync(directory / tensor_name)
+    write_text(directory / json_name, json.dumps(content.rest))
+    return {name: sha256(directory / name) for name in (tensor_name, json_name)}
+
+
+def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
+    """Write the global model; name -> sum."""
+    save_file(model, directory / GLOBAL)
+    sync(directory / GLOBAL)
+    return {GLOBAL: sha256(directory / GLOBAL)}
+
+
+def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str]) -> str:
+    """What stands in the manifest, with a sum of its own."""
+    told = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
+    return json.dumps({**told, "sum": own_sum(told)}, indent=1)
+
+
+def own_sum(manifest: dict[str, Any]) -> str:
+    """The sum of all that a manifest says but this."""
+    told = {name: value for name, value in manifest.items() if name != "sum"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is on the disk when this returns."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a directory, to the disk; not every file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, with the `directory` in which its files are."""
+    found = path if (path / MANIFEST).is_file() else path.with_name(path.name + ".old")  # killed between two renames
+    file = found / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}")
+    if file.is_symlink() or file.stat().st_size > MANIFEST_LIMIT:
+        raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        kind, size = manifest["format"], manifest["size"]
+        files, _ = manifest["files"], manifest["rule"] if kind == FORMAT else ""
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from error
+    if kind != FORMAT:
+        raise CheckpointError(f"{path} has format {kind}, and this paceline reads {FORMAT}")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{file} is damaged: its list of files is a {type(files).__name__}")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise CheckpointError(f"{file} is damaged: its number of workers is {size!r}")
+    foreign = [name for name in files if not OURS.fullmatch(name)]
+    if foreign:
+        raise CheckpointError(f"{file} is damaged: it names {foreign[0]!r}, which is no file of a checkpoint")
+    if len(files) != 2 * size + 1 or set(files) != set(all_names(size)):
+        raise CheckpointError(f"{file} is damaged: it names {len(files)} files, which are not those of {size} workers")
+    if "sum" in manifest and manifest["sum"] != own_sum(manifest):  # the first versions wrote none
+        raise CheckpointError(f"{file} is damaged: its own sum is another one; take an older checkpoint")
+    manifest["directory"] = str(found)
+    return dict(manifest)
+
+
+def checked(manifest: dict[str, Any], name: str) -> Path:
+    """Where a file of the checkpoint is; `CheckpointError` where it is missing or not what was written."""
+    file = Path(manifest["directory"]) / name
+    if file.is_symlink():
+        raise CheckpointError(f"{file} is a link, and a checkpoint has files only: put a copy in its place")
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing")
+    try:
+        found = sha256(file)
+    except OSError as error:  # a disk that has lost it
+        raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
+    if found != manifest["files"].get(name):
+        raise CheckpointError(
+            f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
+        )
+    return file
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file of a checkpoint says; `CheckpointError` where it is none."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no JSON: {error}") from error
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file of a checkpoint; `CheckpointError` where it is none."""
+    try:
+        return load_file(file)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{file} is no safetensors file: {error}") from error
+
+
+def read_rank(manifest: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The state that a rank saved; `CheckpointError` where a file is not what was written, or holds something else."""
+    tensors, rest = (checked(manifest, name) for name in rank_names(rank))
+    try:
+        state: dict[str, Any] = build(read_json(rest), read_tensors(tensors))
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{tensors} or {rest.name} holds something else than a checkpoint does: {type(error).__name__}: {error}"
+        ) from error
+    return state
+
+
+def check_files(manifest: dict[str, Any], names: Iterable[str]) -> None:
+    """Raise `CheckpointError` for the first of these files that is damaged, or of another kind than its name says."""
+    for name in names:
+        file = checked(manifest, name)
+        try:
+            if name.endswith(".json"):
+                read_json(file)
+            else:
+                with safe_open(file, framework="pt") as tensors:
+                    tensors.keys()
+        except CheckpointError:
+            raise
+        except (SafetensorError, ValueError) as error:
+            raise CheckpointError(f"{file} holds something else than its name says: {error}") from error

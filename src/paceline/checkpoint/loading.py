@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and reads a checkpoint on all workers alike: one that is named, or the newest of several that is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.agreeing import all_well
+from paceline.checkpoint.files import GLOBAL, all_names, check_files, rank_names, read_manifest, read_rank
+from paceline.checkpoint.shelf import Shelf
+from paceline.errors import CheckpointError
+from paceline.transport import Transport
+from paceline.world import World
+
+
+def look(path: Path, transport: Transport) -> dict[str, Any]:
+    """The manifest of a checkpoint, made by any number of workers; or the same error on every worker."""
+    problem, manifest, about = "", {}, ""
+    try:
+        manifest = read_manifest(path)
+        about = _digest(manifest)
+    except CheckpointError as error:
+        problem = str(error)
+    told = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
+    other = _others(told)
+    if other:
+        raise CheckpointError(transport.world.sign(_differ(transport.world, other, str(path))))
+    return manifest
+
+
+def load(manifest: dict[str, Any], path: Path, transport: Transport) -> dict[str, Any]:
+    """This worker's state, where as many workers saved it; on every worker, or the same error on every worker."""
+    problem, state = "", {}
+    try:
+        state = read_rank(manifest, transport.world.rank)
+    except CheckpointError as error:
+        problem = str(error)
+    all_well(transport, problem, f"{path} cannot be resumed")
+    return state
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([manifest["size"], sorted(manifest["files"].items())]).encode()).hexdigest()
+
+
+def _others(told: list[Any]) -> list[int]:
+    return [rank for rank, one in enumerate(told) if one != told[0]]
+
+
+def _differ(world: World, other: list[int], where: str) -> str:
+    return (
+        f"{world.name(0)} and {world.names(other)} find different checkpoints at {where}; copy one of them to all hosts"
+    )
+
+
+# -- the newest of several ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """A step that is whole on all workers.
+
+    Attributes:
+        number: of the step; -1 where none is.
+        name: as people read it.
+        manifest: of it.
+        state: this worker's, where as many workers saved it; None elsewhere.
+        damaged: number -> what is wrong with it, of the newer steps that are not whole.
+    """
+
+    number: int = -1
+    name: str = ""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] | None = None
+    damaged: dict[int, str] = field(default_factory=dict)
+
+
+def newest(shelf: Shelf, transport: Transport) -> Found:
+    """The newest step that is whole for all workers; every worker calls it and gets the same one.
+
+    Raises:
+        CheckpointError: the steps cannot be listed, on every worker alike.
+    """
+    damaged: dict[int, str] = {}
+    for number in reversed(everywhere(shelf, transport)):
+        found, said = _try(shelf, number, transport)
+        if not said:
+            found.damaged = damaged
+            return found
+        damaged[number] = said
+    return Found(damaged=damaged)
+
+
+def step_of(shelf: Shelf, number: int, transport: Transport) -> Found:
+    """One step; or the same error on every worker."""
+    found, said = _try(shelf, number, transport)
+    if said:
+        raise CheckpointError(transport.world.sign(f"the checkpoint {shelf.name(number)} cannot be resumed: {said}"))
+    return found
+
+
+def _try(shelf: Shelf, number: int, transport: Transport) -> tuple[Found, str]:
+    """A step, and what workers say against it; nothing where it is whole for all."""
+    problem, about, found = "", "", Found(number, shelf.name(number))
+    try:
+        found.manifest, found.state = _read(shelf, number, transport.world)
+        about = _digest(found.manifest)
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    return found, _said(transport, problem, about, found.name)
+
+
+def everywhere(shelf: Shelf, transport: Transport) -> list[int]:
+    """The steps that any worker sees, oldest first; the same on all workers, or the same error."""
+    problem, numbers = "", list[int]()
+    try:
+        numbers = shelf.numbers()
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    told = all_well(transport, problem, f"directory {shelf.shown} cannot be listed", {"steps": json.dumps(numbers)})
+    return sorted({number for one in told for number in json.loads(one["steps"])})
+
+
+def _said(transport: Transport, problem: str, about: str, where: str) -> str:
+    """What workers say against a step; nothing where it is whole for all."""
+    told, world = transport.gather_json({"problem": problem, "about": about}), transport.world
+    said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(told) if one["problem"]]
+    other = _others([one["about"] for one in told])
+    if other and not said:
+        said = [_differ(world, other, where)]
+    return "; ".join(said)
+
+
+def _read(shelf: Shelf, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A step's manifest, and this worker's state where as many workers saved it; all of it checked by somebody."""
+    manifest = read_manifest(shelf.fetch(number, lambda manifest: _needed(manifest, world)))
+    if manifest["size"] == world.size:
+        if world.rank == 0:
+            check_files(manifest, [GLOBAL])
+        return manifest, read_rank(manifest, world.rank)
+    check_files(manifest, all_names(manifest["size"])[world.rank :: world.size])
+    return manifest, None
+
+
+def _needed(manifest: dict[str, Any], world: World) -> list[str]:
+    """The files that this worker will read."""
+    if manifest["size"] != world.size:
+        return all_names(manifest["size"])
+    return [*([GLOBAL] if world.rank == 0 else []), *rank_names(world.rank)]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `run.resume` is asked for: a checkpoint by name, the newest step of a place, or that of the run's own place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from paceline.checkpoint.agreeing import all_well
+from paceline.checkpoint.files import MANIFEST
+from paceline.checkpoint.loading import Found, everywhere, load, look, newest, step_of
+from paceline.checkpoint.remote import local_path, parent_and_number
+from paceline.checkpoint.shelf import Shelf, is_step, shelf_for
+from paceline.data.cache.source import shown
+from paceline.errors import CheckpointError
+from paceline.transport import Transport
+
+
+class Lookup:
+    """Finds what to resume, on all workers alike; what it fetched is there until the end of the `with`.
+
+    Args:
+        path: what the user named, or None for the run's own place.
+        own: the run's own place, or None.
+        transport: the connection.
+        start: where to look if the run's own place has no step, or is none; or None.
+    """
+
+    def __init__(
+        self, path: str | Path | None, own: str | Path | None, transport: Transport, start: str | None = None
+    ) -> None:
+        self._path, self._transport, self._start = path, transport, start
+        self._own: Shelf | None = shelf_for(own) if own is not None else None
+        self._shelves: list[Shelf] = [] if self._own is None else [self._own]
+
+    def __enter__(self) -> Lookup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for shelf in self._shelves:
+            shelf.close()
+
+    def found(self) -> Found:
+        """What to go on from; without a manifest where the run's own place has no step.
+
+        Raises:
+            CheckpointError: nothing is there, or nothing that is whole.
+        """
+        if self._path is None:
+            found = self._newest(self._own) if self._own is not None else None
+            if self._start is not None and (found is None or not found.manifest):
+                return self._at(self._start)
+            if found is None:
+                raise CheckpointError(
+                    "resume() was given no path, and attach no checkpoint=; give one of them, such as "
+                    'attach(..., checkpoint="checkpoints")'
+                )
+            return found
+        return self._at(self._path)
+
+    def _at(self, place: str | Path) -> Found:
+        path = local_path(place)
+        return self._named(path) if path is not None else self._named_by_url(str(place))
+
+    def _named(self, path: Path) -> Found:
+        """A checkpoint, or the newest of a directory of steps."""
+        shelf = shelf_for(path)
+        single = (path / MANIFEST).is_file() or path.with_name(path.name + ".old").is_dir() or is_step(path)
+        told = self._transport.gather_json([single, not single and bool(shelf.numbers() if path.is_dir() else [])])
+        if not any(one[0] for one in told) and any(one[1] for one in told):
+            return self._newest(shelf)
+        manifest = look(path, self._transport)
+        same = manifest["size"] == self._transport.world.size
+        return Found(name=str(path), manifest=manifest, state=load(manifest, path, self._transport) if same else None)
+
+    def _named_by_url(self, url: str) -> Found:
+        shelf = shelf_for(parent_and_number(url)[0] if is_step(url) else url)
+        self._shelves.append(shelf)
+        if not is_step(url):
+            found = self._newest(shelf)
+            problem = "" if found.manifest else f"{shown(url)} has no step in it"
+        else:
+            found, problem = step_of(shelf, parent_and_number(url)[1], self._transport), ""
+        all_well(self._transport, problem, f"{shown(url)} cannot be resumed")
+        return found
+
+    def _newest(self, shelf: Shelf) -> Found:
+        found = newest(shelf, self._transport)
+        if found.damaged and not found.manifest:
+            raise CheckpointError(
+                self._transport.world.sign(
+                    f"none of the {len(found.damaged)} steps of {shelf.shown} is whole: "
+                    f"{'; '.join(found.damaged.values())}; put one of them right, or move them away for a fresh start"
+                )
+            )
+        return found
+
+    def own_steps(self, found: Found) -> tuple[int, list[int], list[int]]:
+        """Of the run's own place: the step that was found (-1 where it is another one), those newer ones that are
+        damaged, and all that are there; every worker calls it."""
+        assert self._own is not None
+        there = everywhere(self._own, self._transport)
+        for number in there:
+            if _same(self._own.name(number), found.name):
+                return number, list(found.damaged), there
+        return -1, [], there
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names mean one place."""
+    if not other:
+        return False
+    mine, its = local_path(one), local_path(other)
+    if mine is None or its is None:
+        return shown(one) == shown(other)
+    return mine.resolve() == its.resolve()

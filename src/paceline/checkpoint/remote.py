@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps in an object store, or wherever fsspec writes: the manifest comes last, and without it there is no step.
+
+`s3://`, `gs://` and Azure's go through obstore (`paceline[remote]`), everything else through fsspec, which torch brings
+along. Credentials and endpoints come from the environment, as each of them reads it. A step is read from a temporary
+directory, which is filled with the files that a worker needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.checkpoint.agreeing import Working, all_well
+from paceline.checkpoint.files import (
+    MANIFEST,
+    OURS,
+    Content,
+    manifest_text,
+    read_manifest,
+    write_model,
+    write_rank,
+    write_text,
+)
+from paceline.checkpoint.saving import merged
+from paceline.checkpoint.shelf import STEP, Needed, step_name
+from paceline.data.cache.source import OBSTORE_SCHEMES, scheme_of, shown
+from paceline.data.cache.source import local_path as _path_of
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.transport import Transport
+
+
+def local_path(place: str | Path) -> Path | None:
+    """The path of a path or of a `file://` URL; None for anything else."""
+    return place if isinstance(place, Path) else _path_of(place)
+
+
+class Store(Protocol):
+    """A tree of files; names are relative, with slashes."""
+
+    def names(self, folder: str) -> list[str]:
+        """All files in `folder` and below; "" for everything."""
+
+    def put(self, file: Path, name: str) -> None:
+        """Store a file."""
+
+    def get(self, name: str, file: Path) -> None:
+        """Fetch a file."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file; nothing happens where there is none."""
+
+
+class Objects:
+    """An object store through obstore."""
+
+    def __init__(self, url: str) -> None:
+        import obstore
+        import obstore.store
+
+        self._obstore: Any = obstore
+        settings: dict[str, Any] = {}
+        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+        if endpoint.startswith("http://"):
+            settings["client_options"] = {"allow_http": True}  # the user has said that it is without TLS
+        self._store: Any = obstore.store.from_url(url, **settings)
+
+    def names(self, folder: str) -> list[str]:
+        pages = self._obstore.list(self._store, prefix=folder or None)
+        return [str(one["path"]) for page in pages for one in page]
+
+    def put(self, file: Path, name: str) -> None:
+        self._obstore.put(self._store, name, file)
+
+    def get(self, name: str, file: Path) -> None:
+        with file.open("wb") as out:
+            for chunk in self._obstore.get(self._store, name).stream():
+                out.write(chunk)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError, self._obstore.exceptions.NotFoundError):
+            self._obstore.delete(self._store, name)
+
+
+class Files:
+    """A file system of fsspec."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self._files, self._root = fsspec.core.url_to_fs(url)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def names(self, folder: str) -> list[str]:
+        at = self._at(folder).rstrip("/")
+        self._files.invalidate_cache()
+        found = self._files.find(at) if self._files.exists(at) else []
+        start = len(self._files._strip_protocol(self._root).rstrip("/")) + 1
+        return [str(one)[start:] for one in found]
+
+    def put(self, file: Path, name: str) -> None:
+        self._files.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
+        with file.open("rb") as source, self._files.open(self._at(name), "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 22)
+
+    def get(self, name: str, file: Path) -> None:
+        with self._files.open(self._at(name), "rb") as source, file.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 22)
+
+    def delete(self, name: str) -> None:
+        if self._files.exists(self._at(name)):
+            self._files.rm_file(self._at(name))
+
+
+def store_for(url: str) -> Store:
+    """What opens a URL.
+
+    Raises:
+        UnsupportedError: nothing does.
+    """
+    if scheme_of(url) in OBSTORE_SCHEMES and importlib.util.find_spec("obstore") is not None:
+        return _opened(Objects, url)
+    return _opened(Files, url)
+
+
+def _opened(kind: Callable[[str], Store], url: str) -> Store:
+    try:
+        return kind(url)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{shown(url)} needs another library ({error}); for s3, gs and az, pip install 'paceline[remote]'"
+        ) from None
+    except Exception as error:  # clients of many makers raise errors of their own
+        raise UnsupportedError(f"{shown(url)} cannot be opened: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+
+
+class Remote:
+    """Steps under a URL.
+
+    Args:
+        url: the folder of the steps.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store, self.shown = store_for(url), shown(url).rstrip("/")
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def name(self, number: int) -> str:
+        return f"{self.shown}/{step_name(number)}"
+
+    def numbers(self) -> list[int]:
+        return [number for number, names in self._steps().items() if MANIFEST in names]
+
+    def _steps(self) -> dict[int, list[str]]:
+        """Number -> names of the files of a step, oldest first; nothing of what is not ours."""
+        found: dict[int, list[str]] = {}
+        for name in self._try("listed", lambda: self._store.names("")):
+            folder, _, file = name.rpartition("/")
+            match = STEP.fullmatch(folder)
+            if match and OURS.fullmatch(file):
+                found.setdefault(int(match[1]), []).append(file)
+        return dict(sorted(found.items()))
+
+    def _try(self, what: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:  # clients of many makers raise errors of their own
+            raise CheckpointError(f"{self.shown} cannot be {what}: {_line(error)}") from error
+
+    def fetch(self, number: int, needed: Needed) -> Path:
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
+        folder = Path(self._temporary.name) / step_name(number)
+        folder.mkdir(exist_ok=True)
+        self._get(number, MANIFEST, folder)
+        for name in needed(read_manifest(folder)):
+            self._get(number, name, folder)
+        return folder
+
+    def _get(self, number: int, name: str, folder: Path) -> None:
+        self._try("read", lambda: self._store.get(f"{step_name(number)}/{name}", folder / name))
+
+    def write(
+        self,
+        number: int,
+        transport: Transport,
+        about: dict[str, Any],
+        content: Callable[[], Content],
+        working: Working,
+    ) -> tuple[int, bool]:
+        world, maker = transport.world, transport.world.rank == 0
+        problem = self._tried(lambda: self._remove(number, [MANIFEST])) if maker else ""  # it ends here
+        all_well(transport, problem, "could not be started")
+        sums: dict[str, str] = {}
+        sizes: list[int] = []
+
+        def files() -> None:
+            nonlocal problem
+            problem = self._tried(lambda: sizes.append(self._put_rank(number, world.rank, content(), sums)))
+
+        working.done(transport, files)
+        everybody = all_well(transport, problem, "could not be written", sums)
+        if maker:
+            text = manifest_text(about, world.size, merged(everybody))
+            problem = self._tried(lambda: self._put_text(text, f"{step_name(number)}/{MANIFEST}"))
+        all_well(transport, problem, "could not be finished")
+        return sum(sizes), maker
+
+    @staticmethod
+    def _tried(action: Callable[[], Any]) -> str:
+        """What went wrong, if anything did."""
+        try:
+            action()
+        except Exception as error:  # the others are waiting for a word
+            return _line(error)
+        return ""
+
+    def _put_rank(self, number: int, rank: int, content: Content, sums: dict[str, str]) -> int:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            sums |= write_rank(Path(folder), rank, content)
+            if rank == 0:
+                sums |= write_model(Path(folder), content.model)
+            for name in sums:
+                self._store.put(Path(folder) / name, f"{step_name(number)}/{name}")
+            return sum((Path(folder) / name).stat().st_size for name in sums)
+
+    def _put_text(self, text: str, name: str) -> None:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            write_text(Path(folder) / MANIFEST, text)
+            self._store.put(Path(folder) / MANIFEST, name)
+
+    def tidy(self, keep: int) -> None:
+        steps = self._steps()
+        whole = [number for number, names in steps.items() if MANIFEST in names]
+        stale = [number for number in steps if number not in whole and number < whole[-1]] if whole else []
+        for number in [*whole[:-keep], *stale]:
+            self._remove(number, steps[number])
+
+    def _remove(self, number: int, names: Iterable[str]) -> None:
+        for name in sorted(names, key=lambda name: name != MANIFEST):  # the manifest first: then it is no step
+            self._try("tidied", partial(self._store.delete, f"{step_name(number)}/{name}"))
+
+    def set_aside(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._remove(number, [MANIFEST])
+
+    def close(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+
+def parent_and_number(url: str) -> tuple[str, int]:
+    """The folder of the steps, and the number of the one, that the URL of one step names."""
+    head, _, last = url.rstrip("/").rpartition("/")
+    match = STEP.fullmatch(last)
+    if match is None:
+        raise CheckpointError(f"{shown(url)} is no step; name the folder of the steps, or one of them")
+    return head, int(match[1])

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint in a directory, made in one piece or not at all.
+
+Files are written into `PATH.partial` and the directory is renamed when all workers are done, so that PATH is the old
+checkpoint or the new one and never half of each.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from paceline.checkpoint.agreeing import Directly, Working, all_well
+from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, sync, write_model, write_rank
+from paceline.checkpoint.files import write_text as write_durably
+from paceline.errors import CheckpointError
+from paceline.transport import Transport
+from paceline.tree import flatten
+
+PROBLEMS = (OSError, CheckpointError, SafetensorError, MemoryError)
+
+
+def save(
+    path: Path, transport: Transport, about: dict[str, Any], state: dict[str, Any], model: dict[str, Tensor]
+) -> None:
+    """Write a checkpoint; every worker calls it at the same place of the program.
+
+    Args:
+        path: the directory to make or to replace; on one file system for the workers of a host.
+        transport: the connection.
+        about: what the manifest says besides the sums.
+        state: this worker's own state.
+        model: the global model, name -> tensor.
+    """
+
+    def content() -> Content:
+        tensors: dict[str, Tensor] = {}
+        rest = flatten(state, tensors, "")
+        return Content(rest, _owned(tensors), _owned(model))
+
+    write(path, transport, about, content, Directly())
+
+
+def write(
+    path: Path, transport: Transport, about: dict[str, Any], content: Callable[[], Content], working: Working
+) -> tuple[int, bool]:
+    """The same of what `content` gives.
+
+    Returns:
+        The bytes that this worker has written, and whether it is the one that works for others on its file system.
+
+    Raises:
+        CheckpointError: it could not be written, on every worker alike; what stood at `path` before stands there still.
+    """
+    world = transport.world
+    partial = path.with_name(path.name + ".partial")
+    problem, sums, nbytes = "", dict[str, str](), 0
+    maker = _make_partial(path, partial, transport)
+
+    def files() -> None:
+        nonlocal problem, nbytes
+        try:
+            brought = content()
+            sums.update(write_rank(partial, world.rank, brought))
+            if maker:
+                sums.update(write_model(partial, brought.model))
+            nbytes = sum((partial / name).stat().st_size for name in sums)
+        except PROBLEMS as error:
+            problem = str(error) or type(error).__name__
+
+    try:
+        working.done(transport, files)
+        everybody = all_well(transport, problem, "could not be written", sums)
+        if maker:
+            problem = _finish(partial, path, manifest_text(about, world.size, merged(everybody)))
+        all_well(transport, problem, "could not be finished")
+    except CheckpointError:
+        if maker:
+            shutil.rmtree(partial, ignore_errors=True)  # it is ours, and the disk may be full
+        raise
+    return nbytes, maker
+
+
+def _finish(partial: Path, path: Path, manifest: str) -> str:
+    """Write the manifest and put the directory in its place; what went wrong, if anything did."""
+    try:
+        (partial / MARK).unlink()
+        write_durably(partial / MANIFEST, manifest)
+        _replace(partial, path)
+    except (OSError, CheckpointError) as error:
+        return str(error)
+    return ""
+
+
+def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
+    """Make the directory to write into, once on every file system; whether this worker did and has to finish it.
+
+    Rank 0 leaves a mark, so that the first workers of other hosts see whether they share its disk.
+    """
+    world, mark = transport.world, secrets.token_hex(8)
+    maker, problem = world.rank == 0, ""
+    try:
+        _refuse_foreign(path)
+        if maker:
+            _start_over(path, partial, mark)
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    mark = all_well(transport, problem, "could not be started", {"mark": mark})[0]["mark"]
+    try:
+        if world.local_rank == 0 and not maker and not _has(partial, mark):
+            maker = True
+            _start_over(path, partial, mark)
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    all_well(transport, problem, "could not be started")
+    return maker
+
+
+def _start_over(path: Path, partial: Path, mark: str) -> None:
+    """An empty directory with a mark in it."""
+    remove(partial)
+    remove(path.with_name(path.name + ".old"), only_look=path.exists() is False)
+    partial.mkdir(parents=True)
+    (partial / MARK).write_text(mark, encoding="utf-8")
+
+
+def _has(partial: Path, mark: str) -> bool:
+    """Whether the directory is the one that rank 0 has marked."""
+    file = partial / MARK
+    return file.is_file() and file.read_text(encoding="utf-8") == mark
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Never delete something that is not a checkpoint of ours."""
+    if path.exists() and not (path / MANIFEST).is_file():
+        raise CheckpointError(f"{path} exists and is no checkpoint; choose another path, or remove it yourself")
+
+
+def remove(directory: Path, only_look: bool = False) -> None:
+    """Delete a directory that we made; refuse one that holds anything else."""
+    if not directory.exists():
+        return
+    foreign = [file.name for file in directory.iterdir() if not OURS.fullmatch(file.name)]
+    if foreign:
+        raise CheckpointError(
+            f"{directory} is in the way and holds {foreign[0]!r}, which is no part of a checkpoint; move it elsewhere"
+        )
+    if not only_look:
+        shutil.rmtree(directory)
+
+
+def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous memory of their own on the host: safetensors refuses shared memory."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def merged(sums: list[dict[str, str]]) -> dict[str, str]:
+    """All workers' sums; of a file that several wrote, the first one's."""
+    found: dict[str, str] = {}
+    for one in reversed(sums):  # rank 0's global model is the one that is named, where hosts do not share a disk
+        found |= one
+    return found
+
+
+def _replace(partial: Path, path: Path) -> None:
+    """Put the new directory in the place of the old one."""
+    old = path.with_name(path.name + ".old")
+    if path.exists():  # else `old` may be all there is, after a kill between the two renames
+        remove(old)
+        path.rename(old)
+    sync(partial)
+    partial.rename(path)
+    remove(old)
+    sync(path.parent)

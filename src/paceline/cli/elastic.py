@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher of an elastic run: it hosts the control plane, or joins one, and keeps its own workers at work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from . import failure, kept, lines
+from .kept import Plan
+from .process import Files
+from .signals import Listener
+from .supervise import Death, Supervisor, What
+
+LOOK_EVERY_S = 0.05
+ASK_EVERY_S = 0.5  # the control plane, how things stand
+PROBE_S = 0.5  # for a control plane to take a connection
+START_S = 60.0  # that the first workers wait at most for those that are expected besides
+OVER = "the run is over"
+"""What a worker is told that comes too late."""
+OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PACELINE_CONTROL", "PACELINE_TLS")
+"""What a surrounding launcher may have set, and what our workers must not take for theirs."""
+
+
+class ControlPlane(Protocol):
+    """What a launcher needs of the control plane that it hosts."""
+
+    port: int
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Ending:
+    """How an elastic run ended on this host.
+
+    Attributes:
+        well: somebody ended well, here or elsewhere.
+        finished: workers of this host that ended well.
+        deaths: those that did not, in order; most of them were replaced.
+        left_behind: places whose workers did not end within the timeout after the first had.
+        stopped_by: number of the signal that ended it, or None.
+        gone: the control plane's address, where it could not be reached any more.
+        why: the control plane has given the run up.
+    """
+
+    well: bool = False
+    finished: int = 0
+    deaths: list[Death] = field(default_factory=list)
+    left_behind: list[int] = field(default_factory=list)
+    stopped_by: int | None = None
+    gone: str = ""
+    why: str = ""
+
+
+class Events:
+    """Appends what happens to `control.jsonl`; any thread.
+
+    Args:
+        path: the file.
+        since: when the run began, seconds of the wall clock; `at_s` counts from there, also after a restart.
+    """
+
+    def __init__(self, path: Path, since: float) -> None:
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._since, self._lock = since, threading.Lock()
+        self.news: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+
+    def write(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """One event, on the disk before this returns."""
+        line = json.dumps({"kind": kind, "at_s": round(time.time() - self._since, 3), **facts}, default=str)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(line + "\n")
+                self._file.flush()
+        self.news.put((kind, dict(facts)))
+
+    def close(self) -> None:
+        """Later events are swallowed."""
+        with self._lock:
+            self._file.close()
+
+
+@contextlib.contextmanager
+def control(plan: Plan, directory: Path, events: Events) -> Iterator[tuple[Plan, ControlPlane | None]]:
+    """Host the control plane, if that is ours; the plan with the port where it listens."""
+    if not plan.leads:
+        yield plan, None
+        return
+    server = host(plan, directory / kept.CONTROL, events.write)
+    try:
+        server.start()
+        yield Plan(**{**vars(plan), "control": (plan.control[0], server.port)}), server
+    finally:
+        server.close()
+
+
+def host(plan: Plan, record: Path, told: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
+    """The control plane of a run, from its record where there is one."""
+    from paceline.control import Control, Terms  # here, because torch loads for seconds and --help must not wait
+    from paceline.transport.tls import TLS
+
+    terms = Terms(
+        min_workers=plan.bounds[0],
+        max_workers=plan.bounds[1],
+        timeout_s=plan.timeout_s,
+        grace_s=plan.grace_s,
+        start_s=min(START_S, plan.timeout_s / 2) if plan.workers else 0.0,  # less than a newcomer waits to be taken in
+        expected=plan.workers,
+    )
+    tls = None if plan.tls is None else TLS.folder(plan.tls)
+    server: ControlPlane = Control(plan.control[0], plan.control[1], tls, terms, record, told)
+    return server
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    """All of a worker's environment, but for its place."""
+    mine = {
+        name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith("TORCHELASTIC")
+    }
+    added = {**plan.environment, "PACELINE_CONTROL": plan.address}
+    return mine | added | ({} if plan.tls is None else {"PACELINE_TLS": plan.tls})
+
+
+def reachable(address: tuple[str, int]) -> bool:
+    """Whether anybody listens there."""
+    try:
+        socket.create_connection(address, timeout=PROBE_S).close()
+        return True
+    except OSError:
+        return False
+
+
+def came_too_late(death: Death) -> bool:
+    """Whether a worker was refused because the others had come to the end of the program: nothing is wrong with it."""
+    return OVER in failure.last_words(death.stderr, death.place)[0]
+
+
+class Launcher:
+    """Follows the workers of this host to their end.
+
+    Args:
+        plan: what was asked for.
+        directory: of the logs.
+        events: where to write what happens.
+        server: the control plane, where this launcher hosts it.
+        output: shows what the workers print.
+    """
+
+    def __init__(
+        self, plan: Plan, directory: Path, events: Events, server: ControlPlane | None, output: lines.Tails
+    ) -> None:
+        self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
+        what = What(plan.command, environment(plan), directory / "output", plan.folder)
+        told = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
+        self.workers = Supervisor(what, plan.workers, told, self._write)
+        self.status: dict[str, Any] = {}
+        self._judged, self._over_elsewhere = 0, False
+        self._shown: dict[int, int] = {}  # place -> turn whose output is followed
+        self._asked_at = self._over_at = self._gone_since = float("-inf")
+
+    def take_over(self, places: list[dict[str, Any]]) -> int:
+        """Go on with the workers of an earlier launcher; how many run."""
+        running = self.workers.take_over(places)
+        for number, turn, process in self.workers.running:
+            self._shown[number] = turn
+            self.output.follow(number, process.files.stdout, process.files.stderr, from_now=True)
+        self._write()
+        return running
+
+    def follow(self, listener: Listener, look: Callable[[], None] = lambda: None) -> Ending:
+        """Until all is over, or a signal ends it; `look` is called all the while."""
+        self._write()
+        self._ask()
+        while not listener.heard and not self._done():
+            self.workers.look(self._may_start)
+            self._show()
+            look()
+            self._ask()
+            time.sleep(LOOK_EVERY_S)
+        ending = self._end(listener)
+        self._show()
+        look()
+        self.output.finish()
+        return ending
+
+    def _write(self) -> None:
+        kept.write(self.directory, self.plan, self.workers.state())
+
+    def _may_start(self) -> bool:
+        """Where the control plane is elsewhere, a fresh worker has something to join only while that can be reached."""
+        if self.server is not None or reachable(self.plan.control):
+            self._gone_since = float("-inf")
+            return True
+        if self._gone_since == float("-inf"):
+            self._gone_since = time.monotonic()
+        return False
+
+    def _ask(self) -> None:
+        """How the run stands, now and then."""
+        now = time.monotonic()
+        if self.server is not None and now - self._asked_at >= ASK_EVERY_S:
+            self._asked_at, self.status = now, self.server.status()
+            self.workers.over = self.workers.over or bool(self.status.get("finished") or self.status.get("ended"))
+        elif self.server is None and not self.workers.over and self._refused_as_over():
+            self.workers.over = self._over_elsewhere = True
+        if self.workers.over and self._over_at == float("-inf"):
+            self._over_at = now
+
+    def _refused_as_over(self) -> bool:
+        """Whether the control plane, elsewhere, told one of our workers that the others had come to the end."""
+        new, self._judged = self.workers.deaths[self._judged :], len(self.workers.deaths)
+        return any(came_too_late(death) for death in new)
+
+    @property
+    def _gone(self) -> bool:
+        """Whether the control plane could not be reached for the timeout."""
+        since = self._gone_since
+        return since > float("-inf") and time.monotonic() - since > self.plan.timeout_s
+
+    def _done(self) -> bool:
+        if self.workers.over:  # the others get the timeout to come to their end
+            waited = self._over_at > float("-inf") and time.monotonic() - self._over_at > self.plan.timeout_s
+            return waited or not (self.workers.running or self._others())
+        if self.workers.running:
+            return False
+        if self.workers.waiting:
+            return self._gone
+        return not self._others() if self.plan.workers else False
+
+    def _others(self) -> bool:
+        """Whether workers of other hosts still need the control plane that we host."""
+        return self.server is not None and bool(self.status.get("members") or self.status.get("waiting"))
+
+    def _end(self, listener: Listener) -> Ending:
+        ending = Ending(stopped_by=listener.heard[0] if listener.heard else None)
+        ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)
+        ending.why = str(self.status.get("ended", ""))
+        ending.left_behind = [number for number, _, _ in self.workers.running]
+        if not ending.left_behind and self._gone:
+            ending.gone = self.plan.address
+        deaths = len(self.workers.deaths)
+        self.output.mute_errors = bool(listener.heard)  # tracebacks of KeyboardInterrupt say nothing new
+        if listener.heard:
+            self.workers.over = True
+            self.workers.stop(listener.heard[0], lambda: len(listener.heard) > 1)
+        else:
+            self.workers.stop(signal.SIGTERM)
+        self.workers.look()
+        self._write()
+        ending.finished, ending.deaths = self.workers.finished, self.workers.deaths[:deaths]
+        return ending
+
+    def _show(self) -> None:
+        """What the workers print, each new one included."""
+        for number, place in enumerate(self.workers.places):
+            if place.turn and self._shown.get(number) != place.turn:
+                self.output.drop(number)
+                self._shown[number] = place.turn
+                files = Files.of(self.workers.what.output, number, place.turn)
+                self.output.follow(number, files.stdout, files.stderr)
+        self.output.read()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `paceline run` refuses of elastic runs before anything starts."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from pathlib import Path
+
+from . import kept
+from .console import refuse
+from .elastic import reachable
+
+FIND_S = 60.0  # that a launcher waits at most for the one that it is to join
+
+
+def bounds(text: str) -> tuple[int, int]:
+    """Fewest and most workers, of `2:8`."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        refuse(f"--elastic must be MIN:MAX such as 2:8, the fewest workers and the most, got {text!r}")
+    fewest, most = int(match[1]), int(match[2])
+    if not 1 <= fewest <= most:
+        refuse(f"--elastic must be MIN:MAX with 1 <= MIN <= MAX, got {text}")
+    return fewest, most
+
+
+def workers(count: int, most: int | None) -> None:
+    """The workers of this host."""
+    if count < 0:
+        refuse(f"--workers must be at least 0 (the control plane alone), got {count}")
+    if most is None and count < 1:
+        refuse(f"--join needs --workers of at least 1, got {count}")
+    if most is not None and count > most:
+        refuse(f"--workers {count} is more than the {most} that --elastic allows")
+
+
+def seconds(timeout_s: float, grace_s: float | None) -> None:
+    """The deadlines."""
+    if not timeout_s >= 1:
+        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
+    if grace_s is not None and not 0 < grace_s < timeout_s:
+        refuse(f"--grace must lie above 0 and below --timeout ({timeout_s:g} s), got {grace_s:g}")
+
+
+def rule(text: str | None) -> None:
+    """Only workers that exchange blocks can come and go."""
+    if text is None:
+        return
+    from paceline.recipes import rule_from_text
+    from paceline.rule import is_asynchronous, is_block
+
+    asked = rule_from_text(text)
+    if is_block(asked):
+        return
+    if is_asynchronous(asked):
+        refuse(
+            f"--elastic needs a rule of blocks, such as bmuf, and {text} is asynchronous: its workers survive each "
+            "other's loss by themselves, so run it without --elastic"
+        )
+    refuse(
+        f"--elastic needs a rule of blocks, such as bmuf, and {text} exchanges gradients at each step: use "
+        "--restarts N, which starts all workers again from the last checkpoint"
+    )
+
+
+def address(option: str, text: str) -> tuple[str, int]:
+    """HOST and PORT."""
+    name, colon, port = text.rpartition(":")
+    if not (colon and name and port.isdecimal() and 0 <= int(port) < 65536):
+        refuse(f"{option} must be HOST:PORT such as node0:29500, got {text!r}")
+    return name.strip("[]"), int(port)
+
+
+def listen(text: str | None) -> tuple[str, int]:
+    """Where the control plane is to listen: an address of this host, and a port that nobody has."""
+    where = ("127.0.0.1", 0) if text is None else address("--listen", text)
+    if where[0] in ("0.0.0.0", "::"):
+        refuse(f"--listen takes one address of this host, by which the others reach it, got {where[0]}")
+    try:
+        family, _, _, _, found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
+        socket.create_server((str(found[0]), where[1]), family=family).close()
+    except OSError as error:
+        refuse(f"--listen: cannot listen at {kept.address_text(*where)}: {error.strerror or error}; choose another")
+    return where
+
+
+def join(text: str, timeout_s: float) -> tuple[str, int]:
+    """The control plane that is to be joined, when it listens."""
+    where = address("--join", text)
+    patience = min(FIND_S, timeout_s)
+    until = time.monotonic() + patience
+    while not reachable(where):
+        if time.monotonic() > until:
+            refuse(
+                f"--join: nobody listens at {text} within {patience:g} s; start `paceline run --elastic MIN:MAX "
+                f"--listen {text} ...` there first, and check that this host reaches it"
+            )
+        time.sleep(0.2)
+    return where
+
+
+def vacant(directory: Path, overwrite: bool) -> None:
+    """No elastic run is begun in another's logs."""
+    old = [directory / name for name in (kept.NAME, kept.CONTROL, kept.EVENTS) if (directory / name).exists()]
+    if old and not overwrite:
+        refuse(
+            f"the log directory {directory} already holds an elastic run ({old[0].name}): go on with it by "
+            f"`paceline run --again {directory}`, give another directory, or add --overwrite to replace it"
+        )
+    for path in old:
+        path.unlink()

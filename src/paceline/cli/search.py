@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline tune --search`: a population of groups of workers, of which the winners are copied."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+from . import checks
+from .cluster import Cluster
+from .console import refuse
+
+EPILOG = (
+    'To search for settings: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]; '
+    "all about it: paceline tune --search --help."
+)
+SEARCHES = "paceline-searches"
+
+
+class TuneOrSearch(typer.core.TyperCommand):
+    """`tune`, and behind `--search` and `--again` another command, whose arguments are a program's."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the command that is meant."""
+        places = [k for k, one in enumerate(args) if one.partition("=")[0] in ("--search", "--again")]
+        if not places:
+            return super().make_context(info_name, args, parent, **extra)
+        asks = args[places[0] : places[0] + 2] == ["--search", "--help"]
+        return _searching().make_context(info_name, ["--help"] if asks else args, parent, **extra)
+
+
+@functools.cache
+def _searching() -> Any:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"allow_interspersed_args": False})(command)
+    return typer.main.get_command(app)
+
+
+def command(
+    ctx: typer.Context,
+    script: Annotated[Path | None, typer.Argument(help="The training program.", show_default=False)] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=RANGE", help="log(a,b), uniform(a,b), int(a,b) or choice(x,y,..); may be repeated."),
+    ] = None,
+    groups: Annotated[int, typer.Option(help="Groups, each with values of its own.")] = 4,
+    workers: Annotated[int, typer.Option(help="Workers of a group.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds; after each the worst quarter copies the best.")] = 8,
+    blocks: Annotated[
+        int, typer.Option(help="Exchanges of a group in a round; with the longest period, if several.")
+    ] = 50,
+    measure: Annotated[str, typer.Option(help="Value that decides, of those that the program logs.")] = "loss",
+    maximize: Annotated[bool, typer.Option("--maximize", help="More of it is better.")] = False,
+    together: Annotated[int, typer.Option(help="Groups that train at the same time.")] = 1,
+    rule: Annotated[str | None, typer.Option(help="Rule, for programs that name none.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help=f"Directory of the search; by default a new one in ./{SEARCHES}.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Of the values that are tried.")] = 0,
+    again: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the search in that directory, which was stopped.")
+    ] = None,
+) -> None:
+    """Search for settings of a training program.
+
+    Groups of workers train with values of their own. After each round the worst quarter of them copies the checkpoints
+    of the best quarter, and goes on with values near theirs. The program stays as it is; it has to call run.resume()
+    before its training loop, and run.log(loss=...) within it.
+    """
+    from .search_plan import Plan  # here, because torch loads for seconds and --help must not wait
+    from .search_run import Search
+
+    if again is not None:
+        checks.alone(ctx, "again")
+        raise typer.Exit(Search.again(checks.existing(again)).play())
+    if script is None:
+        refuse('no program was given: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]')
+    for name, value, least in (
+        ("groups", groups, 2),
+        ("rounds", rounds, 1),
+        ("blocks", blocks, 1),
+        ("together", together, 1),
+    ):
+        if value < least:
+            refuse(f"--{name} must be at least {least}, got {value}")
+    checks.cluster(workers, 1, 0, None, timeout)
+    checks.check_script(script)
+    own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
+    plan = Plan(
+        program=[str(script.resolve()), *own],
+        search=search or [],
+        groups=groups,
+        workers=workers,
+        rounds=rounds,
+        blocks=blocks,
+        measure=measure,
+        maximize=maximize,
+        together=together,
+        rule=rule,
+        timeout_s=timeout,
+        seed=seed,
+    )
+    plan.check()
+    checks.check_rule(rule)
+    raise typer.Exit(Search(_directory(log, Cluster(workers)), plan, []).play())
+
+
+def _directory(asked: Path | None, cluster: Cluster) -> Path:
+    """A new directory for the search."""
+    if asked is not None and asked.is_dir() and any(asked.iterdir()):
+        refuse(f"--log {asked} is not empty; give another directory, or go on with paceline tune --again {asked}")
+    if asked is None:
+        name = time.strftime("%Y%m%d-%H%M%S")
+        asked, turn = Path(SEARCHES) / name, 1
+        while asked.exists():
+            turn += 1
+            asked = Path(SEARCHES) / f"{name}-{turn}"
+    return checks.log_directory(asked, cluster, False)

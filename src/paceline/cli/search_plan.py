@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.errors import PacelineError
+from paceline.tuning.names import OF_RULES
+from paceline.tuning.population import Values
+from paceline.tuning.proposals import optuna
+from paceline.tuning.space import Space, space
+
+from .console import refuse
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for; see `paceline tune --search --help`."""
+
+    program: list[str]
+    search: list[str]
+    groups: int
+    workers: int
+    rounds: int
+    blocks: int
+    measure: str
+    maximize: bool
+    together: int
+    rule: str | None
+    timeout_s: float
+    seed: int
+
+    @property
+    def space(self) -> Space:
+        """What is searched."""
+        return space(self.search)
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything starts."""
+        try:
+            names = list(self.space)
+            optuna()
+        except PacelineError as error:
+            refuse(str(error))
+        for name in names:
+            if name in OF_RULES and self.workers == 1:
+                refuse(f"{name} changes nothing for a worker that has nobody to exchange with; give more --workers")
+
+    def exchanges(self, values: Values) -> int:
+        """Of a group in a round: as many minibatches for all, where they have different periods."""
+        if "period" not in values:
+            return self.blocks
+        return max(1, round(self.blocks * int(self.space["period"].at(1.0)) / int(values["period"])))

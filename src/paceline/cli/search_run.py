@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries a search out, round by round.
+
+::
+
+    DIR/search.json                        what was asked for, and what came of each group in each round
+    DIR/round-01/group-00/                 a group's logs, as those of `paceline run`
+    DIR/round-01/group-00/checkpoint/      with which it ended; of the last two rounds only
+    DIR/best/                              the winner's
+
+A group begins with a checkpoint of the round before, its own or a winner's, which is only ever read. So a search that
+was stopped goes on with the groups that have no result yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.live import Live
+
+from paceline.checkpoint.shelf import Directory
+from paceline.observe.read import has_run, read_run
+from paceline.rounds import Round
+from paceline.tuning import mailbox
+from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores
+from paceline.tuning.proposals import Proposals
+
+from . import doors, failure
+from .cluster import Cluster
+from .console import err, error_panel, near, out, refuse
+from .launch import Outcome, side_by_side
+from .run import environment
+from .search_plan import Plan
+from .search_words import best_text, table
+from .workers import Command
+
+RECORD = "search.json"
+FORMAT = 1
+FAILED = 1
+
+
+class _StopError(Exception):
+    """The search is over before its last round; the message is for people."""
+
+    def __init__(self, why: str, code: int) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+@dataclass
+class Search:
+    """A search.
+
+    Attributes:
+        directory: everything is there.
+        plan: what was asked for.
+        rounds: of members, one a group; the last may not have all results.
+        ended: why there are fewer rounds than planned.
+    """
+
+    directory: Path
+    plan: Plan
+    rounds: list[list[Member]]
+    ended: str = ""
+    _busy: set[int] = field(default_factory=set)
+
+    @classmethod
+    def again(cls, directory: Path) -> Search:
+        """The search whose record is in a directory."""
+        path = directory / RECORD
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            if told["format"] != FORMAT:
+                raise ValueError(f"its format is {told['format']!r}, and this paceline reads {FORMAT}")
+            plan = Plan(**told["plan"])
+            found = cls(directory, plan, [[Member(**one) for one in row] for row in told["rounds"]], told["ended"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            refuse(f"{near(path)} is no record of a search ({type(error).__name__}: {error})")
+        plan.check()
+        return found
+
+    def _write(self) -> None:
+        rows = [[asdict(member) for member in row] for row in self.rounds]
+        body = {"format": FORMAT, "plan": asdict(self.plan), "ended": self.ended, "rounds": rows}
+        mailbox.write(self.directory / RECORD, body)
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    def play(self) -> int:
+        """All rounds that are missing; the exit code."""
+        plan = self.plan
+        if not self.rounds:
+            self.rounds.append(first_round(plan.space, plan.groups, plan.seed))
+        try:
+            while not self.ended:
+                self._round()
+                if self.ended or len(self.rounds) == plan.rounds:
+                    break
+                self.rounds.append(self._next())
+        except _StopError as stop:
+            err().print(error_panel("the search stopped", str(stop)))
+            return stop.code
+        return self._conclude()
+
+    def _next(self) -> list[Member]:
+        members, maximize = self.rounds[-1], self.plan.maximize
+        trials = [
+            (member.values, score)
+            for row in self.rounds
+            for member, score in zip(row, scores(row, maximize), strict=True)
+        ]
+        proposals = Proposals(self.plan.space, trials, self.plan.seed + len(self.rounds))
+        return next_round(members, maximize, proposals.near)
+
+    def _round(self) -> None:
+        """Train the groups that have no result yet; tell the result."""
+        number, members = len(self.rounds), self.rounds[-1]
+        missing = [group for group, one in enumerate(members) if one.measure is None and not one.failed]
+        self._write()
+        with self._shown():
+            while missing and not self.ended:
+                now, missing = missing[: self.plan.together], missing[self.plan.together :]
+                self._train(now)
+                self._write()
+        if self.ended:
+            if number == 1:
+                self.ended = ""
+                self._write()
+                raise _StopError(
+                    f"the program came to its end before its first {self.plan.blocks} exchanges, so that no "
+                    "checkpoint was made; give fewer --blocks, let the program train for longer, and have it go "
+                    "through its data with run.share, or call run.checkpoint() at the top of its loop",
+                    FAILED,
+                )
+            self.rounds.pop()
+            self._write()
+            return
+        if not copies(members, self.plan.maximize):
+            raise _StopError(f"all groups failed in round {number}: {members[0].failed}", FAILED)
+        for group in range(self.plan.groups):  # what they began with is not needed any more
+            shutil.rmtree(self._place(number - 1, group) / "checkpoint", ignore_errors=True)
+
+    def _train(self, groups: list[int]) -> None:
+        """Some groups side by side."""
+        cluster = Cluster(self.plan.workers, timeout_s=self.plan.timeout_s)
+        commands = [self._command(group, cluster) for group in groups]
+        self._busy = set(groups)
+        outcomes = side_by_side(cluster, commands, lambda: None)
+        self._busy = set()
+        heard = next((one.stopped_by for one in outcomes if one.stopped_by is not None), None)
+        if heard is not None:
+            err().print(f"stopped by {failure.signal_name(heard)}; go on with: {self._go_on}", markup=False)
+            if any(one.stuck for one in outcomes):  # a thread waits inside torch and cannot be interrupted
+                sys.stderr.flush()
+                os._exit(128 + heard)
+            raise typer.Exit(128 + heard)
+        for group, outcome in zip(groups, outcomes, strict=True):
+            self._judge(group, outcome)
+
+    @property
+    def _go_on(self) -> str:
+        return f"paceline tune --again {shlex.quote(near(self.directory))}"
+
+    def _place(self, number: int, group: int) -> Path:
+        return self.directory / f"round-{number:02d}" / f"group-{group:02d}"
+
+    def _step(self, number: int, group: int) -> Path | None:
+        """The checkpoint with which a group ended a round."""
+        shelf = Directory(self._place(number, group) / "checkpoint")
+        numbers = shelf.numbers()
+        return shelf.path(numbers[-1]) if numbers else None
+
+    def _command(self, group: int, cluster: Cluster) -> Command:
+        """What a group's workers run in the present round."""
+        number, plan = len(self.rounds), self.plan
+        member, place = self.rounds[-1][group], self._place(number, group)
+        shutil.rmtree(place, ignore_errors=True)  # of a round that was stopped
+        output = place / "output"
+        output.mkdir(parents=True)
+        added = environment(cluster, plan.rule, place)
+        if "OMP_NUM_THREADS" in added:
+            added["OMP_NUM_THREADS"] = str(max(1, int(added["OMP_NUM_THREADS"]) // min(plan.together, plan.groups)))
+        added |= doors.environment(cluster, doors.for_workers(cluster, place, None, False), False)
+        added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), plan.exchanges(member.values), member.tune).text()
+        if member.source is not None:
+            step = self._step(number - 1, member.source)
+            if step is None:
+                where = near(self._place(number - 1, member.source))
+                raise _StopError(f"the checkpoint in {where} is gone, with which group {group} begins", FAILED)
+            added["PACELINE_RESUME"] = str(step)
+        return Command([sys.executable, "-u", *plan.program], added, output)
+
+    def _judge(self, group: int, outcome: Outcome) -> None:
+        """What came of a group."""
+        members, place = self.rounds[-1], self._place(len(self.rounds), group)
+        failed = _why(outcome)
+        if not failed and self._step(len(self.rounds), group) is None:
+            self.ended = f"the program came to its end in round {len(self.rounds)}"
+            return
+        log = read_run(place) if has_run(place) else None
+        measure = log.last(self.plan.measure) if log is not None else None
+        if not failed and measure is None:
+            names = ", ".join(log.value_names) if log is not None else ""
+            raise _StopError(
+                f"the program logs no {self.plan.measure!r} ({f'it logs {names}' if names else 'it logs nothing'}): "
+                f"call run.log({self.plan.measure}=...) in its loop, or name another --measure",
+                FAILED,
+            )
+        members[group] = members[group].done(measure, failed)
+
+    # -- words ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """The round's table: on a terminal all the while, elsewhere when the round is over."""
+        console = out()
+        if console.is_terminal:
+            with Live(get_renderable=self._table, console=console, refresh_per_second=4):
+                yield
+            return
+        yield
+        if not self.ended:
+            console.print(self._table())
+
+    def _table(self) -> Any:
+        plan = self.plan
+        return table(self.rounds[-1], f"round {len(self.rounds)} of {plan.rounds}", plan.measure, self._busy)
+
+    def _conclude(self) -> int:
+        """Keep the winner's checkpoint, and say what it is."""
+        plan, number, members = self.plan, len(self.rounds), self.rounds[-1]
+        winner = ranking(members, plan.maximize)[0]
+        step, best = self._step(number, winner), self.directory / "best"
+        if step is not None:
+            partial = self.directory / "best.partial"
+            for path in (partial, best):
+                shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(step, partial)
+            partial.rename(best)
+        console = out()
+        if self.ended:
+            console.print(f"{self.ended}; the search ends with round {number}")
+        console.print(best_text(members[winner], winner, number, plan.measure), markup=False, soft_wrap=True)
+        rule = [] if plan.rule is None else ["--rule", plan.rule]
+        command = ["paceline", "run", "--workers", str(plan.workers), *rule, *plan.program]
+        where = f"PACELINE_RESUME={shlex.quote(near(best))}"
+        console.print(f"go on from its checkpoint with: {where} {shlex.join(command)}", markup=False, soft_wrap=True)
+        groups = f"{shlex.quote(near(self.directory / f'round-{number:02d}'))}/group-*"
+        console.print(f"compare the groups with: paceline report {groups}", markup=False, soft_wrap=True)
+        return 0
+
+
+def _why(outcome: Outcome) -> str:
+    """Why a group failed; nothing where it did not."""
+    if outcome.codes:
+        files = {worker.rank: worker.stderr for worker in outcome.workers}
+        rank = failure.culprit(outcome.codes, files)
+        words, _ = failure.last_words(files[rank], rank)
+        return f"worker {rank}: {words or failure.how_text(outcome.codes[rank])}"
+    return "" if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that a launcher hears, instead of dying of them."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Listener(AbstractContextManager["Listener"]):
+    """Collects signals.
+
+    Attributes:
+        heard: in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[signal.Signals] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Listener:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(signal.Signals(number))

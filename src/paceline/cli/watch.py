@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline watch`: all workers of a run, live, from any terminal that sees its logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as Screen
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.live import Follower, Live, Snapshot
+from paceline.observe.news import CONTROL
+from paceline.observe.read import LOG_NAME
+from paceline.observe.summary import count_text, rate_text, seconds_text, value_text
+
+from .checks import LOGS
+from .console import near, out, refuse
+from .status import POLL_EVERY_S, describe
+
+NEWS = 6
+"""Newest events that are shown."""
+SILENT_S = 30.0
+"""A worker whose log has not grown for so long is shown as silent; it may be in a long block."""
+LINE_EVERY_S = 10.0
+"""Where there is no terminal, a line this often."""
+BARS = "▁▂▃▄▅▆▇█"
+STYLES = {"lost": "bold red", "failed": "bold red", "no log": "red", "silent": "yellow", "closed": "dim"}
+
+
+def command(
+    run: Annotated[
+        Path, typer.Argument(help="Log directory of a run, or the directory above it: the newest run there.")
+    ] = Path(LOGS),
+    once: Annotated[bool, typer.Option("--once", help="Print one view and end, for scripts.")] = False,
+) -> None:
+    """Watch all workers of a run."""
+    directory = newest(run)
+    live = Live(directory)
+    console = out()
+    live.poll()
+    if once or live.over:
+        console.print(view(live, console))
+        return
+    try:
+        if console.is_terminal:
+            _on_terminal(live, console)
+        else:
+            _in_lines(live, console)
+    except KeyboardInterrupt:
+        return
+
+
+def newest(path: Path) -> Path:
+    """The run at `path`, or the newest one in it."""
+    if not path.is_dir():
+        refuse(f"{path} {'is a file' if path.exists() else 'does not exist'}; give the log directory of a run")
+    if _touched(path):
+        return path
+    found = {inner: _touched(inner) for inner in path.iterdir() if inner.is_dir()}
+    if not any(found.values()):
+        refuse(
+            f"no run has left a log in {near(path)}, nor in a directory below it; start one with "
+            f"`paceline run --log {near(path)} ...`, or give the directory that its --log named"
+        )
+    return max(found, key=found.__getitem__)
+
+
+def _touched(directory: Path) -> float:
+    """When a run in this directory last said something, seconds of the wall clock; 0 where there is none."""
+    logs = [file for file in directory.iterdir() if LOG_NAME.fullmatch(file.name) or file.name == CONTROL]
+    return max((file.stat().st_mtime for file in logs), default=0.0)
+
+
+def _on_terminal(live: Live, console: Console) -> None:
+    shown = _Fresh(live, console)
+    with Screen(shown, console=console, transient=True, refresh_per_second=4):
+        while not live.over:
+            time.sleep(POLL_EVERY_S)
+    live.poll()
+    console.print(view(live, console))
+
+
+class _Fresh:
+    """Reads the logs when it is drawn, at most every half second."""
+
+    def __init__(self, live: Live, console: Console) -> None:
+        self._live, self._console = live, console
+        self._read_at = 0.0
+
+    def __rich__(self) -> RenderableType:
+        if time.monotonic() - self._read_at >= POLL_EVERY_S:
+            self._live.poll()
+            self._read_at = time.monotonic()
+        return view(self._live, self._console)
+
+
+def _in_lines(live: Live, console: Console) -> None:
+    """Without a terminal: the state now and then, and what happens when it happens."""
+    told: set[str] = set()
+    said_at = -LINE_EVERY_S
+    while True:
+        shot = live.poll()
+        for item in live.news.newest(50):
+            if item.key not in told:
+                told.add(item.key)
+                console.print(f"{seconds_text(item.at_s)}: {item.text}", soft_wrap=True, markup=False)
+        if live.over:
+            console.print(view(live, console))
+            return
+        if time.monotonic() - said_at >= LINE_EVERY_S:
+            said_at = time.monotonic()
+            console.print(describe(shot, shot.size).plain, soft_wrap=True, markup=False)
+        time.sleep(POLL_EVERY_S)
+
+
+def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -> RenderableType:
+    """Everything on one page: the run, its loss, its workers, what happened."""
+    shot = live.poll()
+    width, height = console.width, console.height if console.is_terminal else 10_000
+    parts: list[RenderableType] = [*_head(live, shot, width), workers_table(live, shot, width, height - 10, clock())]
+    news = live.news.newest(NEWS)
+    if news:
+        below = Table.grid(padding=(0, 1))
+        below.add_column(justify="right", style="dim", no_wrap=True)
+        for item in news:
+            below.add_row(seconds_text(item.at_s), Text(item.text))
+        parts += [Text(""), below]
+    return Group(*parts)
+
+
+def _head(live: Live, shot: Snapshot, width: int) -> list[RenderableType]:
+    block = max((log.block for log in live.workers), default=0)
+    at_s = max((log.at_s for log in live.workers), default=0.0)
+    title = [live.directory.resolve().name, shot.rule or "no worker has attached yet"]
+    title += [f"block {block:,}"] if block else []
+    title += [f"after {seconds_text(at_s)}"] if at_s else []
+    lines: list[RenderableType] = [Text(" | ".join(title), style="bold", no_wrap=True, overflow="ellipsis")]
+    lines.append(Text(describe(shot, shot.size).plain, no_wrap=True, overflow="ellipsis") if shot.size else Text(""))
+    curve = loss_curve(live.workers)
+    if curve:
+        label = f"loss {value_text(curve[0])} to {value_text(curve[-1])} "
+        lines.append(Text.assemble(label, (sparkline(curve, max(8, min(60, width - len(label) - 1))), "cyan")))
+    return lines
+
+
+def loss_curve(workers: list[Follower]) -> list[float]:
+    """The mean of the workers' curves, at as many points as the shortest has."""
+    curves = [log.curve for log in workers if len(log.curve) > 1]
+    if not curves:
+        return []
+    points = min(len(curve) for curve in curves)
+    picked = [[curve[k * (len(curve) - 1) // (points - 1)] for k in range(points)] for curve in curves]
+    return [sum(column) / len(column) for column in zip(*picked, strict=True)]
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as bars, `width` of them at most, from the least to the greatest that is finite."""
+    if len(values) > width:
+        cuts = [k * len(values) // width for k in range(width + 1)]
+        values = [sum(values[low:high]) / (high - low) for low, high in pairwise(cuts)]
+    finite = [value for value in values if abs(value) < float("inf")]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] if abs(value) < float("inf") else "!" for value in values)
+
+
+def workers_table(live: Live, shot: Snapshot, width: int, rows: int, now: float) -> RenderableType:
+    """A row a worker; where there is no room for all, those first that are not at work."""
+    counted = any(log.samples for log in live.workers)
+    ranks = range(max([shot.size, *(log.rank + 1 for log in live.workers)]))
+    excluded = {rank: max((log.left_out[rank] for log in live.workers), default=0) for rank in ranks}
+    table = _columns(width, counted, any(excluded.values()))
+    by_rank = {log.rank: log for log in live.workers}
+    states = {rank: state(rank, by_rank.get(rank), shot, now) for rank in ranks}
+    order = sorted(states, key=lambda rank: (states[rank] == "at work", rank)) if len(states) > rows else list(states)
+    for rank in order[: max(rows, 1)]:
+        log = by_rank.get(rank)
+        cells = _numbers(log, counted, now) if log is not None else [""] * 6
+        if any(excluded.values()):
+            cells.insert(5, count_text(excluded[rank]))
+        table.add_row(str(rank), log.host if log else "?", Text(states[rank], STYLES.get(states[rank], "")), *cells)
+    if len(order) > rows:
+        return Group(table, Text(f"and {len(order) - rows} more", style="dim"))
+    return table
+
+
+def _columns(width: int, counted: bool, excluded: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if width < 100 else 2, 0, 0))
+    table.add_column("worker", justify="right")
+    table.add_column("host", no_wrap=True, max_width=12 if width < 100 else 24)
+    table.add_column("state", no_wrap=True)
+    names = ["minibatches", "samples/s" if counted else "batches/s", "exchange", "wait", "data"]
+    for name in [*names, *(["left out"] if excluded else []), "last word"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _numbers(log: Follower, counted: bool, now: float) -> list[str]:
+    parts = log.shares
+    cells = [count_text(log.minibatches), rate_text(log.samples_per_s if counted else log.rate)]
+    cells += [f"{100 * part:.0f} %" for part in (parts.exchange, parts.wait, parts.data)]
+    return [*cells, "" if log.closed else f"{seconds_text(max(0.0, round(now - log.touched_s)))} ago"]
+
+
+def state(rank: int, log: Follower | None, shot: Snapshot, now: float) -> str:
+    """What a worker is doing, as its log and those of the others tell."""
+    if rank in shot.lost:
+        return "lost"
+    if log is None:
+        return "no log"
+    if log.failed:
+        return "failed"
+    if log.closed:
+        return "closed"
+    return "silent" if now - log.touched_s > SILENT_S else "at work"

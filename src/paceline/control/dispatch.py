@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker says, checked and handed to the register."""
+
+from __future__ import annotations
+
+from paceline.control import check, wire
+from paceline.control.people import Commit
+from paceline.control.register import Register
+from paceline.errors import MismatchError
+from paceline.transport.channel import Frame
+
+
+def dispatch(register: Register, worker: int, frame: Frame, now: float) -> None:
+    """Carry out one frame; MismatchError where it makes no sense."""
+    first, second, third, *_ = frame.numbers
+    if frame.kind == wire.STARTS:
+        register.starts(worker, check.whole(first, 1, check.HUGE, "an exchange"), now)
+    elif frame.kind == wire.HOLDS:
+        register.holds_state(worker, check.whole(first, 0, check.HUGE, "a generation"), now)
+    elif frame.kind == wire.BYE:
+        register.bye(worker, now)
+    else:
+        serial = check.whole(first, 1, check.HUGE, "a serial number")
+        if frame.kind == wire.COMMIT:
+            said = check.table(frame.note, "a commit")
+            facts = check.small(said.get("facts"), 1 << 12, "the facts of a commit")
+            returned = check.marks(said.get("returned", []))
+            commit = Commit(serial, check.marks(said.get("marks")), facts, returned)
+            register.commit(worker, *_whole(second, third), commit, now)
+        elif frame.kind == wire.FAILED:
+            said = check.table(frame.note, "a complaint")
+            why, suspects = check.text(said.get("why"), check.REASON, "why"), check.workers(said.get("suspects"))
+            register.failed(worker, serial, _whole(second, 0)[0], why, suspects, now)
+        elif frame.kind == wire.ASK:
+            register.ask(worker, serial, check.question(frame.numbers[1:7]), now)
+        elif frame.kind == wire.TELL:
+            said_too = check.rows(frame.note, "what a worker tells")
+            if not said_too or not isinstance(said_too[0], str):
+                raise MismatchError("a worker tells a kind and values")
+            register.tell(worker, serial, said_too[0], said_too[1:], now)
+        elif frame.kind == wire.LEDGER:
+            register.ledger(worker, serial)
+        else:
+            raise MismatchError(f"a worker says nothing of kind {frame.kind}")
+
+
+def _whole(generation: int, exchange: int) -> tuple[int, int]:
+    return (
+        check.whole(generation, 0, check.HUGE, "a generation"),
+        check.whole(exchange, 0, check.HUGE, "an exchange"),
+    )

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker holds of the data, as it must say it to a control plane that was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.data.book import Mark
+from paceline.data.ranges import Ranges
+
+
+class Holdings:
+    """Leases that were given and are not settled: neither committed, nor given back with an answer."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], Ranges] = {}
+
+    def add(self, mark: Mark) -> None:
+        """A lease."""
+        loader, epoch, begin, end = mark
+        self._held.setdefault((loader, epoch), Ranges()).add(begin, end)
+
+    def settle(self, marks: Iterable[Sequence[int]]) -> None:
+        """These are done, or given back."""
+        for loader, epoch, begin, end in marks:
+            held = self._held.get((loader, epoch))
+            if held is not None:
+                held.remove(begin, end)
+                if not held:
+                    del self._held[loader, epoch]
+
+    def clear(self) -> None:
+        """Nothing is held."""
+        self._held.clear()
+
+    def marks(self) -> list[Mark]:
+        """All of it."""
+        return [(*key, begin, end) for key, held in self._held.items() for begin, end in held]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hands events to whoever keeps the log, in order, in a thread of its own: a slow disk holds up nobody."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+OFTEN = 20
+"""Events of strangers within a minute, at most; the rest are counted."""
+_LOG = logging.getLogger("paceline.control")
+
+
+class Teller:
+    """Calls `told`.
+
+    Args:
+        told: gets (kind, about).
+    """
+
+    def __init__(self, told: Callable[[str, dict[str, Any]], None]) -> None:
+        self._told = told
+        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._count, self._since, self._left_out = 0, time.monotonic(), 0
+        self._thread = threading.Thread(target=self._run, name="paceline-control-log", daemon=True)
+        self._thread.start()
+
+    def tell(self, kind: str, about: dict[str, Any]) -> None:
+        """An event."""
+        self._queue.put((kind, about))
+
+    def limited(self, kind: str, about: dict[str, Any]) -> None:
+        """An event that somebody outside could cause without end."""
+        with self._guard:
+            now = time.monotonic()
+            if now - self._since > 60:
+                self._since, self._count = now, 0
+            self._count += 1
+            if self._count > OFTEN:
+                self._left_out += 1
+                return
+            left_out, self._left_out = self._left_out, 0
+        self.tell(kind, {**about, **({"not_shown": left_out} if left_out else {})})
+
+    def close(self) -> None:
+        """Tell what is left, and end."""
+        self._queue.put(None)
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (one := self._queue.get()) is not None:
+            try:
+                self._told(*one)
+            except Exception:  # the log is not worth the run
+                _LOG.exception("an event of the control plane could not be told: %s", one[0])

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a newcomer is given by one that lives: everything a checkpoint holds, over the members' own connection.
+
+::
+
+    lengths   int64, shape (2,): bytes of the text, bytes of the tensors
+    text      JSON: the state without its tensors, and the sha256 sum of the tensors' bytes
+    tensors   safetensors, as one piece
+
+Nothing of it is ever executed. The sum is checked before anything is put in its place; whether the model is the one
+that the others hold, the next exchange checks once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+from paceline.regroup import Old
+from paceline.transport.base import Pending, Transport
+from paceline.tree import build, flatten
+
+TEXT_LIMIT = 1 << 28
+"""Bytes of the text, at most."""
+
+
+class Given(Old):
+    """What one living worker gave, read as a checkpoint of one worker."""
+
+    def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:
+        super().__init__({"size": 1})
+        self._rests = {0: rest["state"]}
+        self._tensors = [tensors]
+        self._model = build(rest["model"], tensors)
+
+    def model(self) -> dict[str, Tensor]:
+        """The global model."""
+        found: dict[str, Tensor] = self._model
+        return found
+
+
+class Parcel:
+    """A state as it was at one moment, ready to be given to several.
+
+    Args:
+        state: as a checkpoint of one worker has it.
+        model: the global model, name -> tensor.
+    """
+
+    def __init__(self, state: dict[str, Any], model: dict[str, Tensor]) -> None:
+        tensors: dict[str, Tensor] = {}
+        rest = {"state": flatten(state, tensors, "state"), "model": flatten(model, tensors, "model")}
+        blob = save({name: _own(tensor) for name, tensor in tensors.items()})
+        text = json.dumps({**rest, "sha256": hashlib.sha256(blob).hexdigest()}).encode()
+        self._parts = [torch.tensor([len(text), len(blob)]), _bytes(text), _bytes(blob)]
+
+    @property
+    def nbytes(self) -> int:
+        """What is sent to each."""
+        return sum(part.numel() * part.element_size() for part in self._parts)
+
+    def give(self, transport: Transport, to: int) -> list[Pending]:
+        """Start to send it to `to`."""
+        return [transport.send(part, to) for part in self._parts]
+
+
+def take(transport: Transport, source: int, limit: int) -> Given:
+    """Receive what `source` gives.
+
+    Args:
+        limit: bytes of tensors, at most.
+
+    Raises:
+        PeerLostError: it does not come.
+        CheckpointError: it is not what was sent, or no such thing.
+    """
+    lengths = torch.zeros(2, dtype=torch.int64)
+    transport.receive(lengths, source).wait()
+    text_bytes, blob_bytes = lengths.tolist()
+    who = transport.world.name(source)
+    if not (0 < text_bytes <= TEXT_LIMIT and 0 < blob_bytes <= limit):
+        raise CheckpointError(
+            f"{who} announces a state of {text_bytes} and {blob_bytes} bytes; at most {TEXT_LIMIT} and {limit} are "
+            "taken for this model"
+        )
+    text, blob = torch.empty(text_bytes, dtype=torch.uint8), torch.empty(blob_bytes, dtype=torch.uint8)
+    for part in (text, blob):
+        transport.receive(part, source).wait()
+    raw = blob.numpy().tobytes()
+    try:
+        rest = json.loads(text.numpy().tobytes())
+        if hashlib.sha256(raw).hexdigest() != rest["sha256"]:
+            raise CheckpointError(f"the state that {who} gave arrived damaged: its sha256 sum is another")
+        return Given(rest, load(raw))
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"what {who} gave is no state: {error}") from error
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's way to the ledger of the data, which the control plane keeps.
+
+A worker that has nothing left to do waits until the epoch is over for everybody, because what a lost worker leaves is
+done by those who live. It comes to the exchanges of the others meanwhile, with whatever it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.control import Member
+from paceline.data.book import Mark, Question
+from paceline.data.ranges import Ranges
+
+LOOK_EVERY_S = 0.2
+"""How long a worker that has nothing to do waits for news before it asks again."""
+
+
+class LiveLeases:
+    """The way to the ledger; see :class:`paceline.data.supply.Leases`.
+
+    Args:
+        member: the way to the control plane.
+        join: called while there is nothing to do: comes to the exchange to which the others have called, if any.
+        keeper: whether this worker's checkpoints hold the ledger.
+    """
+
+    def __init__(self, member: Member, join: Callable[[], None], keeper: Callable[[], bool]) -> None:
+        self._member, self._join, self._keeper = member, join, keeper
+
+    def ask(self, question: Question) -> Mark | None:
+        """A lease; None where there is none, and with `dry` only when the epoch is over for everybody."""
+        while True:
+            kind, mark = self._member.ask(question)
+            if kind == "work":
+                return mark
+            if kind == "over" or not question.dry:
+                return None
+            self._join()
+            self._member.wait_news(LOOK_EVERY_S)
+
+    def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
+        """This worker ends its pass before the epoch is over; it will not do these places of its leases."""
+        self._member.tell("left", loader, epoch, [list(mark) for mark in marks])
+
+    def ends(self, loader: int, epoch: int, total: int) -> None:
+        """The loader turned out to have only so many places in this epoch."""
+        self._member.tell("ends", loader, epoch, total)
+
+    def learn(self, news: Any) -> None:
+        """Nothing: the control plane keeps the ledger."""
+
+    def done(self, marks: list[Mark]) -> None:
+        """This worker has used these places for something else than training."""
+        if marks:
+            self._member.tell("done", [list(mark) for mark in marks])
+
+    def waits(self, now: bool) -> None:
+        """Nothing: the members wait for each other at every exchange."""
+
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        """When this epoch begins, only these places are to be done."""
+        self._member.tell("expect", loader, epoch, rest.state())
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint holds of the ledger; None on workers whose checkpoint leaves it to another's."""
+        return self._member.ledger() if self._keeper() else None
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Nothing: the members tell the ledger what is expected."""

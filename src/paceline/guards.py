@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which contributions are far outside of what was usual, by their norm.
+
+With x_ij the norm that worker i brought to exchange j and was accepted, over the last `window` exchanges of all
+workers, and l = log x:
+
+    limit(l)  = exp(median(l) + max(log least, threshold * 1.4826 * median|l - median(l)|))
+    unusual   : x_i > max(limit(all l), limit(l of worker i alone))
+
+The median and the median absolute deviation (times 1.4826, the standard deviation of a normal distribution) are not
+moved by the few outliers that pass. Logarithms, because norms are spread over orders of magnitude. A worker whose data
+differ, so that its norms are always above the others', is compared with itself as well. Only what is too large is
+unusual: a small contribution does no harm. Nothing is judged before `history` exchanges.
+
+Whoever is unusual says so and is left out, unless the scale itself has changed (a learning rate, a warm-up that ends):
+`outliers` accepts everybody where more than half of the workers are unusual at once, and whoever is not far above those
+that are not. After such a change the window is begun anew.
+
+Everything is computed from what all workers have said, so all find the same. A public predecessor is EDiT's z-score of
+pseudo-gradients (arXiv 2412.07210), with an exponential mean and variance in the place of medians, for each worker
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import UnsupportedError
+
+SIGMA = 1.4826
+"""Standard deviations of a normal distribution in its median absolute deviation."""
+APART = 3.0
+"""An outlier's norm is at least so many times the median of those that the others bring to the same exchange."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """When a contribution's norm is too large.
+
+    Attributes:
+        window: exchanges that are remembered.
+        threshold: robust standard deviations of the logarithm of the norm.
+        least: a norm below so many times the median is never unusual.
+        history: exchanges before anything is judged.
+        gradients: whether the gradients of single steps are judged as well, where a rule exchanges them.
+    """
+
+    window: int = 32
+    threshold: float = 8.0
+    least: float = 10.0
+    history: int = 8
+    gradients: bool = True
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("window", 2), ("history", 2)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < lowest:
+                raise UnsupportedError(f"{name} of a guard must be a whole number, at least {lowest}, got {value!r}")
+        if self.history > self.window:
+            raise UnsupportedError(
+                f"a guard that remembers {self.window} exchanges never has {self.history}; raise window"
+            )
+        if not self.threshold > 0 or not self.least >= 1:
+            raise UnsupportedError(
+                f"threshold of a guard must be above 0 and least at least 1, got {self.threshold!r} and {self.least!r}"
+            )
+
+    def limit(self, norms: Sequence[float]) -> float:
+        """The largest norm that is usual beside these, all above 0; infinite where there are too few."""
+        if len(norms) < self.history:
+            return math.inf
+        logs = [math.log(norm) for norm in norms]
+        middle = statistics.median(logs)
+        spread = SIGMA * statistics.median(abs(one - middle) for one in logs)
+        return math.exp(min(700.0, middle + max(math.log(self.least), self.threshold * spread)))
+
+
+def make_guard(guard: Guard | str | None) -> Guard | None:
+    """What `attach(guard=...)` means: "auto" guards blocks, "outliers" gradients as well, None nothing."""
+    if guard is None or isinstance(guard, Guard):
+        return guard
+    if guard not in ("auto", "outliers"):
+        raise UnsupportedError(f'guard must be "auto", "outliers", a paceline.Guard or None, got {guard!r}')
+    return Guard() if guard == "outliers" else replace(Guard(), gradients=False)
+
+
+class Norms:
+    """The norms that were accepted lately in the exchanges of one payload, the same on every worker.
+
+    Args:
+        guard: the settings.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self._rows: deque[dict[int, float]] = deque(maxlen=guard.window)
+
+    def usual(self, rank: int, norm: float) -> bool:
+        """Whether such a norm of that worker is not far above what was accepted of all, or of itself."""
+        if len(self._rows) < self.guard.history:
+            return True
+        if norm <= self.guard.limit([value for row in self._rows for value in row.values()]):
+            return True
+        own = [row[rank] for row in self._rows if rank in row]
+        return len(own) >= self.guard.history and norm <= self.guard.limit(own)
+
+    @property
+    def between(self) -> tuple[float, float] | None:
+        """The least and the greatest norm in the window; None before anything is judged."""
+        if len(self._rows) < self.guard.history:
+            return None
+        values = [value for row in self._rows for value in row.values()]
+        return min(values), max(values)
+
+    def add(self, accepted: Mapping[int, float], changed: bool = False) -> None:
+        """Remember an exchange.
+
+        Args:
+            accepted: rank -> norm, of the contributions that went into the mean.
+            changed: whether most of them were unusual, so that the scale is another one from now on.
+        """
+        if changed:
+            self._rows.clear()
+        row = {rank: norm for rank, norm in accepted.items() if 0 < norm < math.inf}
+        if row:
+            self._rows.append(row)
+
+    def mix(self) -> None:
+        """Ranks mean other workers from now on: what was usual of all stays, and of each nothing is known."""
+        self._rows = deque(
+            ({-1 - k: norm for k, norm in enumerate(row.values())} for row in self._rows), self._rows.maxlen
+        )
+
+    def state(self) -> list[list[list[float]]]:
+        """What a checkpoint holds, and what a newcomer is given: of each exchange pairs of rank and norm."""
+        return [[[rank, norm] for rank, norm in row.items()] for row in self._rows]
+
+    def load(self, saved: Iterable[Iterable[Sequence[Any]]]) -> None:
+        """Put back what `state` gave."""
+        self._rows.clear()
+        self._rows.extend({int(rank): float(norm) for rank, norm in row} for row in saved)
+
+
+def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:
+    """Who is left out of an exchange.
+
+    Args:
+        said: rank -> the norm, and whether it is usual, of each finite contribution.
+    """
+    usual = [norm for norm, fits in said.values() if fits]
+    if 2 * len(usual) < len(said) or not usual:  # most say so: the scale has changed
+        return set()
+    middle = statistics.median(usual)
+    return {rank for rank, (norm, fits) in said.items() if not fits and norm > APART * middle}

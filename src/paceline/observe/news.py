@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is worth a line of its own while a run goes on: events of workers and of the control plane, as sentences."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONTROL = "control.jsonl"
+"""The log of an elastic run's control plane, beside those of the workers."""
+
+_QUIET = frozenset({"attach", "exchange", "value", "epoch", "cache", "close"})
+_UNSAID = frozenset({"kind", "at_s", "rank", "text"})
+_KEPT = 512
+
+
+@dataclass(frozen=True)
+class News:
+    """Something that happened.
+
+    Attributes:
+        at_s: seconds since the first worker attached, as far as clocks agree.
+        key: the same for what several workers say of one happening.
+        text: a sentence without a full stop.
+    """
+
+    at_s: float
+    key: str
+    text: str
+
+
+def of_worker(rank: int, event: dict[str, Any], at_s: float) -> News | None:
+    """What a line of a worker's log has to tell, if anything."""
+    kind = str(event.get("kind", ""))
+    if not kind or kind in _QUIET:
+        return None
+    if kind == "lost":
+        lost = event.get("rank_lost")
+        return News(at_s, f"lost {lost}", f"worker {lost} is lost: {event.get('why', '')}")
+    if kind == "left_out":
+        out, exchange = event.get("rank_left_out"), event.get("exchange")
+        again = f" ({event['in_a_row']} in a row: probably broken)" if int(event.get("in_a_row", 1)) >= 3 else ""
+        text = f"worker {out} left out of exchange {exchange}: {event.get('why', '')}{again}"
+        return News(at_s, f"left_out {out} {exchange}", text)
+    if kind == "takeover":
+        return News(at_s, f"takeover {event.get('slice_of')}", f"worker {rank} takes over from {event.get('slice_of')}")
+    if kind in ("save", "resume"):
+        done = "saved" if kind == "save" else "resumed from"
+        return News(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
+    if kind == "error":
+        first, *_ = str(event.get("message", "")).splitlines() or [""]
+        return News(at_s, f"error {rank}", f"worker {rank}: {first[:300]}")
+    if kind == "waiting":
+        return _waiting(event, at_s)
+    return News(at_s, f"{kind} {_facts(event)}", f"{kind}: {_facts(event)}")
+
+
+def _waiting(event: dict[str, Any], at_s: float) -> News:
+    missing = [row for row in event.get("workers", []) if row.get("state") != "waits"]
+    words = "; ".join(f"worker {row.get('rank')} {row.get('text', '')}" for row in missing)
+    return News(at_s, "waiting", f"the exchange failed: {words or 'nobody is missing'}")
+
+
+def of_control(event: dict[str, Any], at_s: float) -> News | None:
+    """What a line of the control plane's log has to tell."""
+    kind = str(event.get("kind", ""))
+    return News(at_s, f"control {kind} {at_s}", f"{kind}: {_facts(event)}".rstrip(": ")) if kind else None
+
+
+def _facts(event: dict[str, Any]) -> str:
+    """An event that is not known here, by its fields."""
+    said = (f"{name}={_short(value)}" for name, value in event.items() if name not in _UNSAID and value is not None)
+    return ", ".join(said)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class Growing:
+    """Follows a growing file of JSON lines; what is no event is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events on lines that were completed since the last look."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []  # gone for the moment, or for good; a view is not worth an error
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [event for event in map(_event, lines) if event is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+class Collected:
+    """The newest news of a run, each once."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, News] = {}
+
+    def add(self, item: News | None) -> None:
+        """Take one in; of several that tell of one happening the earliest stays."""
+        if item is None:
+            return
+        before = self._items.get(item.key)
+        if before is None or item.at_s < before.at_s:
+            self._items[item.key] = item
+        if len(self._items) > 2 * _KEPT:
+            self._items = {one.key: one for one in self.newest(_KEPT)}
+
+    def newest(self, count: int) -> list[News]:
+        """The last `count`, in the order in which they happened."""
+        return sorted(self._items.values(), key=lambda one: one.at_s)[-count:] if count else []

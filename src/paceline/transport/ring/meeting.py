@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the workers of a launcher, or of a group of the user's, find each other's doors: over the store where they met.
+
+Nothing of torch.distributed but its store is used, and that only here: no group is made where the user has made none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import PeerLostError, UnsupportedError
+from paceline.transport.base import Alone, Transport, world_within
+from paceline.transport.channel import TLS, own_address
+from paceline.transport.process import LAUNCHER_VARIABLES, fresh_name
+from paceline.transport.ring.door import Door
+from paceline.transport.ring.transport import RingTransport
+from paceline.world import World, host_name
+
+LOOPBACK = "127.0.0.1"
+ADDRESS_BYTES = 4096
+"""What one worker says of itself, at most."""
+
+_met: list[Any] = []  # the launcher's store and this worker's place: it can be made once, and must stay
+
+Tell = Callable[[str, Any], list[Any]]
+"""Given a word for the subject and this worker's value, the values of all, in rank order."""
+
+
+class OwnDoor(RingTransport):
+    """A ring with a door of its own, which closes with it."""
+
+    def __init__(self, door: Door, *about: Any) -> None:
+        self._door = door
+        super().__init__(door, *about)
+
+    def close(self) -> None:
+        super().close()
+        self._door.close()
+
+
+def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | None = None) -> Transport:
+    """The ring of the processes of `group`, or of all that the launcher has started.
+
+    Args:
+        timeout_s: deadline of the meeting, and of every operation later.
+        group: of the user's; None for all processes.
+        tls: certificates; None for connections in the clear.
+
+    Raises:
+        PeerLostError: somebody did not come.
+        UnsupportedError: there is neither a group nor a launcher, or no way from here to the others.
+    """
+    store, rank, size, name = _place(timeout_s, group)
+    if size == 1:
+        return Alone(World())
+    world = World(rank, size, 0, 1, host_name())
+
+    def tell(subject: str, value: Any) -> list[Any]:
+        return _tell(store, f"paceline/ring/{name}/{subject}", world, value, timeout_s)
+
+    world = World(rank, size, 0, 1, world.host, tuple(str(host) for host in tell("host", world.host)))
+    world = world_within(world, range(size))
+    door = Door(_address(world, tell), tls)
+    try:
+        addresses = [(str(address), int(port)) for address, port in tell("door", [door.address, door.port])]
+        return OwnDoor(door, name, world, addresses, timeout_s, tls)
+    except BaseException:
+        door.close()
+        raise
+
+
+def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int, int, str]:
+    """The store, this worker's rank and the number of workers, and a name that is new on all of them."""
+    if dist.is_initialized():
+        name = fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
+        return dist.distributed_c10d._get_default_store(), dist.get_rank(group), dist.get_world_size(group), name
+    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
+    if missing:
+        raise UnsupportedError(
+            f'transport="channel" needs a launcher or a group, and {", ".join(missing)} are not set; start with '
+            "`paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
+        )
+    if not _met:
+        meetings = dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+        _met.extend(next(iter(meetings)))
+    store, rank, size = _met
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return store, rank, size, f"{fresh_name(list(range(size)))}.{attempt}"
+
+
+def _tell(store: Any, place: str, world: World, value: Any, timeout_s: float) -> list[Any]:
+    """Every worker's value, in rank order, over the store."""
+    until = time.monotonic() + timeout_s
+    store.set(f"{place}/{world.rank}", json.dumps(value))
+    found = []
+    for rank in range(world.size):
+        key = f"{place}/{rank}"
+        try:
+            store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
+            text = store.get(key)
+        except RuntimeError as error:
+            absent = [
+                other for other in range(rank, world.size) if other != world.rank and not _there(store, place, other)
+            ]
+            who = world.names(absent) if absent else "the store where the workers met"
+            raise PeerLostError(
+                world.sign(f"{who} did not come to the meeting within {timeout_s:g} s: {_first_line(error)}")
+            ) from error
+        if len(text) > ADDRESS_BYTES:
+            raise UnsupportedError(world.sign(f"{world.name(rank)} says {len(text)} bytes of itself at {place}"))
+        found.append(json.loads(text))
+    return found
+
+
+def _there(store: Any, place: str, rank: int) -> bool:
+    try:
+        return bool(store.check([f"{place}/{rank}"]))
+    except RuntimeError:
+        return True
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _address(world: World, tell: Tell) -> str:
+    """The address at which the others reach this worker: of the interface that leads to where all have met.
+
+    The host where they met may know itself by a loopback address only. Where others have a real one, it takes the
+    address of its interface that leads to them.
+    """
+    hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
+    try:
+        own = own_address(os.environ.get("MASTER_ADDR") or (hosts[0] if hosts else LOOPBACK))
+    except UnsupportedError as error:
+        if hosts:
+            raise UnsupportedError(
+                world.sign(f"{error}; set MASTER_ADDR to an address of rank 0's host that all workers reach")
+            ) from error
+        own = LOOPBACK
+    others = [str(one) for one in tell("address", own) if not _is_loopback(str(one))]
+    return own_address(others[0]) if _is_loopback(own) and others else own
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 4: settings that change on all workers at the same place, and schedules that need the whole cluster."""
+
+from __future__ import annotations
+
+from paceline.tuning.batch_growth import BatchGrowth
+from paceline.tuning.exchange_time import PeriodFromExchange
+from paceline.tuning.newbob import Newbob
+from paceline.tuning.tuner import Request
+from paceline.tuning.warm_up import WarmUp
+
+__all__ = ["BatchGrowth", "Newbob", "PeriodFromExchange", "Request", "WarmUp"]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The largest minibatch that does not hurt yet, found by short trials from the same state.
+
+    b_0 < b_1 < ..      candidates, b_0 the present minibatch
+    L_j                 mean over the workers of the probe's loss after a trial with b_j, at the rate times b_j / b_0
+    take the last b_j before the first with   L_j > L_0 (1 + margin)
+
+After each trial everything is put back bit for bit: model, optimizers, outer state, what codecs keep, the place in the
+data, random generators. So a trial costs its time and nothing else.
+
+Source: Seide et al., Interspeech 2014 (1-bit SGD), whose minibatches grow as the model gets better because larger ones
+hide more communication: "automatic minibatch scaling" tries sizes on a small part of the data. The form of the test, a
+margin over the loss of the smallest, is that of CNTK's autoAdjustMinibatch (minibatchSearchCriterionErrorMargin, 1 %
+there as here). The rate is that of a sample: in proportion to the minibatch, as there; `scaled=False` leaves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from paceline.errors import RuleError, UnsupportedError
+from paceline.rule import is_asynchronous
+
+
+class BatchGrowth:
+    """Chooses a size of minibatches, between two steps; every worker calls it at the same place.
+
+    Args:
+        run: a run whose workers exchange together.
+        margin: what a larger minibatch may add to the loss, in parts of it.
+        scaled: whether the rate goes with the minibatch.
+    """
+
+    def __init__(self, run: Any, *, margin: float = 0.01, scaled: bool = True) -> None:
+        if is_asynchronous(run.rule) and run.world.size > 1:
+            raise UnsupportedError("workers of an asynchronous rule are never at the same place; use another rule")
+        if not margin >= 0:
+            raise RuleError(f"margin must be at least 0, got {margin!r}")
+        self._run, self._margin, self._scaled = run, margin, scaled
+        self.losses: dict[int, float] = {}
+
+    def choose(
+        self, minibatch: int, larger: Sequence[int], trial: Callable[[int], None], probe: Callable[[], float]
+    ) -> int:
+        """The size to go on with, the same on all workers; the rate follows at the next exchange, where it is scaled.
+
+        Args:
+            minibatch: the present size.
+            larger: candidates above it.
+            trial: trains with a size on as many samples as with another; all workers make as many steps.
+            probe: the loss of this worker's part of the probe, after a trial.
+        """
+        sizes = [minibatch, *sorted(larger)]
+        if len(set(sizes)) < len(sizes) or sizes != sorted(sizes) or minibatch < 1:
+            raise RuleError(f"candidates must be different and above the present minibatch, got {sizes}")
+        before = self._run.snapshot()
+        self.losses, chosen = {}, minibatch
+        for size in sizes:
+            loss = self.losses[size] = self._try(before, size / minibatch, partial(trial, size), probe)
+            if not loss <= self.losses[minibatch] + self._margin * abs(self.losses[minibatch]):
+                break
+            chosen = size
+        if self._scaled and chosen != minibatch and self._run.world.rank == 0:
+            self._run.tune(lr_factor=chosen / minibatch)
+        return chosen
+
+    def _try(self, before: Any, ratio: float, trial: Callable[[], None], probe: Callable[[], float]) -> float:
+        """The loss after a trial, of which nothing else is left."""
+        try:
+            if self._scaled:
+                self._run.scale_rates(ratio)
+            trial()
+            said = [float(one) for one in self._run.messages.gather(str(float(probe())))]
+        finally:
+            self._run.restore(before)
+        return math.fsum(said) / len(said)

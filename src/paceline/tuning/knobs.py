@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a run that can change in flight: those of its optimizers' groups, and numbers of its rule.
+
+Of rates:
+
+- `lr_factor=f` multiplies the rate from now on, whatever sets it: a scheduler of torch's, the program, or nobody. It
+  is applied for the time of a step (:mod:`.rates`), so it keeps every schedule alive.
+- `lr=x` on a group without a scheduler writes x into the group, and a factor from before is gone. On a group to which
+  a scheduler of torch's belongs (it has marked the group with `initial_lr`), the rate is x now and the schedule goes on
+  from there in proportion: the factor becomes x over what the scheduler says. Where a program writes the rate by itself
+  at every step, the program has the last word, and only `lr_factor` helps.
+
+Of the rule's outer step, each of the two numbers can change while the other stays what it is, or `gain` for both; a
+gain in words follows the number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.optim import SGD, Optimizer
+
+from paceline.errors import RuleError, UnsupportedError
+from paceline.payload import Delta, FirstMoment, Parameters
+from paceline.rule import Rule
+from paceline.schedule import EveryStep
+from paceline.tuning.names import OF_RULES, Changes, checked, split
+from paceline.tuning.rates import Group, Rates, write_rate
+
+OUTER = ("momentum", "lr", "gain")
+"""Fields of an outer step whose two numbers can be tuned."""
+SCHEDULED = "initial_lr"
+"""A scheduler of torch's marks its groups so."""
+
+
+class Knobs:
+    """Checks, applies, shows and takes back.
+
+    Args:
+        optimizers: the run's.
+        rule: the run's.
+        workers: N, as the rule counts them.
+
+    Attributes:
+        rule: as it is at present.
+        workers: N at present; the same on all workers whenever something changes.
+    """
+
+    def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int) -> None:
+        self.rule, self.workers = rule, workers
+        self.rates = Rates(optimizers)
+
+    # -- checking ---------------------------------------------------------------------------------
+
+    def check(self, changes: Changes) -> None:
+        """Raise `RuleError` or `UnsupportedError` where something cannot be; nothing is changed."""
+        self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
+        for name, value in changes.items():
+            checked(name, value)
+            if name not in OF_RULES:
+                for number, optimizer, group in self._groups(name):
+                    self._check_group(name, value, number, optimizer, group)
+        for number in range(len(self.rates.groups())):
+            if self._named(changes, "lr", number) and self._named(changes, "lr_factor", number):
+                raise RuleError(f"lr and lr_factor of group {number} cannot both change; choose one")
+
+    def _named(self, changes: Changes, base: str, number: int) -> bool:
+        return base in changes or f"{base}@{number}" in changes
+
+    def _groups(self, name: str) -> list[tuple[int, Optimizer, Group]]:
+        """The groups that a name means; `UnsupportedError` where there is none."""
+        base, number = split(name)
+        key = "lr" if base == "lr_factor" else base
+        groups = [(k, optimizer, group) for k, (optimizer, group) in enumerate(self.rates.groups())]
+        if number is not None and number >= len(groups):
+            raise UnsupportedError(f"{name}: there are groups 0 to {len(groups) - 1}")
+        found = [one for one in groups if key in one[2] and number in (None, one[0])]
+        if not found:
+            kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for _, optimizer, _ in groups))
+            raise UnsupportedError(f"{name}: {kinds} has no {key}; {self._can()}")
+        return found
+
+    def _check_group(self, name: str, value: Any, number: int, optimizer: Optimizer, group: Group) -> None:
+        base, _ = split(name)
+        if base == "lr" and SCHEDULED in group and float(group["lr"]) == 0:
+            raise UnsupportedError(
+                f"{name}: the scheduler of group {number} has set the rate to 0, of which {value:g} is no multiple; "
+                "use lr_factor, or try again when the rate is above 0"
+            )
+        if base == "momentum" and bool(value) != bool(group["momentum"]) and isinstance(optimizer, SGD):
+            raise UnsupportedError(
+                f"{name}: SGD with momentum {group['momentum']!r} cannot come to {value!r}, because what it keeps, and "
+                "what is exchanged, was settled at attach; use a momentum above 0 in both, or attach again"
+            )
+        if base == "betas" and isinstance(self.rule.payload, FirstMoment):
+            raise UnsupportedError(f"{name}: {self.rule.name} exchanges Adam's moment, whose betas are settled")
+
+    def _can(self) -> str:
+        """What can be tuned here."""
+        groups = self.rates.groups()
+        names = [key for key in ("lr", "momentum", "betas", "weight_decay", "eps") if any(key in g for _, g in groups)]
+        return f"what can be tuned is {', '.join(['lr_factor', *names, *self._of_rule()])}"
+
+    def _of_rule(self) -> list[str]:
+        names = []
+        if isinstance(self.rule.payload, (Delta, Parameters)) and not isinstance(self.rule.schedule, EveryStep):
+            names.append("period")
+        if all(hasattr(self.rule.outer, field) for field in OUTER):
+            names += ["gain", "outer_momentum", "outer_lr"]
+        return names
+
+    def _rule_with(self, rule: Rule, changes: Changes) -> Rule:
+        """The rule with other numbers; `RuleError` where it cannot have them."""
+        for name in changes:
+            if name not in self._of_rule():
+                raise UnsupportedError(f"{name}: {rule.text()} has no such setting; {self._can()}")
+        schedule: Any = rule.schedule
+        if "period" in changes:
+            schedule = replace(schedule, period=changes["period"])
+        outer = self._outer_with(rule, changes)
+        return replace(rule, schedule=schedule, outer=outer) if changes else rule
+
+    def _outer_with(self, rule: Rule, changes: Changes) -> Any:
+        outer: Any = rule.outer
+        given = {name.removeprefix("outer_"): value for name, value in changes.items() if name != "period"}
+        if not given:
+            return outer
+        if len(given) == 3:
+            raise RuleError("gain, outer_momentum and outer_lr cannot all change: two of them give the third")
+        if "gain" in given:
+            fields = {"momentum": None, "lr": None, **given}
+        else:  # the other number stays what it is
+            fields = {
+                "momentum": outer.momentum_at(1 << 30, self.workers),
+                "lr": outer.lr_at(1 << 30, self.workers),
+                **given,
+            }
+        outer = replace(outer, **fields)
+        outer.momentum_at(1 << 30, self.workers)  # raises where the gain does not go with the rate
+        return outer
+
+    # -- applying ---------------------------------------------------------------------------------
+
+    def apply(self, changes: Changes) -> None:
+        """Make what `check` has found to be right."""
+        self.rule = self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
+        for name in sorted(changes.keys() - set(OF_RULES), key=lambda name: ("@" in name, name)):  # one group's last
+            for number, _, group in self._groups(name):
+                self._set(split(name)[0], changes[name], number, group)
+
+    def _set(self, base: str, value: Any, number: int, group: Group) -> None:
+        if base == "lr_factor":
+            self.rates.scale(number, self.rates.factor(number) * value)
+        elif base == "lr" and SCHEDULED in group:
+            self.rates.scale(number, value / float(group["lr"]))
+        elif base == "lr":
+            self.rates.scale(number, 1.0)
+            write_rate(group, value)
+        else:
+            group[base] = tuple(value) if base == "betas" else value
+
+    # -- showing and taking back ------------------------------------------------------------------
+
+    def show(self, names: Changes | list[str]) -> dict[str, Any]:
+        """Present values: one where all groups have the same, else a list; rates as steps are made with."""
+        shown: dict[str, Any] = {}
+        for name in names:
+            base, _ = split(name)
+            if base in OF_RULES:
+                shown[name] = self._shown(base)
+                continue
+            values = [self._value(base, number, group) for number, _, group in self._groups(name)]
+            shown[name.replace("lr_factor", "lr")] = values[0] if all(v == values[0] for v in values) else values
+        return shown
+
+    def _shown(self, base: str) -> Any:
+        outer: Any = self.rule.outer
+        if base == "period":
+            return self.rule.schedule.period
+        momentum, rate = outer.momentum_at(1 << 30, self.workers), outer.lr_at(1 << 30, self.workers)
+        return {"outer_momentum": momentum, "outer_lr": rate, "gain": rate / (1 - momentum)}[base]
+
+    def _value(self, base: str, number: int, group: Group) -> Any:
+        if base in ("lr", "lr_factor"):
+            return float(group["lr"]) * self.rates.factor(number)
+        return list(group[base]) if base == "betas" else group[base]
+
+    def snapshot(self, changes: Changes) -> dict[str, Any]:
+        """What `restore` needs to take the changes back, in terms of JSON."""
+        found: dict[str, Any] = {"rule": self._rule_state() if changes.keys() & set(OF_RULES) else None, "groups": []}
+        for name in changes.keys() - set(OF_RULES):
+            base, _ = split(name)
+            for number, _, group in self._groups(name):
+                if base in ("lr", "lr_factor"):
+                    rate = None if SCHEDULED in group or base == "lr_factor" else float(group["lr"])
+                    found["groups"].append([number, "lr", [rate, self.rates.factor(number)]])
+                else:
+                    found["groups"].append([number, base, self._value(base, number, group)])
+        return found
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Take changes back."""
+        if snapshot["rule"] is not None:
+            self._load_rule(snapshot["rule"])
+        groups = self.rates.groups()
+        for number, base, value in snapshot["groups"]:
+            group = groups[number][1]
+            if base != "lr":
+                group[base] = tuple(value) if base == "betas" else value
+                continue
+            self.rates.scale(number, value[1])
+            if value[0] is not None:
+                write_rate(group, value[0])
+
+    def names_in(self, snapshot: dict[str, Any]) -> list[str]:
+        """The names of what a snapshot is of."""
+        names = [f"{base}@{number}" for number, base, _ in snapshot["groups"]]
+        return names + (self._of_rule() if snapshot["rule"] is not None else [])
+
+    def _rule_state(self) -> dict[str, Any]:
+        outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
+        return {"period": self.rule.schedule.period, "outer": outer}
+
+    def _load_rule(self, saved: dict[str, Any]) -> None:
+        schedule: Any = self.rule.schedule
+        outer: Any = self.rule.outer
+        if "period" in self._of_rule():
+            schedule = replace(schedule, period=saved["period"])
+        self.rule = replace(self.rule, schedule=schedule, outer=replace(outer, **saved["outer"]))
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the optimizers' own state."""
+        factors = [[number, factor] for number, factor in sorted(self.rates.factors.items())]
+        return {"rule": self._rule_state(), "factors": factors}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self._load_rule(state["rule"])
+        self.rates.factors = {int(number): float(factor) for number, factor in state["factors"]}

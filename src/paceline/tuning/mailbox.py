@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests from outside of a run, as files beside its log: `DIR/tune/`.
+
+::
+
+    NAME.request.json     what somebody asks for
+    NAME.taken.json       the same, when a worker has taken it up (renamed, so that one worker does)
+    NAME.answer.json      what has become of it
+
+There is no port and no secret: whoever may write the directory may tune. Files come into their place in one piece
+(another name, then a rename). What lies there when a run begins was meant for another one, and is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RuleError
+from paceline.tuning.names import Changes, flat
+
+FOLDER = "tune"
+REQUEST, TAKEN, ANSWER = ".request.json", ".taken.json", ".answer.json"
+LOOK_EVERY_S = 1.0
+LIMIT_BYTES = 1 << 16
+"""A longer file is no request."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A request that was found.
+
+    Attributes:
+        name: what its answer is called after.
+        changes: what is asked for, checked as far as that can be without the run.
+        revert: whether the last change is to be undone instead.
+        problem: what is wrong with it; it is to be refused then.
+    """
+
+    name: str
+    changes: Changes
+    revert: bool
+    problem: str = ""
+
+
+class Mailbox:
+    """A worker's view of the directory, at most once a second.
+
+    Args:
+        log: the log directory; None where there is none.
+        each: whether every worker reads a request, and none takes it away.
+        clock: seconds.
+    """
+
+    def __init__(self, log: str | Path | None, each: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = None if log is None else Path(log) / FOLDER
+        self._each, self._clock = each, clock
+        self._seen: set[str] = set(self._names())
+        self._looked = clock()
+
+    def _names(self) -> list[str]:
+        """Requests that nobody has taken, in the order in which they were made."""
+        if self.folder is None:
+            return []
+        try:
+            found = os.listdir(self.folder)
+        except OSError:  # nobody has asked for anything yet
+            return []
+        return sorted(name.removesuffix(REQUEST) for name in found if name.endswith(REQUEST))
+
+    def look(self, now: bool = False) -> list[Letter]:
+        """The new requests; nothing, and no word to the file system, where less than a second has passed."""
+        if self.folder is None or (not now and self._clock() - self._looked < LOOK_EVERY_S):
+            return []
+        self._looked = self._clock()
+        new = [name for name in self._names() if name not in self._seen]
+        self._seen.update(new)
+        return [letter for name in new if (letter := self._take(name)) is not None]
+
+    def _take(self, name: str) -> Letter | None:
+        assert self.folder is not None
+        path = self.folder / (name + REQUEST)
+        if not self._each:
+            taken = self.folder / (name + TAKEN)
+            try:
+                path.rename(taken)
+            except OSError:  # another worker was faster, or we may not
+                return None
+            path = taken
+        try:
+            body = read(path)
+            changes = body.get("changes") or {}
+            if not isinstance(changes, dict):
+                raise RuleError(f"changes must be an object, got {changes!r}")
+            revert = bool(body.get("revert"))
+            return Letter(name, flat(changes) if changes or not revert else {}, revert)
+        except (OSError, ValueError) as error:
+            return Letter(name, {}, False, str(error))
+
+    def put(self, changes: Changes, revert: bool) -> Letter:
+        """Ask all workers for something, from within the run."""
+        assert self.folder is not None
+        name = post(self.folder.parent, changes, revert)
+        self._seen.add(name)
+        return Letter(name, changes, revert)
+
+    def answer(self, name: str, body: dict[str, Any]) -> None:
+        """Say what has become of a request; the first answer stays."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError):  # training goes on without the answer
+            path = self.folder / (name + ANSWER)
+            if not path.exists():
+                write(path, body)
+
+
+def post(log: Path, changes: Changes, revert: bool) -> str:
+    """Put a request into the log directory of a run; its name."""
+    folder = log / FOLDER
+    folder.mkdir(exist_ok=True)
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    write(folder / (name + REQUEST), {"changes": changes, "revert": revert, "unix_s": time.time()})
+    return name
+
+
+def answer_to(log: Path, name: str) -> dict[str, Any] | None:
+    """The answer to a request, where there is one."""
+    path = log / FOLDER / (name + ANSWER)
+    return read(path) if path.exists() else None
+
+
+def is_taken(log: Path, name: str) -> bool:
+    """Whether a worker has taken the request up."""
+    return (log / FOLDER / (name + TAKEN)).exists()
+
+
+def withdraw(log: Path, name: str) -> bool:
+    """Take a request back; False where a worker was faster."""
+    try:
+        (log / FOLDER / (name + REQUEST)).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def write(path: Path, body: dict[str, Any]) -> None:
+    """A file in one piece."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    partial.write_text(json.dumps(body), encoding="utf-8")
+    partial.rename(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file of ours; ValueError for anything else, and no waiting for what is no file."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > LIMIT_BYTES:
+            raise RuleError(f"{path.name} is no file of at most {LIMIT_BYTES} bytes")
+        text = file.read(LIMIT_BYTES)
+    body = json.loads(text)
+    if not isinstance(body, dict):
+        raise RuleError(f"{path.name} holds a {type(body).__name__}, not an object")
+    return body

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be tuned, by name, and the values that make sense.
+
+=================  =======================================================================================
+of optimizers      lr, lr_factor, momentum, betas, weight_decay, eps; of one parameter group lr@1, ..
+of the rule        period, gain, outer_momentum, outer_lr
+=================  =======================================================================================
+
+A name without `@` means every group that has such a setting. Groups are counted from 0 through all optimizers, in the
+order in which they were given to `attach`. A request as a program writes it becomes a flat dictionary of JSON's terms
+(:func:`flat`), the same that travels between workers and stands in files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.calls import like
+from paceline.errors import RuleError
+
+OF_OPTIMIZERS = ("lr", "lr_factor", "momentum", "betas", "weight_decay", "eps")
+OF_RULES = ("period", "gain", "outer_momentum", "outer_lr")
+MOST_NAMES = 1000
+"""No request has more."""
+
+Changes = dict[str, Any]
+
+
+def flat(settings: Mapping[str, Any]) -> Changes:
+    """A request as name -> value, in terms of JSON; `RuleError` for a name or a value that makes no sense.
+
+    Args:
+        settings: such as `{"lr": 0.1}`, `{"lr": {0: 0.1, 1: 0.2}}` or `{"lr@1": 0.2}`.
+    """
+    if not settings:
+        raise RuleError(f"nothing to tune: name what is to change, such as lr=0.01; there are {_all()}")
+    found: Changes = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            for group, one in value.items():
+                found[f"{name}@{group}"] = one
+        else:
+            found[str(name)] = value
+    if len(found) > MOST_NAMES:
+        raise RuleError(f"a request names at most {MOST_NAMES} settings, got {len(found)}")
+    return {name: checked(name, value) for name, value in found.items()}
+
+
+def split(name: str) -> tuple[str, int | None]:
+    """`lr@1` -> ("lr", 1), and `lr` -> ("lr", None)."""
+    base, at, group = name.partition("@")
+    if base not in (*OF_OPTIMIZERS, *OF_RULES):
+        raise RuleError(f"{base!r} cannot be tuned{like(base, [*OF_OPTIMIZERS, *OF_RULES])}; there are {_all()}")
+    if not at:
+        return base, None
+    if base in OF_RULES or not group.isdecimal():
+        raise RuleError(f"{name!r} names no parameter group; write lr@0, lr@1, ..")
+    return base, int(group)
+
+
+def checked(name: str, value: Any) -> Any:
+    """The value as JSON writes it; `RuleError` where it makes no sense for `name`, whatever the rule."""
+    base, _ = split(name)
+    if base == "betas":
+        return _betas(name, value)
+    if base == "period":
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise RuleError(f"{name} must be a whole number of minibatches, at least 1, got {value!r}")
+        return value
+    if base == "gain" and value in ("auto", "paper"):
+        return value
+    number = _number(name, value)
+    if base in ("momentum", "outer_momentum") and not 0 <= number < 1:
+        raise RuleError(f"{name} must be a number from 0 to below 1, got {value!r}")
+    if base in ("lr_factor", "gain", "outer_lr", "eps") and not number > 0:
+        raise RuleError(f"{name} must be above 0, got {value!r}")
+    if base in ("lr", "weight_decay") and number < 0:
+        raise RuleError(f"{name} must be at least 0, got {value!r}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RuleError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _betas(name: str, value: Any) -> list[float]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise RuleError(f"{name} must be two numbers such as (0.9, 0.999), got {value!r}")
+    numbers = [_number(name, one) for one in value]
+    if not all(0 <= one < 1 for one in numbers):
+        raise RuleError(f"{name} must be two numbers from 0 to below 1, got {value!r}")
+    return numbers
+
+
+def _all() -> str:
+    return f"{', '.join(OF_OPTIMIZERS)} of optimizers, and {', '.join(OF_RULES)} of the rule"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factors on learning rates that a program's own schedule sets: whatever the schedule says, times a number of ours.
+
+A schedule may write a group's rate anew at every step, from numbers that only it knows. So a factor is applied for the
+time of the optimizer's step alone, and the rate is put back afterwards: every schedule goes on as if nobody had touched
+it, and the program reads the rate that its schedule has set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+Group = dict[str, Any]
+
+
+class Rates:
+    """The factors of all groups, by the group's number, counted through all optimizers.
+
+    Args:
+        optimizers: their steps are made with the rates times the factors.
+
+    Attributes:
+        factors: group -> factor; 1 where there is none.
+    """
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self.factors: dict[int, float] = {}
+        self._kept: list[tuple[Group, Any]] = []
+        self._handles: list[Any] = []
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._before))
+            self._handles.append(optimizer.register_step_post_hook(self._after))
+
+    def groups(self) -> list[tuple[Optimizer, Group]]:
+        """The groups in the order of their numbers; read anew each time, because loading a state replaces them."""
+        return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def factor(self, number: int) -> float:
+        """Of one group."""
+        return self.factors.get(number, 1.0)
+
+    def scale(self, number: int, factor: float) -> None:
+        """Set the factor of a group."""
+        self.factors.pop(number, None)
+        if factor != 1:
+            self.factors[number] = factor
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._put_back()  # a step that raised left it undone
+        if self.factors:
+            self._apply(optimizer)
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._put_back()
+
+    def _apply(self, only: Optimizer | None) -> None:
+        for number, (optimizer, group) in enumerate(self.groups()):
+            if number not in self.factors or (only is not None and optimizer is not only):
+                continue
+            rate = group["lr"]
+            if isinstance(rate, Tensor):  # its address may sit in a captured graph
+                self._kept.append((group, rate.clone()))
+                rate.mul_(self.factors[number])
+            else:
+                self._kept.append((group, rate))
+                group["lr"] = rate * self.factors[number]
+
+    def _put_back(self) -> None:
+        while self._kept:
+            group, rate = self._kept.pop()
+            write_rate(group, rate)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, all groups show the rates with which steps are made."""
+        self._put_back()
+        self._apply(None)
+        try:
+            yield
+        finally:
+            self._put_back()
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self._put_back()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def write_rate(group: Group, rate: Any) -> None:
+    """Write a group's rate; in place where it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

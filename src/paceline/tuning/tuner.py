@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of settings that take effect on all workers at the same place.
+
+Where workers exchange together, one that has a request says so in the header of its next exchange. When that exchange
+is over, and before the next one begins, all gather all requests, tell each other whether they can carry them out, and
+apply them in rank order: each request on every worker, or on none.
+
+Where each exchanges by itself (asynchronous rules) there is no such place. There a request goes through the log
+directory, which all workers have to see, and each applies it before its next push.
+
+Every change can be taken back, the last one first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, RuleError, UnsupportedError
+from paceline.journal import log_name
+from paceline.rule import Rule
+from paceline.transport import Transport
+from paceline.tuning.knobs import Knobs
+from paceline.tuning.mailbox import Letter, Mailbox
+from paceline.tuning.names import Changes, flat
+from paceline.world import World
+
+logger = logging.getLogger("paceline")
+
+Heard = tuple[list["Request"], list[Any]]
+"""Requests of all workers, and for each worker what is against them."""
+
+KEPT = 100
+"""Changes that can be taken back, at most."""
+
+
+@dataclass(eq=False)
+class Request:
+    """Something that was asked for, and what has become of it.
+
+    Attributes:
+        changes: name -> value.
+        revert: whether the last change is to be undone instead.
+        by: the rank that asked.
+        applied: whether it is in effect.
+        refused: why it is not, where it was refused.
+        block: blocks that had been exchanged when it took effect.
+        minibatch: minibatches of this worker when it took effect: the next one is the first with the new values.
+        values: name -> [before, after], when it is in effect.
+    """
+
+    changes: Changes
+    revert: bool
+    by: int
+    applied: bool = False
+    refused: str = ""
+    block: int = 0
+    minibatch: int = 0
+    values: dict[str, list[Any]] | None = None
+    letter: str = ""
+    number: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether nothing has become of it yet."""
+        return not (self.applied or self.refused)
+
+
+class Tuner:
+    """The requests of one worker, and the changes of all.
+
+    Args:
+        knobs: what can be changed.
+        world: this worker.
+        mailbox: where requests from outside come from.
+        note: writes into the log.
+        each: whether workers exchange each by itself.
+    """
+
+    def __init__(
+        self, knobs: Knobs, world: World, mailbox: Mailbox, note: Callable[..., None], each: bool = False
+    ) -> None:
+        self.knobs, self._world, self._mailbox, self._note, self._each = knobs, world, mailbox, note, each
+        self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """(blocks that have been exchanged, minibatches of this worker) at present."""
+        self.follow: Callable[[Rule], None] = lambda rule: None
+        """Told of the rule when it has changed, where no exchange is waited for."""
+        self._asked: list[Request] = []
+        self._decided: list[Request] = []
+        self._stack: list[dict[str, Any]] = []
+        self._numbers = itertools.count(1)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule as it is at present."""
+        return self.knobs.rule
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    @property
+    def asks(self) -> bool:
+        """Whether this worker has something to say to all."""
+        return bool(self._asked)
+
+    def ask(self, settings: Mapping[str, Any], revert: bool) -> Request:
+        """Ask for a change; `RuleError` or `UnsupportedError` where it cannot be, and nobody hears of it then."""
+        if revert and settings:
+            raise RuleError(f"revert=True undoes the last change and takes no settings, got {', '.join(settings)}")
+        changes = {} if revert else flat(settings)
+        if not revert:
+            self.knobs.check(changes)
+        elif not self._stack and not any(not one.revert for one in [*self._asked, *self._decided]):
+            raise RuleError(_NOTHING)
+        return self._take(Letter("", changes, revert))
+
+    def look(self, now: bool = False) -> None:
+        """Take up what was asked for from outside; at most once a second."""
+        for letter in self._mailbox.look(now):
+            self._take(letter)
+
+    def _take(self, letter: Letter) -> Request:
+        if self._each and not letter.name:
+            self._check_seen()
+            letter = self._mailbox.put(letter.changes, letter.revert)
+        request = Request(letter.changes, letter.revert, self._world.rank, letter=letter.name)
+        request.number = next(self._numbers)
+        if letter.problem:
+            self._refuse(request, letter.problem)
+        elif self._each or self._world.size == 1:
+            self._now(request)
+        else:
+            self._asked.append(request)
+        return request
+
+    def _check_seen(self) -> None:
+        """Refuse what not all workers would hear of."""
+        folder = self._mailbox.folder
+        seen = folder is not None and all(_has_log(folder.parent, rank) for rank in range(self._world.size))
+        if not seen:
+            raise UnsupportedError(
+                self._world.sign(
+                    f"under {self.rule.text()} a change goes to the others through the log directory, and "
+                    + (f"not all logs lie in {folder.parent}" if folder is not None else "this run has none")
+                    + "; give all workers one on a file system that they share: attach(.., log=DIR)"
+                )
+            )
+
+    # -- deciding ---------------------------------------------------------------------------------
+
+    def hear(self, transport: Transport) -> None:
+        """Gather what all ask for, and agree on what can be; every worker calls it at the same place.
+
+        What was agreed on takes effect with `apply`.
+        """
+        self.decide(self.gather(transport))
+
+    def gather(self, transport: Transport) -> Heard:
+        """What all ask for and what each says to it; nothing is changed, so that it can be done once more."""
+        mine = list(self._asked)
+        said = transport.gather_json([[one.changes, one.revert, one.number] for one in mine])
+        requests = [self._request(rank, row, mine) for rank, rows in enumerate(said) for row in rows]
+        return requests, transport.gather_json([self._problem(one) for one in requests])
+
+    def decide(self, heard: Heard) -> None:
+        """Agree on what all can carry out."""
+        requests, verdicts = heard
+        self._asked = [one for one in self._asked if one not in requests]
+        for number, request in enumerate(requests):
+            problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
+            if problems:
+                rank, problem = problems[0]
+                self._refuse(request, f"{problem} ({self._world.name(rank)})")
+            else:
+                self._decided.append(request)
+
+    def _request(self, rank: int, row: list[Any], mine: list[Request]) -> Request:
+        if rank == self._world.rank:
+            return next(one for one in mine if one.number == row[2])
+        return Request(dict(row[0]), bool(row[1]), rank)
+
+    def among(self, world: World) -> None:
+        """The workers are others, each of them one that the rule counts."""
+        self._world, self.knobs.workers = world, world.size
+
+    def _problem(self, request: Request) -> str:
+        """Why this worker cannot carry it out; nothing where it can."""
+        if request.revert:
+            return ""  # whether there is something to undo depends on what comes before it
+        try:
+            self.knobs.check(flat(request.changes))
+        except PacelineError as error:
+            return str(error)
+        return ""
+
+    # -- applying ---------------------------------------------------------------------------------
+
+    @property
+    def decided(self) -> bool:
+        """Whether something waits to be applied."""
+        return bool(self._decided)
+
+    def apply(self) -> None:
+        """Make what was agreed on, in rank order."""
+        decided, self._decided = self._decided, []
+        for request in decided:
+            self._make(request)
+
+    def _now(self, request: Request) -> None:
+        before = self.rule
+        self._make(request)
+        if self.rule is not before:
+            self.follow(self.rule)
+
+    def _make(self, request: Request) -> None:
+        problem = self._problem(request)  # an earlier request may have changed what can be; the same on all
+        if request.revert and not self._stack:
+            problem = _NOTHING
+        if problem:
+            self._refuse(request, problem)
+            return
+        request.block, request.minibatch = self.place()
+        if request.revert:
+            snapshot = self._stack.pop()
+            names = self.knobs.names_in(snapshot)
+            before = self.knobs.show(names)
+            self.knobs.restore(snapshot)
+        else:
+            names = list(request.changes)
+            before = self.knobs.show(names)
+            self._stack = [*self._stack, self.knobs.snapshot(request.changes)][-KEPT:]
+            self.knobs.apply(request.changes)
+        after = self.knobs.show(names)
+        moved = [name for name in after if not request.revert or before[name] != after[name]]
+        request.values = {name: [before[name], after[name]] for name in moved}
+        self._applied(request)
+
+    def _applied(self, request: Request) -> None:
+        request.applied = True
+        about = {"by": request.by, "revert": request.revert, "changes": request.values, "block": request.block}
+        self._note("tune", **about, total_minibatches=request.minibatch)
+        if request.by == self._world.rank and request.letter:
+            self._mailbox.answer(request.letter, {"applied": True, **about, "minibatch": request.minibatch})
+
+    def _refuse(self, request: Request, problem: str) -> None:
+        request.refused = problem
+        if request.by != self._world.rank:
+            return
+        logger.warning("a request to tune was refused: %s", problem)
+        self._note("tune", by=request.by, revert=request.revert, wanted=request.changes, refused=problem)
+        if request.letter:
+            self._mailbox.answer(request.letter, {"applied": False, "refused": problem})
+
+    def close(self) -> None:
+        """The run is over: what nobody has heard is refused."""
+        for request in [*self._asked, *self._decided]:
+            self._refuse(request, "the run came to its end before the next exchange")
+        self._asked, self._decided = [], []
+        for letter in self._mailbox.look(now=True) if not self._each else []:
+            self._mailbox.answer(letter.name, {"applied": False, "refused": "the run is over"})
+        self.knobs.rates.close()
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: the values, what can be taken back, and what this worker is about to ask for."""
+        asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked]]
+        return {"knobs": self.knobs.state(), "stack": self._stack, "asked": asked}
+
+    def load(self, state: dict[str, Any], asked: bool = True) -> None:
+        """Put back what `state` gave; `asked` tells whether this worker also asks again."""
+        self.knobs.load(state["knobs"])
+        self._stack, self._decided = list(state["stack"]), []
+        self._asked = [
+            Request(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
+            for changes, revert in (state["asked"] if asked else [])
+        ]
+
+
+_NOTHING = "there is no change to undo"
+
+
+def _has_log(directory: Path, rank: int) -> bool:
+    return (directory / log_name(rank, 1)).exists()

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warm-up and linear scaling, in samples of all workers.
+
+    peak    = rate * N b / batch                            the linear scaling rule
+    rate(s) = rate + (peak - rate) * min(1, s / S)          gradual warm-up
+
+b is a worker's minibatch, N the workers, `rate` what suits a minibatch of `batch` on one worker, s the samples that all
+workers have seen, S the length of the warm-up in samples. So the length does not depend on N, b or the period.
+
+Source: Goyal et al. 2017, arXiv 1706.02677: rate 0.1 for 256 images, scaled by the size of the minibatch, after a
+warm-up of five epochs from 0.1. Where we differ: the rate follows samples in steps, every `every` minibatches, because
+each change is agreed on by all workers; and a block rule takes it at a block's end. For rules that exchange blocks,
+whose gain already credits N workers (:mod:`paceline.gain`), `scaled=False` leaves the peak at `rate`, from 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import RuleError, UnsupportedError
+from paceline.rule import is_asynchronous
+
+
+class WarmUp:
+    """Called after every step, on all workers; one of them tunes.
+
+    Args:
+        run: the run, whose loader is shared with `run.share`, so that samples are counted.
+        rate: that suits a minibatch of `batch` on one worker.
+        samples: S, of all workers together.
+        minibatch: b, samples of a worker's minibatch.
+        batch: samples of the minibatch that `rate` suits.
+        every: minibatches of a worker between two changes.
+        scaled: whether the peak is scaled; else it is `rate`, and the warm-up begins at 0.
+    """
+
+    def __init__(
+        self,
+        run: Any,
+        *,
+        rate: float,
+        samples: int,
+        minibatch: int,
+        batch: int = 256,
+        every: int = 50,
+        scaled: bool = True,
+    ) -> None:
+        if is_asynchronous(run.rule) and run.world.size > 1:
+            raise UnsupportedError("workers of an asynchronous rule go on unevenly and cannot gather at a step")
+        for name, value in (("samples", samples), ("minibatch", minibatch), ("batch", batch), ("every", every)):
+            if not isinstance(value, int) or value < 1:
+                raise RuleError(f"{name} must be a whole number, at least 1, got {value!r}")
+        if not rate > 0:
+            raise RuleError(f"rate must be above 0, got {rate!r}")
+        self._run, self._samples, self._every = run, samples, every
+        self.low = rate if scaled else 0.0
+        self.peak = rate * run.world.size * minibatch / batch if scaled else rate
+        self.over = False
+
+    def rate_at(self, samples: int) -> float:
+        """The rate when all workers together have seen so many samples."""
+        return self.low + (self.peak - self.low) * min(1.0, samples / self._samples)
+
+    def stepped(self) -> None:
+        """A step was made; every worker calls it after every step, until `over`, and all make as many steps."""
+        run = self._run
+        if self.over or run.minibatches % self._every:
+            return
+        seen = sum(run.messages.gather(run.samples))
+        if not seen:
+            raise UnsupportedError("nobody counts the samples: share the loader with run.share")
+        self.over = seen >= self._samples
+        if run.world.rank == 0:
+            run.tune(lr=self.rate_at(seen))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For `run.include` and `run.save`."""
+        return {"over": self.over}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self.over = bool(state["over"])

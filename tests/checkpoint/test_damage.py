@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken, and what is said, when steps are damaged, unfinished, foreign, or cannot be written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.checkpoint import files, saving
+from paceline.errors import CheckpointError, MismatchError, UnsupportedError
+from tests.checkpoint.test_exact import kept, steps
+from tests.helpers import Program, adam, same_bits, simulate, train
+
+RULE = "bmuf_adam(period=3)"
+CHOICES: dict[str, Any] = {"optimizer": adam, "samples": 48}
+
+
+def stopped(path: Path, workers: int = 2, **more: Any) -> None:
+    """A run that is stopped behind minibatch 10, with the steps 3, 6 and 9."""
+    train(RULE, workers, **CHOICES, stop_at=10, settings=kept(path, **more))
+    assert steps(path) == [3, 6, 9]
+
+
+def resumed(path: Path, workers: int = 2, **more: Any) -> Any:
+    return train(RULE, workers, **CHOICES, settings=kept(path, **more))
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def swap(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+class Boom:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.kill, (os.getpid(), signal.SIGKILL)
+
+
+def poison(file: Path) -> None:
+    """A pickle in the place of tensors, with a sum that fits: somebody wants it to be read."""
+    file.write_bytes(pickle.dumps(Boom()))
+    manifest = file.with_name("manifest.json")
+    told = json.loads(manifest.read_text())
+    told["files"][file.name] = files.sha256(file)
+    told["sum"] = files.own_sum(told)
+    manifest.write_text(json.dumps(told))
+
+
+def escape(file: Path) -> None:
+    """A manifest that names files elsewhere."""
+    told = json.loads(file.read_text())
+    told["files"]["../../secret"] = "0" * 64
+    file.write_text(json.dumps(told))
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "a flipped bit in a rank's tensors": ("rank-001.safetensors", flip, "damaged: its sha256 sum"),
+    "a flipped bit in a rank's JSON": ("rank-000.json", flip, "damaged: its sha256 sum"),
+    "a flipped bit in the global model": ("global.safetensors", flip, "damaged: its sha256 sum"),
+    "cut off": ("rank-000.safetensors", lambda f: os.truncate(f, 100), "damaged: its sha256 sum"),
+    "empty": ("rank-001.safetensors", lambda f: os.truncate(f, 0), "damaged: its sha256 sum"),
+    "a rank's file is gone": ("rank-001.json", Path.unlink, "is missing"),
+    "the manifest is gone": ("manifest.json", Path.unlink, "has no manifest.json"),
+    "a flipped bit in the manifest": ("manifest.json", flip, "damaged"),
+    "another count in the manifest": ("manifest.json", lambda f: swap(f, '"blocks": 3', '"blocks": 2'), "its own sum"),
+    "half a manifest": ("manifest.json", lambda f: os.truncate(f, 60), "damaged"),
+    "a pickle with a sum that fits": ("rank-001.safetensors", poison, "is no safetensors file"),
+    "a pickle as the global model": ("global.safetensors", poison, "holds something else"),
+    "a manifest that names other files": ("manifest.json", escape, "which is no file of a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_step_is_named_and_the_one_before_it_taken(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, harm, said = DAMAGE[what]
+    stopped(tmp_path / "c")
+    harm(tmp_path / "c" / "step-000000009" / name)
+    outs = resumed(tmp_path / "c", every=1000)
+    assert len(outs[0].losses) == 12 - 6
+    told = [one.getMessage() for one in caplog.records if "the step before it is taken" in one.message]
+    assert len(told) == 2 and all("step-000000009" in text and said in text for text in told)
+    assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
+
+
+def test_two_damaged_steps_are_put_aside_when_the_next_is_written(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    for number in (6, 9):
+        flip(tmp_path / f"step-00000000{number}" / "rank-000.safetensors")
+    outs = resumed(tmp_path)
+    assert len(outs[0].losses) == 12 - 3
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        *("step-000000006", "step-000000006.damaged", "step-000000009", "step-000000009.damaged"),
+        "step-000000012",
+    ]
+    assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
+
+
+def test_no_step_is_whole(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    for number in (3, 6, 9):
+        flip(tmp_path / f"step-00000000{number}" / "manifest.json")
+        (tmp_path / f"step-00000000{number}" / "rank-001.json").unlink()
+    with pytest.raises(CheckpointError, match=r"none of the 3 steps of .* is whole: .*for a fresh start"):
+        resumed(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_damaged_step_is_found_by_another_number_of_workers(workers: int, tmp_path: Path) -> None:
+    stopped(tmp_path)
+    flip(tmp_path / "step-000000009" / "rank-001.safetensors")
+    outs = resumed(tmp_path, workers, every=1000)
+    assert outs[0].minibatches >= 6 and sum(len(out.losses) for out in outs) >= 12
+
+
+def test_what_is_being_written_is_no_step(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    (tmp_path / "step-000000009").rename(tmp_path / "step-000000009.partial")
+    assert len(resumed(tmp_path, every=1000)[0].losses) == 12 - 6
+    assert (tmp_path / "step-000000009.partial").exists()
+    resumed(tmp_path)
+    assert steps(tmp_path) == [6, 9, 12]
+
+
+def test_what_is_not_ours_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stopped(tmp_path)
+    (tmp_path / "thesis.tex").write_text("precious")
+    (tmp_path / "step-000000003" / "notes.txt").write_text("precious")
+    resumed(tmp_path, keep=1)
+    assert (tmp_path / "thesis.tex").exists() and (tmp_path / "step-000000003" / "notes.txt").exists()
+    assert any("notes.txt" in one.getMessage() for one in caplog.records)
+
+
+# -- other runs' steps -------------------------------------------------------------------------------------------------
+
+
+def fresh(path: Path, resume: Any = ..., steps_made: int = 2) -> paceline.Run:
+    """A run of one worker that steps, with or without a resume before."""
+    model = nn.Linear(2, 2)
+    optimizer = adam(model.parameters())
+    run = paceline.attach(model, optimizer, "bmuf(period=1)", checkpoint=path, every_blocks=1)
+    try:
+        if resume is not ...:
+            run.resume(resume)
+        for _ in range(steps_made):
+            run.checkpoint()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    except BaseException:
+        run.abandon()
+        raise
+    run.close()
+    return run
+
+
+def test_another_run_does_not_mix_with_what_is_there(tmp_path: Path) -> None:
+    fresh(tmp_path)
+    shutil.copytree(tmp_path / "step-000000002", tmp_path / "branch")
+    there = steps(tmp_path)
+    assert there[-1] == 2  # taken at the end, where what is being written is waited for
+    with pytest.raises(CheckpointError, match=r"step-000000002 is of an earlier run; call run\.resume\(\) before"):
+        fresh(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-000000002 is of an earlier run"):
+        fresh(tmp_path, tmp_path / "branch")
+    assert steps(tmp_path) == there
+    fresh(tmp_path, None)
+    assert steps(tmp_path)[-1] == 4
+
+
+def test_resume_says_whether_there_was_a_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    run = paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint=tmp_path / "new")
+    assert run.resume() is False and not run.checkpoint()
+    run.close()
+    fresh(tmp_path / "old")
+    run = paceline.attach(model, adam(model.parameters()), "bmuf(period=1)", checkpoint=tmp_path / "old")
+    assert run.resume() is True and run.minibatches == 2
+    run.close()
+    run = paceline.attach(model, adam(model.parameters()), "bmuf(period=1)")
+    assert run.resume(tmp_path / "old") is True and run.minibatches == 2
+    with pytest.raises(CheckpointError, match=r"no path, and attach no checkpoint="):
+        run.resume()
+    run.close()
+
+
+def test_what_attach_refuses(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    for wrong in ({"every_blocks": 0}, {"keep": 0}, {"keep": True}, {"checkpoint": ""}, {"checkpoint": 3}):
+        with pytest.raises(UnsupportedError, match=next(iter(wrong))):
+            paceline.attach(model, adam(model.parameters()), "bmuf", **wrong)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="is no directory"):
+        paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint=tmp_path / "file")
+    with pytest.raises(UnsupportedError, match="nothing://there cannot be opened"):
+        paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint="nothing://there")
+    with pytest.raises(UnsupportedError, match=r"under asgd.* they never do; call run\.save\(path\)"):
+        simulate(Program("asgd", settings=kept(tmp_path / "c")), 2)
+
+
+def test_workers_that_want_different_things(tmp_path: Path) -> None:
+    def body() -> None:
+        model = nn.Linear(2, 2)
+        rank = paceline.transport.virtual.current().world.rank  # type: ignore[union-attr]
+        with pytest.raises(MismatchError, match="different every_blocks or keep"):
+            paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint=tmp_path, keep=1 + rank)
+
+    simulate(body, 2)
+
+
+# -- what cannot be written --------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_a_warning_on_all_and_the_last_step_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = train(RULE, 2, **CHOICES)
+    stopped(tmp_path)
+    caplog.clear()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # what a file may grow to, as on a disk that is full
+    try:
+        outs = resumed(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(said) == 2 and all("could not be written" in text and "training goes on" in text for text in said)
+    assert steps(tmp_path) == [3, 6, 9]
+    assert same_bits(outs[0].model, whole[0].model)
+
+
+@pytest.mark.parametrize("place", ["write_rank", "write_model", "sync", "write_durably", "_replace"])
+def test_killed_at_any_place_of_writing(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kill leaves it: nothing that came after has happened."""
+    stopped(tmp_path)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments: Any, **more: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(saving, place, die)
+    with pytest.raises(Killed):
+        resumed(tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / "step-000000012.partial").exists()
+    outs = resumed(tmp_path)
+    assert len(outs[0].losses) == 12 - 9 and steps(tmp_path) == [6, 9, 12]
+    assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
+
+
+def test_the_manifest_says_where_it_is_of(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    manifest = json.loads((tmp_path / "step-000000009" / "manifest.json").read_text())
+    assert manifest["minibatches"] == 9 and manifest["blocks"] == 3 and manifest["size"] == 2

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F811
+"""`paceline run --elastic`: workers come, die, are replaced and end; launchers die and are followed by others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from paceline.cli import kept, supervise
+from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
+
+DEADLINE_S = 150.0
+
+MEMBER = """
+    import os, sys, time
+    from paceline.control import About, Member
+    from paceline.transport.tls import TLS
+    host, port = os.environ["PACELINE_CONTROL"].rsplit(":", 1)
+    about, timeout_s = About("here", "127.0.0.1", 1, {{}}), float(os.environ["PACELINE_TIMEOUT_S"])
+    member = Member(host, int(port), about, TLS.folder(os.environ["PACELINE_TLS"]), timeout_s)
+    generation = member.enter()
+    place, turn = os.environ["LOCAL_RANK"], 1 + os.path.exists("died")
+    print("worker", member.worker, "at", place, "RANK" in os.environ, os.getpid())
+    while generation.exchange < 6 or not os.path.exists("enough"):
+        if member.worker in generation.newcomers:
+            member.holds_state(generation.number)
+        member.starts(generation.exchange + 1)
+        time.sleep(0.01)
+        generation = member.commit(generation.number, generation.exchange + 1, [], {{}}).generation
+        {then}
+    member.leave()
+    print("finished")
+"""
+DIES_ONCE = """if place == {place!r} and turn == 1 and generation.exchange == 3:
+            open("died", "w").close()
+            os.kill(os.getpid(), 9)
+        if turn == 2 and len(generation.members) == {size}:
+            open("enough", "w").close()"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def events(log: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (log / "control.jsonl").read_text().splitlines() if (log / "control.jsonl").exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def until(say: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not say():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.processes
+def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Path) -> None:
+    path = script(MEMBER.format(then=DIES_ONCE.format(place="1", size=2)))
+    result = run("--elastic", "1:3", "--workers", 2, "--timeout", 30, "--log", "log", path)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("[1] worker ") and " at 1 False " in line for line in lines) == 2
+    assert {"[0] finished", "[1] finished"} <= set(lines)
+    assert "[1] this worker is gone: killed by SIGKILL (9); a fresh one takes its place" in result.stderr
+    assert "lost on the way: [1] killed by SIGKILL (9)" in result.stderr and "2 workers finished" in result.stderr
+    log = tmp_path / "log"
+    assert [event["worker"] for event in events(log, "joined")] == [0, 1, 2]
+    assert len(events(log, "lost")) == 1 and len(events(log, "left")) == 2
+    assert f"--tls {log / 'door' / 'host-0'} PROGRAM" in result.stderr and not (log / "door" / "job.pem").exists()
+    assert (log / "output" / "place-001.2.out").read_text().endswith("finished\n")
+
+
+@pytest.mark.processes
+def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script, tmp_path: Path) -> None:
+    path = script(MEMBER.format(then=DIES_ONCE.format(place="0", size=1)))
+    address = f"127.0.0.1:{free_port()}"
+    lead = ("--elastic", "1:2", "--workers", 0, "--listen", address, "--timeout", 30, "--log", "lead")
+    with (
+        started(*lead) as first,
+        started("--join", address, "--job", "lead/door/job.pem", "--timeout", 30, "--log", "join", path) as second,
+    ):
+        _, err_1 = second.communicate(timeout=DEADLINE_S)
+        _, err_0 = first.communicate(timeout=DEADLINE_S)
+    assert (first.returncode, second.returncode) == (0, 0), (err_0, err_1)
+    assert f"paceline run --join {address} --workers N --job FILE" in err_0
+    assert "lost on the way: [0] killed by SIGKILL (9)" in err_1 and "1 worker finished" in err_1
+    assert len(events(tmp_path / "lead", "lost")) == 1
+
+
+@pytest.mark.processes
+def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_path: Path) -> None:
+    """One of the workers dies in between; the other is never started again."""
+    log = tmp_path / "log"
+    path = script(MEMBER.format(then=""))
+    with started("--elastic", "1:2", "--workers", 2, "--timeout", 60, "--log", log, path) as first:
+        until(lambda: len(events(log, "joined")) == 2)
+        record = json.loads((log / kept.NAME).read_text())
+        assert record["plan"]["control"][1] > 0 and "PACELINE_LOG" in record["plan"]["environment"]
+        first.kill()
+        first.communicate(timeout=DEADLINE_S)
+    notes = [json.loads((log / "output" / f"place-00{place}.json").read_text()) for place in (0, 1)]
+    os.kill(notes[1]["pid"], signal.SIGKILL)
+    until(lambda: "code" in json.loads((log / "output" / "place-001.json").read_text()))
+    with started("--again", log) as second:
+        until(lambda: len(events(log, "joined")) == 3)
+        (tmp_path / "enough").touch()
+        printed, errors = second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 0, errors
+    assert "taken up again: 1 of 2 workers still run" in errors
+    assert "[1] this worker is gone: killed by SIGKILL (9)" in errors and "2 workers finished" in errors
+    assert {"[0] finished", "[1] finished"} <= set(printed.splitlines())
+    assert json.loads((log / "output" / "place-000.json").read_text()) == {**notes[0], "code": 0}
+    assert events(log, "back") and not (log / "output" / "place-000.2.out").exists()
+    assert run("--again", log).exit_code == 0  # it has ended: there is nothing left to do
+
+
+ONCE = """
+    import os, sys, time
+    place = os.environ["LOCAL_RANK"]
+    first = not os.path.exists("came-" + place)
+    open("came-" + place, "w").close()
+    {then}
+"""
+
+
+def plain(script: Script, then: str, *options: object) -> Result:
+    """A run of two workers that never speak to the control plane."""
+    path = script(ONCE.format(then=then))
+    return run("--elastic", "1:2", "--workers", 2, "--timeout", 30, "--log", "log", *options, path)
+
+
+@pytest.mark.processes
+def test_who_was_given_up_is_replaced(script: Script) -> None:
+    result = plain(script, "raise SystemExit(75 if first else 0)")
+    assert result.exit_code == 0, result.output
+    assert "[0] given up by the control plane" in result.stderr and "[1] given up by the control" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_program_that_always_fails_is_not_started_for_ever(
+    script: Script,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervise, "PAUSES_S", (0.0,) * 4)
+    result = plain(script, "raise ValueError('odd')")
+    assert result.exit_code == 1
+    assert "5 died here within 60 s, so no more are started" in result.stderr
+    assert "ValueError: odd" in result.stderr and "failed, the last of 10 here" in result.stderr
+
+
+WAIT_FOR_0 = """
+    while place == "1":
+        try:
+            if '"code"' in open(os.environ["PACELINE_LOG"] + "/output/place-000.json").read():
+                {then}
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("then", "code"), [("raise SystemExit(5)", 5), ("os.kill(os.getpid(), 9)", 3)])
+def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, then: str, code: int) -> None:
+    result = plain(script, WAIT_FOR_0.strip().format(then=then))
+    assert result.exit_code == code, result.output
+    assert "the program is over, so nobody takes its place" in result.stderr
+    assert "failed after others had ended well" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_worker_that_comes_when_the_others_have_ended_is_no_failure(script: Script) -> None:
+    says = "raise RuntimeError('the control plane refuses this worker: the run is over: its workers have ended')"
+    result = plain(script, WAIT_FOR_0.strip().format(then=says))
+    assert result.exit_code == 0, result.output
+    assert "1 worker finished" in result.stderr
+
+
+@pytest.mark.processes
+def test_who_does_not_come_to_its_end_is_stopped(script: Script) -> None:
+    result = plain(script, "time.sleep(300 if place == '1' else 0)", "--timeout", 1)
+    assert result.exit_code == 3, result.output
+    assert "stopped, since they did not end within the timeout after the first: [1]" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_signal_ends_all_workers(script: Script, tmp_path: Path) -> None:
+    path = script(ONCE.format(then="print(os.getpid(), flush=True); time.sleep(300)"))
+    with started("--elastic", "1:2", "--workers", 2, "--log", "log", path) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+        refused = run("--again", "log")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped by SIGINT" in errors and "Traceback" not in errors
+    assert_gone(pids)
+    assert refused.exit_code == 2 and "the launcher of the run in" in refused.stderr
+
+
+@pytest.mark.processes
+def test_a_control_plane_that_is_gone_ends_those_who_joined(script: Script) -> None:
+    path = script(
+        ONCE.format(then="print('here', flush=True)\n    time.sleep(1 if first else 0)\n    raise SystemExit(4)")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        refused = run("--join", address, path)
+        assert refused.exit_code == 2 and "--join needs the job's secret" in refused.stderr
+        with started("--join", address, "--open", "--timeout", 1, "--log", "log", path) as process:
+            assert process.stdout is not None and process.stdout.readline() == "[0] here\n"
+            server.close()
+            _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 4, errors
+    assert f"the control plane at {address} cannot be reached any more" in errors
+
+
+TAKEN = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--elastic", "8:2"], "--elastic must be MIN:MAX with 1 <= MIN <= MAX, got 8:2"),
+        (["--elastic", "0:2"], "--elastic must be MIN:MAX with 1 <= MIN <= MAX, got 0:2"),
+        (["--elastic", "x"], "--elastic must be MIN:MAX such as 2:8"),
+        (["--elastic", "2:8", "--hosts", 2], "--hosts is for runs of a fixed size"),
+        (["--elastic", "2:8", "--restarts", 2], "--restarts starts all workers again"),
+        (["--elastic", "2:8", "--rule", "asgd"], "asgd is asynchronous: its workers survive"),
+        (["--elastic", "2:8", "--rule", "sync"], "use --restarts N"),
+        (["--elastic", "2:8", "--workers", 9], "--workers 9 is more than the 8"),
+        (["--elastic", "2:8", "--grace", 700], "--grace must lie above 0 and below --timeout (600 s), got 700"),
+        (["--elastic", "2:8", "--listen", "0.0.0.0:1"], "--listen takes one address of this host"),
+        (["--elastic", "2:8", "--listen", "node0"], "--listen must be HOST:PORT"),
+        (["--elastic", "2:8", "--join", "a:1"], "give one of them"),
+        (["--join", "a:1", "--listen", "b:1"], "--listen belongs to the launcher that is joined"),
+        (["--join", TAKEN, "--timeout", 1], f"nobody listens at {TAKEN} within 1 s"),
+        (["--grace", 5], "--grace belongs to --elastic"),
+        (["--restarts", -1], "--restarts must be at least 0"),
+        (["--again", "nowhere"], "leave out script"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    script: Script,
+    tmp_path: Path,
+    arguments: list[object],
+    says: str,
+) -> None:
+    result = run(*arguments, script("print('never')"))
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.stderr.replace("\u2502", "").split())
+    assert not (tmp_path / "paceline-logs").exists()
+
+
+def test_a_port_in_use_is_named(script: Script) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        result = run("--elastic", "1:2", "--listen", address, script("print('never')"))
+    assert result.exit_code == 2
+    assert f"cannot listen at {address}: Address already in use" in result.stderr
+
+
+def test_an_elastic_run_is_not_written_over(script: Script, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    (log / "elastic.json").write_text("{}")
+    refused = run("--elastic", "1:2", "--log", log, script("print('never')"))
+    assert refused.exit_code == 2 and "already holds an elastic run" in refused.stderr
+    refused = run("--again", log)
+    assert refused.exit_code == 2 and "is no record of an elastic run" in refused.stderr
+    refused = run("--again", "nowhere")
+    assert refused.exit_code == 2 and "does not exist" in refused.stderr
+    assert run("--workers", 0).exit_code == 2

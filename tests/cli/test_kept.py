@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of an elastic run's launcher, and its lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import kept
+from paceline.errors import CheckpointError, UnsupportedError
+
+PLAN = kept.Plan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    places = [{"place": 0, "turn": 2}]
+    kept.write(tmp_path, PLAN, places)
+    assert kept.read(tmp_path) == (PLAN, places)
+    assert [path.name for path in tmp_path.iterdir()] == [kept.NAME]
+    assert PLAN.address == "[::1]:7000"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "only an elastic run can be taken up again"),
+        ("", "is no record of an elastic run"),
+        ("[]", "is no record of an elastic run"),
+        ('{"version": 0}', "version 0, wanted 1"),
+        ('{"version": 1, "plan": {"control": [], "bounds": []}, "places": []}', "is no record"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / kept.NAME).write_text(text)
+    with pytest.raises(CheckpointError, match=says):
+        kept.read(tmp_path)
+
+
+def test_there_is_one_launcher(tmp_path: Path) -> None:
+    lock = kept.Lock(tmp_path)
+    with pytest.raises(UnsupportedError, match=r"still runs \(process \d+\)"):
+        kept.Lock(tmp_path)
+    lock.release()
+    kept.Lock(tmp_path).release()
+
+
+@pytest.mark.processes
+def test_a_killed_launcher_leaves_no_lock(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from paceline.cli import kept
+lock = kept.Lock(Path({str(tmp_path)!r}))
+os.kill(os.getpid(), 9)
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(Path(kept.__file__).parents[2])}).returncode
+        == -9
+    )
+    kept.Lock(tmp_path).release()

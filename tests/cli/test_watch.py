@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline watch`: what stands on the page of a run that is under way, over, or not to be found."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app
+from paceline.cli.watch import newest, sparkline
+
+
+def call(*arguments: object, columns: int = 140) -> Result:
+    return CliRunner().invoke(app, ["watch", *map(str, arguments)], env={"COLUMNS": str(columns)})
+
+
+def write(directory: Path, rank: int, *events: dict[str, Any], size: int = 2, closed: bool = True) -> Path:
+    """A worker's log: ten exchanges, one a second, with a loss that falls from 3 to 1, and what else is given."""
+    directory.mkdir(exist_ok=True, parents=True)
+    rows: list[dict[str, Any]] = [
+        {"kind": "attach", "at_s": 0.0, "size": size, "host": f"host-{rank}", "rule": "bmuf(period=4)", "unix_s": 1e9}
+    ]
+    for k in range(1, 11):
+        stamp = {"at_s": float(k), "total_minibatches": 4 * k, "total_samples": 128 * k}
+        rows.append({"kind": "value", "name": "loss", "value": 3.2 - 0.2 * k, **stamp})
+        times = {"compute_s": 0.5, "wait_s": 0.3, "exchange_s": 0.1, "data_s": 0.1}
+        rows.append({"kind": "exchange", "block": k, "minibatches": 4, "bytes": 9, **stamp, **times})
+    rows += [*events, *([{"kind": "close", "at_s": 11.0, "minibatches": 40}] if closed else [])]
+    path = directory / f"rank-{rank:03d}.jsonl"
+    path.write_text("".join(json.dumps({"rank": rank, **row}) + "\n" for row in rows))
+    return path
+
+
+OUT = {"kind": "left_out", "at_s": 7.5, "rank_left_out": 1, "exchange": 8, "finite": True, "why": "norm 12 is much"}
+
+
+def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
+    line = {"kind": "exchange", "at_s": 10.0, "block": 10, "left_out": [1], "total_minibatches": 40}
+    for rank in range(2):
+        save = {"kind": "save", "at_s": 9.0, "path": "/kept"}
+        write(tmp_path / "run", rank, {**OUT, "at_s": 7.5 + rank}, {**OUT, "exchange": 9, "in_a_row": 3}, line, save)
+    result = call(tmp_path / "run")
+    assert result.exit_code == 0
+    text = result.stdout
+    assert "bmuf(period=4) | block 10 | after 11 s" in text
+    assert "loss 3.0000 to 1.2000 █▇▆▆▅▄▃▃▂▁" in text
+    rows = [line.split() for line in text.splitlines() if " host-" in line]
+    assert rows[0] == ["0", "host-0", "closed", "40", "128", "10", "%", "30", "%", "10", "%", "0"]
+    assert rows[1] == ["1", "host-1", "closed", "40", "128", "10", "%", "30", "%", "10", "%", "1"]
+    assert text.count("worker 1 left out of exchange 8: norm 12 is much") == 1  # both tell of it
+    assert "exchange 9: norm 12 is much (3 in a row: probably broken)" in text
+    assert text.count("saved /kept") == 1
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_no_line_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> None:
+    lost = {"kind": "lost", "at_s": 5.0, "rank_lost": 2, "why": "its connection was reset by something " * 4}
+    for rank in (0, 1, 3):
+        write(tmp_path, rank, lost, size=4, closed=False)
+    write(tmp_path, 2, size=4, closed=False)
+    text = call(tmp_path, "--once", columns=columns).stdout
+    assert max(map(len, text.splitlines())) <= columns
+    states = {line.split()[0]: line.split()[2] for line in text.splitlines() if " host-" in line}
+    assert states == {"0": "at", "1": "at", "2": "lost", "3": "at"}  # `at work`
+    assert "worker 2 is lost: its connection was reset" in text
+
+
+def test_who_left_no_log_or_failed_or_fell_silent_is_told_apart(tmp_path: Path) -> None:
+    old = write(tmp_path, 0, size=3, closed=False)
+    os.utime(old, (1e9, 1e9))
+    write(tmp_path, 1, {"kind": "error", "at_s": 8.0, "message": "ValueError: odd\nand more"}, size=3)
+    text = call(tmp_path, "--once").stdout
+    states = {line.split()[0]: line for line in text.splitlines() if line.strip()[:2] in ("0 ", "1 ", "2 ")}
+    assert "silent" in states["0"] and " ago" in states["0"]
+    assert "failed" in states["1"] and "no log" in states["2"]
+    assert "ValueError: odd" in text
+
+
+def test_the_control_plane_is_heard(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, closed=False)
+    control = [{"kind": "joined", "at_s": 1.0, "worker": 7}, {"kind": "paused", "at_s": 4.0, "reason": "too few"}]
+    (tmp_path / "control.jsonl").write_text("".join(json.dumps(row) + "\n" for row in control) + '{"kind": "tor')
+    (tmp_path / "rank-001.2.jsonl").write_text((tmp_path / "rank-001.jsonl").read_text())  # it came again
+    text = call(tmp_path, "--once").stdout
+    assert "joined: worker=7" in text and "paused: reason=too few" in text
+    assert len([line for line in text.splitlines() if " host-" in line]) == 2
+
+
+def test_the_newest_run_of_a_directory_is_taken(tmp_path: Path) -> None:
+    for turn, name in enumerate(("c", "a", "b")):
+        file = write(tmp_path / name, 0, size=1)
+        os.utime(file, (1e9 + turn, 1e9 + turn))
+    (tmp_path / "empty").mkdir()
+    assert newest(tmp_path) == tmp_path / "b"
+    assert newest(tmp_path / "c") == tmp_path / "c"
+
+
+@pytest.mark.parametrize(("path", "says"), [("gone", "does not exist"), ("file", "is a file"), ("", "no run has left")])
+def test_where_there_is_no_run(tmp_path: Path, path: str, says: str) -> None:
+    (tmp_path / "file").touch()
+    result = call(tmp_path / path)
+    assert result.exit_code == 2 and says in " ".join(result.stderr.split())
+
+
+def test_a_sparkline_by_hand() -> None:
+    assert sparkline([0.0, 7.0, 3.5], 8) == "▁█▅"
+    assert sparkline([1.0, 1.0], 8) == "▁▁"
+    assert sparkline([0.0, 2.0, 6.0, 8.0], 2) == "▁█"  # means of two each
+    assert sparkline([float("nan"), 1.0, float("inf"), 2.0], 8) == "!▁!█"
+
+
+def close(directory: Path) -> None:
+    """Both workers come to their end."""
+    for rank in range(2):
+        with (directory / f"rank-{rank:03d}.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "close", "at_s": 11.0, "rank": rank, "minibatches": 40}) + "\n")
+
+
+def test_a_growing_run_is_followed_to_its_end(tmp_path: Path) -> None:
+    """In lines, because there is no terminal; then on one."""
+    for rank in range(2):
+        write(tmp_path, rank, closed=False)
+    command = [sys.executable, "-m", "paceline", "watch", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdout is not None
+        assert "80 minibatches" in process.stdout.readline()
+        with (tmp_path / "rank-001.jsonl").open("a") as file:
+            file.write(json.dumps({**OUT, "rank": 1}) + "\n")
+        assert "worker 1 left out of exchange 8" in process.stdout.readline()
+        close(tmp_path)
+        rest = process.stdout.read()
+        assert process.wait(60) == 0
+    assert "host-1" in rest
+
+
+def test_on_a_terminal_the_last_view_stays(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, closed=False)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
+    command = [sys.executable, "-m", "paceline", "watch", str(tmp_path)]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        while b"at work" not in seen:
+            seen += os.read(ours, 65536)
+        close(tmp_path)
+        try:
+            while piece := os.read(ours, 65536):
+                seen += piece
+        except OSError:  # the other side of the terminal is closed
+            pass
+        assert process.wait(60) == 0
+    os.close(ours)
+    assert seen.count(b"closed") >= 2

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The register's laws one by one, where a history would have to be lucky to meet them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.control import About, GivenUpError, Terms, returning
+from paceline.control.books import NOTHING, WORK
+from paceline.control.people import Commit
+from paceline.control.register import Register
+from paceline.data.book import Question
+from paceline.errors import MismatchError
+
+ABOUT = About("host", "127.0.0.1", 1, {"rule": "block"})
+MARK = (0, 0, 0, 2)
+
+
+def begun(workers: int, **terms: Any) -> Register:
+    """All of them are members that hold the state."""
+    register = Register(Terms(**{"timeout_s": 10.0, "start_s": 1.0, "expected": workers, **terms}))
+    for _ in range(workers):
+        register.join(ABOUT, 0.0)
+    for number in range(workers):
+        register.holds_state(number, 1, 0.0)
+    register.take()
+    return register
+
+
+def said(register: Register, kind: str) -> list[tuple[int | None, tuple[int, ...], Any]]:
+    return [(one.worker, one.numbers, one.note) for one in register.take() if one.kind == kind]
+
+
+def through(register: Register, worker: int, marks: Any = (), generation: int = 1, exchange: int = 1) -> None:
+    register.commit(worker, generation, exchange, Commit(9, list(marks), {}), 0.0)
+
+
+def again(register: Register, now: float = 0.0) -> Register:
+    """A new server, from the record."""
+    state = json.loads(json.dumps(returning.state(register, now)))
+    new = Register(register.terms)
+    returning.load(new, state, now)
+    return new
+
+
+def test_who_committed_and_died_counts() -> None:
+    register = begun(2)
+    register.ask(0, 1, Question(0, 0, 4, 2), 0.0)
+    through(register, 0, [MARK])
+    register.lost([0], "killed", 0.0)
+    assert not said(register, "generation")  # the exchange may still be over at the other
+    register.ask(1, 1, Question(0, 0, 4, 2), 0.0)
+    assert said(register, "answer") == [(1, (WORK, 0, 0, 2, 4), None)]  # what 0 holds is not free
+    through(register, 1)
+    assert register.exchange == 1 and register.generation.workers == [1]
+    assert said(register, "verdict")[0][1] == (1,)
+    assert register.books._ledger.unfinished(0)[0].state() == [[2, 4]]
+
+
+def test_who_died_behind_its_commit_is_not_waited_for_without_end() -> None:
+    register = begun(2)
+    through(register, 0)
+    register.lost([0], "killed", 0.0)
+    for second in range(3):
+        register.heard(1, float(second))
+        register.tick(float(second))
+    assert register.exchange == 0 and register.generation.workers == [1] and register.generation.number == 2
+
+
+def test_a_commit_sent_again_to_a_new_server_has_the_same_answer() -> None:
+    register = begun(2)
+    through(register, 0)
+    through(register, 1)
+    new = again(register)
+    for worker in (0, 1):
+        returning.back(new, new.people[worker], 0, 1, [], 0.0)
+    through(new, 0)
+    assert said(new, "verdict") == [(0, (1,), new.generation.note())]
+    with pytest.raises(MismatchError, match="the next one is 2"):
+        through(new, 0, exchange=3)
+
+
+def test_nothing_is_leased_before_all_have_said_what_they_hold() -> None:
+    register = begun(2)
+    register.ask(0, 1, Question(0, 0, 4, 2), 0.0)
+    register.ask(1, 1, Question(0, 0, 4, 2), 0.0)
+    new = again(register)
+    returning.back(new, new.people[1], 0, 0, [(0, 0, 2, 4)], 0.0)
+    new.ask(1, 2, Question(0, 0, 4, 2, dry=True), 0.0)
+    assert said(new, "answer") == [(1, (NOTHING,), None)]
+    returning.back(new, new.people[0], 0, 0, [MARK], 0.0)
+    assert {one.kind for one in new.take() if one.worker == 1} >= {"news"}
+    new.ask(1, 3, Question(0, 0, 4, 2), 0.0)
+    assert said(new, "answer") == [(1, (NOTHING,), None)]
+    new.lost([0], "killed", 0.0)
+    new.ask(1, 4, Question(0, 0, 4, 2), 0.0)
+    assert said(new, "answer") == [(1, (WORK, *MARK), None)]
+
+
+def test_a_record_that_is_older_than_its_workers_is_no_basis() -> None:
+    register = begun(1)
+    new = again(register)
+    with pytest.raises(GivenUpError, match="holds exchange 3, the record"):
+        returning.back(new, new.people[0], 3, 0, [], 0.0)
+
+
+def test_only_what_a_worker_holds_can_be_marked() -> None:
+    register = begun(2)
+    register.ask(0, 1, Question(0, 0, 4, 2), 0.0)
+    through(register, 0)
+    through(register, 1, [MARK, (0, 0, 2, 4), (0, 7, 0, 1)])
+    assert register.exchange == 1 and register.books.strange == 5
+    assert register.books._ledger.held(0) == [MARK]
+
+
+def test_a_server_that_was_away_holds_it_against_nobody() -> None:
+    register = begun(2)
+    register.forgive(100.0)
+    register.tick(100.0)
+    assert len(register.members) == 2
+    register.tick(102.0)
+    assert not register.members
+
+
+def test_newcomers_among_those_who_wait_at_an_exchange_are_called() -> None:
+    register = begun(2, min_workers=2)
+    through(register, 0)
+    through(register, 1)
+    register.starts(0, 2, 0.0)
+    register.lost([1], "killed", 0.0)
+    register.take()
+    register.join(ABOUT, 0.0)
+    assert (register.generation.workers, register.generation.donor) == ([0, 2], 0)
+    assert [worker for worker, *_ in said(register, "called")] == [2, None]  # and the log hears of it
+
+
+def test_resumed_workers_must_have_the_same_left_to_do() -> None:
+    register = begun(2)
+    register.tell(0, 1, "expect", [0, 1, [[2, 4]]], 0.0)
+    register.tell(1, 1, "expect", [0, 1, [[2, 4]]], 0.0)
+    assert not said(register, "wrong")
+    register.tell(1, 2, "expect", [0, 1, [[0, 4]]], 0.0)
+    assert "one checkpoint" in said(register, "wrong")[0][2]
+    register.tell(0, 1, "expect", [0, 9, [[0, 9]]], 0.0)  # sent again: it is not carried out again
+    assert len(said(register, "ack")) == 1

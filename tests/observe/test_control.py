@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the control plane of an elastic run told: as a standing, in words, on the page and in the status line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.elastic_words import of_control, of_process
+from paceline.cli.status import describe
+from paceline.observe.control import Event, Standing, event_text, read_events
+from paceline.observe.live import Live, Snapshot
+from paceline.observe.read import read_run
+from paceline.observe.report import write_report
+from paceline.observe.tables import event_rows
+
+MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]
+STORY: list[dict[str, Any]] = [
+    {"kind": "began", "at_s": 0.1, "fewest": 2, "most": 8, "control": "a:1", "again": False},
+    {"kind": "joined", "at_s": 1.0, "worker": 0, "host": "a"},
+    {"kind": "joined", "at_s": 1.1, "worker": 1, "host": "a"},
+    {"kind": "joined", "at_s": 1.2, "worker": 2, "host": "b"},
+    {"kind": "holds", "at_s": 1.3, "worker": 2, "exchange": 0},
+    {"kind": "lost", "at_s": 7.0, "worker": 1, "host": "a", "why": "its connection closed"},
+    {"kind": "generation", "at_s": 7.1, "number": 3, "members": MEMBERS, "exchange": 9, "reason": "worker 1 was lost"},
+    {"kind": "called", "at_s": 8.0, "worker": 2, "exchange": 10},
+    {"kind": "paused", "at_s": 9.0, "reason": "1 of at least 2 workers are there"},
+]
+
+
+def tell(directory: Path, story: list[dict[str, Any]]) -> None:
+    with (directory / "control.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in story)
+
+
+def test_a_standing_follows_the_events(tmp_path: Path) -> None:
+    tell(tmp_path, STORY)
+    live = Live(tmp_path)
+    shot = live.poll()
+    assert shot.standing == Standing(3, 2, 8, 3, 1, 0, "1 of at least 2 workers are there")
+    waits = "2 of at most 8 workers | generation 3 | joined 3 | lost 1 | waits: 1 of at least 2 workers are there"
+    assert describe(shot, 4).plain == f"4 workers running, none attached yet | {waits}"
+    tell(tmp_path, [{"kind": "resumed", "at_s": 11.0}])
+    shot = live.poll()
+    assert shot.standing is not None and shot.standing.paused == "" and shot.standing.joined == 3
+    assert describe(Snapshot(2, "bmuf()", {0: 4}, standing=Standing(1, 1)), 2).plain.endswith(
+        " | 1 worker | generation 1 | joined 0 | lost 0"
+    )
+    assert Live(tmp_path / "nowhere").poll().standing is None
+
+
+def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
+    assert read_events(tmp_path) == []
+    lines = ['{"kind": "joined", "worker": 1}', "[]", "x", '{"kind": "generation"}', '{"at_s": 1}', '{"kind": "lo']
+    (tmp_path / "control.jsonl").write_text("\n".join(lines))
+    assert read_events(tmp_path) == [Event(0.0, "joined", {"worker": 1})]
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (STORY[1], "worker 0 on a has joined"),
+        (STORY[5], "worker 1 on a was lost: its connection closed"),
+        (STORY[6], "generation 3: 2 workers (0, 2): worker 1 was lost"),
+        (STORY[7], "worker 2 is called to exchange 10"),
+        (STORY[8], "the run waits: 1 of at least 2 workers are there"),
+        ({"kind": "left", "worker": 0, "host": "a"}, "worker 0 on a has come to its end"),
+        ({"kind": "ended", "reason": "the run waited"}, "the run was given up: the run waited"),
+        ({"kind": "refused", "peer": "x:1", "why": "no room"}, "refused x:1: no room"),
+        ({"kind": "process ended", "place": 1, "code": 3}, "process ended: place 1, code 3"),
+        (
+            {
+                "kind": "stuck",
+                "exchange": 4,
+                "waited_s": 9.5,
+                "workers": [{"worker": 1, "doing": "reads"}, {"worker": 2}],
+            },
+            "exchange 4 waits for 9.5 s: worker 1: reads; worker 2: silent",
+        ),
+    ],
+)
+def test_events_in_words(event: dict[str, Any], says: str) -> None:
+    facts = {name: value for name, value in event.items() if name not in ("kind", "at_s")}
+    assert event_text(event["kind"], facts) == says
+
+
+def test_the_report_lists_them(tmp_path: Path, write_run: Any) -> None:
+    directory = write_run("elastic")
+    tell(directory, STORY)
+    rows = event_rows(read_run(directory))
+    assert [row["event"] for row in rows] == [event["kind"] for event in STORY if event["kind"] != "holds"]
+    assert len(event_rows(read_run(directory), 2)) == 2
+    page = write_report([directory], tmp_path / "report").read_text()
+    assert "worker 1 on a was lost: its connection closed" in page
+
+
+def test_what_a_launcher_says_at_once() -> None:
+    begun, ended = Standing(generation=1), Standing(generation=9, left=1)
+    lost = {"worker": 1, "why": "its connection closed"}
+    assert of_control("lost", lost, begun) == "worker 1 was lost: its connection closed"
+    assert of_control("joined", {"worker": 1}, begun) == ""
+    paused = {"reason": "1 of at least 2 workers are there"}
+    assert [bool(of_control("paused", paused, now)) for now in (Standing(), begun, ended)] == [False, True, False]
+    assert of_process("process started", {"place": 0}, False) == of_process("process ended", {"code": 0}, False) == ""
+    gone = {"code": 75, "given_up": False}
+    assert of_process("process ended", gone, False).endswith(
+        "given up by the control plane; a fresh one takes its place"
+    )
+    assert of_process("process ended", {"code": 1, "given_up": True}, False).endswith("so no more are started")

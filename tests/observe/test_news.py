@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events as sentences, each happening once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.observe.news import Collected, Growing, News, of_control, of_worker
+
+GONE = {"rank": 2, "state": "silent", "text": "is gone"}
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"kind": "exchange", "block": 3}, None),
+        ({"kind": "lost", "rank_lost": 2, "why": "it was reset"}, "worker 2 is lost: it was reset"),
+        ({"kind": "takeover", "slice_of": 2, "version": 7}, "worker 1 takes over from 2"),
+        ({"kind": "error", "message": "ValueError: odd\nmore"}, "worker 1: ValueError: odd"),
+        ({"kind": "tune", "at_s": 1, "rank": 1, "lr": 0.01, "from": None}, "tune: lr=0.01"),
+        ({"kind": "waiting", "workers": [{"state": "waits"}, GONE]}, "the exchange failed: worker 2 is gone"),
+    ],
+)  # fmt: skip
+def test_events_of_workers(event: dict[str, Any], text: str | None) -> None:
+    found = of_worker(1, event, 5.0)
+    assert (found.text if found else None) == text
+
+
+def test_what_the_control_plane_says() -> None:
+    found = of_control({"kind": "stuck", "at_s": 3.0, "workers": ["a", "b"]}, 3.0)
+    assert found is not None and found.text == 'stuck: workers=["a", "b"]'
+    assert of_control({"at_s": 3.0}, 3.0) is None
+
+
+def test_one_happening_is_told_once_and_as_it_was_first_seen() -> None:
+    collected = Collected()
+    for at_s in (5.0, 4.0, 6.0):
+        collected.add(News(at_s, "lost 2", f"seen at {at_s}"))
+    collected.add(News(1.0, "saved", "saved"))
+    collected.add(None)
+    assert [one.text for one in collected.newest(9)] == ["saved", "seen at 4.0"]
+    assert collected.newest(0) == []
+
+
+def test_only_the_newest_are_kept() -> None:
+    collected = Collected()
+    for k in range(5000):
+        collected.add(News(float(k), str(k), ""))
+    assert [one.key for one in collected.newest(2)] == ["4998", "4999"]
+    assert len(collected.newest(10_000)) <= 1024
+
+
+def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "control.jsonl"
+    growing = Growing(path)
+    assert growing.read() == []
+    path.write_bytes(b'{"kind": "joined"}\n[1]\nnothing\n{"kind": ')
+    assert growing.read() == [{"kind": "joined"}]
+    with path.open("ab") as file:
+        file.write(b'"lost"}\n')
+    assert growing.read() == [{"kind": "lost"}]

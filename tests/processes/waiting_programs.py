@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that keep others waiting: `python -m tests.processes.waiting_programs NAME DIRECTORY`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+import paceline
+from tests.helpers import make_net, sgd
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def hang_here(directory: Path) -> None:
+    """What a user's own loop does that never ends."""
+    (directory / f"there.{RANK}").touch()
+    while True:
+        time.sleep(0.01)
+
+
+def apart(directory: Path) -> None:
+    """Rank 0 trains on; 1 hangs in its own code, 2 waits for a message, 3 and 4 are dealt with from outside."""
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    run = paceline.attach(model, optimizer, "bmuf(period=2)", timeout_s=30, log=directory / "log")
+    with run:
+        for step in range(1000):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            if step == 6:
+                break
+        if RANK == 1:
+            hang_here(directory)
+        (directory / f"there.{RANK}").touch()
+        if RANK == 2:
+            run.messages.receive(torch.zeros(3), 0).wait()
+        if RANK == 3:
+            hang_here(directory)
+        if RANK == 4:
+            time.sleep(60)
+        try:
+            while True:
+                optimizer.step()
+        except paceline.PeerLostError as error:
+            (directory / f"error.{RANK}").write_text(str(error))
+            raise
+
+
+def leaves(directory: Path) -> None:
+    """Attached and closed several times: no thread stays behind, and the process ends by itself."""
+    for _ in range(3):
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, "bmuf(period=1)", timeout_s=30):
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            assert sum(t.name == "paceline-witness" for t in threading.enumerate()) == 1
+        assert not any(t.name == "paceline-witness" for t in threading.enumerate())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every place where bytes from elsewhere arrive, opened in this process for the tests to knock at.
+
+A further listener is one more line of `DOORS`: a function that opens it and gives an `Opened`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.asynchronous.lines import ANSWER, LEASE, PUSH, SETTINGS
+from paceline.asynchronous.meeting import HELLO, _Door
+from paceline.control import About, Control, Member, Terms, wire
+from paceline.errors import PacelineError
+from paceline.transport.authority import Authority
+from paceline.transport.channel import TLS, Channel, Closed, Late, Listener, connect
+from paceline.transport.frames import Header, memory, write_note
+from paceline.transport.ring import Door, RingTransport
+from paceline.transport.ring.wire import HELLO as ring_hello
+from paceline.transport.strangers import turned_away
+from paceline.world import World
+from tests.transport.connections import HERE, SOON
+
+LIMIT = 1 << 20
+"""Bytes of a body that the bare listener takes."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A door that is open.
+
+    Attributes:
+        port: at 127.0.0.1.
+        real: what its visitors really send; frames, or a handshake.
+        serves: raises unless a rightful visitor is still served.
+        inside: certificates of a worker of the job, where what is sent goes inside TLS.
+    """
+
+    port: int
+    real: list[bytes]
+    serves: Callable[[], None]
+    inside: TLS | None = None
+
+
+def frame(kind: int, numbers: tuple[int, ...] = (), note: object = None, body: torch.Tensor | None = None) -> bytes:
+    """A frame as it goes over the wire."""
+    text = write_note(note)
+    data = Header.of(kind, numbers, text, body).pack() + text
+    return data if body is None else data + memory(body).tobytes()
+
+
+FRAMES = [
+    frame(HELLO, (1,), "0123456789abcdef" * 2),
+    frame(SETTINGS, (0,), {"lr": 0.1, "betas": [0.9, 0.999], "foreach": None}),
+    frame(PUSH, (3, 17, 16, 1, 99, 0, 1), [[0, 1, 0, 64]], torch.linspace(-1, 1, 64)),
+    frame(ANSWER, (3, 18, 1, 99), None, torch.arange(16)),
+    frame(LEASE, (1, 2, 3)),
+    frame(9, (-1, 1 << 62), {"deep": [[[[[]]]]], "text": "\u00e4\ud800"}, torch.zeros(5, dtype=torch.uint8)),
+]
+"""Frames as workers send them."""
+
+
+@contextlib.contextmanager
+def bare(tls: TLS | None = None) -> Iterator[Opened]:
+    """A listener, and what everybody does with it: take a connection, and receive frames until one is none."""
+
+    def serve(channel: Channel) -> None:
+        channel.limit = LIMIT
+        try:
+            while True:
+                got = channel.receive(deadline_s=SOON)
+                if got.note == "hello":
+                    channel.send(1, note="welcome")
+        except PacelineError as error:
+            channel.close()
+            turned_away(channel.peer, error)
+
+    def accept(listener: Listener) -> None:
+        with contextlib.suppress(Closed):
+            while True:
+                with contextlib.suppress(Late):
+                    channel = listener.accept(1.0)
+                    threading.Thread(target=serve, args=(channel,), daemon=True).start()
+
+    def serves() -> None:
+        with connect(HERE, listener.port, "the door", SOON, tls) as channel:
+            channel.send(1, note="hello")
+            assert channel.receive(deadline_s=SOON).note == "welcome"
+
+    with Listener(HERE, tls) as listener:
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        yield Opened(listener.port, FRAMES, serves, tls)
+        listener.close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def worker() -> Iterator[TLS]:
+    """A worker's certificates, of an authority that nobody else has."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Authority.new().issue(Path(folder) / "worker", "worker")
+
+
+@contextlib.contextmanager
+def handshake() -> Iterator[Opened]:
+    """A listener with TLS, to which anything is said but a handshake that is good."""
+    with worker() as tls, bare(tls) as opened:
+        yield Opened(opened.port, [client_hello(tls), *FRAMES[:1]], opened.serves)
+
+
+@contextlib.contextmanager
+def within_tls() -> Iterator[Opened]:
+    """The same listener, and a visitor who has a certificate of the job."""
+    with worker() as tls, bare(tls) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[Opened]:
+    """Where workers of asynchronous rules meet, in the clear: who does not know the token is sent away."""
+    token, size = "f" * 32, 10_000
+    with Listener(HERE) as listener:
+        door = _Door(listener, World(0, size), token)
+        ranks = iter(range(1, size))
+
+        def serves() -> None:
+            rank = next(ranks)
+            with connect(HERE, listener.port, "the door", SOON) as channel:
+                channel.send(HELLO, (rank,), note=token)
+                with door._changed:
+                    assert door._changed.wait_for(lambda: rank in door.incoming, SOON)
+
+        yield Opened(listener.port, FRAMES, serves)
+        for channel in door.close():
+            channel.close()
+
+
+@contextlib.contextmanager
+def control() -> Iterator[Opened]:
+    """The control plane of an elastic run, in the clear."""
+    about = About("host", HERE, 1, {"rule": "bmuf"})
+    plane = Control(HERE, 0, None, Terms(max_workers=100_000), None)
+    plane.start()
+    member = Member(HERE, plane.port, about, None, SOON)  # with whom visitors have too little in common
+
+    def serves() -> None:
+        assert plane.status()["exchange"] == 0
+        Member(HERE, plane.port, about, None, SOON).close()
+
+    real = [
+        frame(wire.HELLO, (), About("host", HERE, 1, {"rule": "diloco"}).note()),
+        frame(wire.BACK, (0, 0, 0), {"secret": "f" * 32, "marks": [[0, 0, 0, 4]]}),
+        frame(wire.PULSE, (0,), "f" * 32),
+        frame(wire.COMMIT, (1, 1, 1), {"marks": [[0, 0, 0, 4]], "facts": {}, "returned": []}),
+    ]
+    try:
+        yield Opened(plane.port, real, serves)
+    finally:
+        member.close()
+        plane.close()
+
+
+@contextlib.contextmanager
+def ring() -> Iterator[Opened]:
+    """A worker's door for rings, in the clear."""
+    door = Door(HERE)
+    numbers = iter(range(1_000_000))
+    awaiting = RingTransport(door, "generation 1", World(0, 2), [(HERE, door.port), (HERE, 1)], SOON)
+
+    def serves() -> None:
+        label, other = f"fuzzed {next(numbers)}", Door(HERE)
+        both = [(HERE, door.port), (HERE, other.port)]
+        ends = [RingTransport(one, label, World(rank, 2), both, SOON) for rank, one in enumerate((door, other))]
+        waits = [end.all_reduce(torch.ones(3)) for end in ends]
+        for wait in waits:
+            wait.wait()
+        for end in ends:
+            end.close()
+        other.close()
+
+    try:
+        yield Opened(door.port, [frame(ring_hello, (-1, 1), "generation 1"), *FRAMES[:3]], serves)
+    finally:
+        awaiting.close()
+        door.close()
+
+
+def client_hello(tls: TLS) -> bytes:
+    """The first message of a handshake."""
+    outgoing = ssl.MemoryBIO()
+    handshake = tls.client().wrap_bio(ssl.MemoryBIO(), outgoing)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        handshake.do_handshake()
+    return outgoing.read()
+
+
+DOORS: dict[str, Callable[[], AbstractContextManager[Opened]]] = {
+    "listener": bare,
+    "handshake": handshake,
+    "within_tls": within_tls,
+    "meeting": meeting,
+    "control": control,
+    "ring": ring,
+}
+
+
+def knock(opened: Opened) -> socket.socket:
+    """A connection to the door: inside TLS where it has to be."""
+    sock = socket.create_connection((HERE, opened.port), timeout=SOON)
+    if opened.inside is None:
+        return sock
+    try:
+        return _client(opened.inside).wrap_socket(sock)
+    except OSError:
+        sock.close()
+        raise
+
+
+@functools.cache
+def _client(tls: TLS) -> ssl.SSLContext:
+    """Made once: it reads three files."""
+    return tls.client()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the source never does: run what it reads, unpickle, trust whoever has a certificate of anybody's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(paceline.__file__).parent
+FILES = sorted(path for path in ROOT.rglob("*.py") if path.name != "simulate.py")  # that one runs the user's script
+MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
+CALLS = {"eval", "exec", "compile", "__import__", "system", "popen"}
+ATTRIBUTES = {
+    "CERT_NONE",
+    "CERT_OPTIONAL",
+    "_create_unverified_context",
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+}
+"""Attributes that are never named: certificates that nobody checks, and collectives that unpickle what arrives."""
+
+
+def offences(tree: ast.AST) -> Iterator[str]:
+    """What a file does that it should not."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = {alias.name.partition(".")[0] for alias in node.names if isinstance(node, ast.Import)}
+            names |= {(node.module or "").partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+            yield from (f"imports {name}" for name in names & MODULES)
+        elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
+            yield f"names {node.attr}"
+        elif isinstance(node, ast.Call):
+            yield from _calls(node)
+
+
+def _calls(node: ast.Call) -> Iterator[str]:
+    called = ast.unparse(node.func)
+    keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+    if called in CALLS or called in ("os.system", "os.popen", "torch.load"):
+        yield f"calls {called}"
+    if keywords.get("shell", "False") != "False" or keywords.get("allow_pickle", "False") != "False":
+        yield f"calls {called} with shell or allow_pickle"
+    if called in ("np.load", "numpy.load") and keywords.get("allow_pickle") is None:
+        yield f"calls {called} without a word about pickle"
+
+
+def test_nothing_is_run_or_unpickled() -> None:
+    found = {str(path.relative_to(ROOT)): list(offences(ast.parse(path.read_text("utf-8")))) for path in FILES}
+    assert {name: what for name, what in found.items() if what} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import yaml.constructor",
+        "eval(x)",
+        "torch.load(x, weights_only=True)",
+        "dist.broadcast_object_list(x)",
+        "context.verify_mode = ssl.CERT_NONE",
+        "subprocess.run(x, shell=True)",
+        "np.load(x)",
+        "np.load(x, allow_pickle=True)",
+        "os.system(x)",
+    ],
+)
+def test_it_would_be_seen(text: str) -> None:
+    assert list(offences(ast.parse(text)))

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules that need the whole cluster, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.errors import RuleError, UnsupportedError
+from paceline.tuning import BatchGrowth, Newbob, PeriodFromExchange, WarmUp
+from tests.helpers import Place, adam, make_data, momentum_sgd, same_bits, sgd, train
+
+LOSSES = [4.0, 2.0, 1.99, 1.9, 2.1, 1.0, 0.9995]
+"""Relative improvements after the first: 0.5, 0.005, 0.045, 0, 0.474, 0.0005."""
+
+
+def rate(place: Place) -> float:
+    shown = place.run._tuner.knobs.show(["lr"])["lr"]
+    assert isinstance(shown, float)
+    return shown
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_newbob_halves_and_stops(workers: int) -> None:
+    def hook(place: Place) -> None:
+        newbob = place.extra.setdefault("newbob", Newbob(place.run))
+        if place.step % 2 == 0 and place.step // 2 < len(LOSSES):
+            loss = LOSSES[place.step // 2]
+            place.extra.setdefault("done", []).append(newbob.validated(loss + (0.5 if place.rank else -0.5)))
+        if place.step % 2:
+            place.extra.setdefault("rate", []).append(rate(place))
+
+    outs = train("sync", workers, samples=96 * workers, after_step=hook, epochs=1)
+    for out in outs:
+        # below 1 % for the first time with the third loss; below 0.1 % with the fifth, while halving is under way
+        shift = -0.5 if workers == 1 else 0.0
+        want = by_hand([loss + shift for loss in LOSSES])
+        assert out.extra["done"] == [done for done, _ in want]
+        assert out.extra["rate"][: len(LOSSES)] == pytest.approx([0.1 * 0.5**halved for _, halved in want])
+    if workers == 2:
+        assert by_hand(LOSSES) == [(False, 0), (False, 0), (False, 1), (False, 2), (True, 2), (True, 2), (True, 2)]
+
+
+def by_hand(losses: list[float]) -> list[tuple[bool, int]]:
+    """(done, times halved) after each loss."""
+    best, halving, done, halved, rows = losses[0], False, False, 0, [(False, 0)]
+    for loss in losses[1:]:
+        improvement = max(0.0, best - loss) / best
+        best = min(best, loss)
+        done = done or (halving and improvement < 0.001)
+        halving = halving or improvement < 0.01
+        halved += halving and not done
+        rows.append((done, halved))
+    return rows
+
+
+def test_newbob_is_part_of_a_checkpoint() -> None:
+    class Alone:
+        """What it needs of a run of one."""
+
+        world = type("World", (), {"rank": 0})
+        messages = type("Messages", (), {"gather": staticmethod(lambda value: [value])})
+
+        def __init__(self) -> None:
+            self.asked: list[dict[str, float]] = []
+
+        def tune(self, **settings: float) -> None:
+            self.asked.append(settings)
+
+    first = Newbob(Alone())
+    for loss in LOSSES[:3]:
+        first.validated(loss)
+    second = Newbob(Alone())
+    second.load_state_dict(first.state_dict())
+    assert not second.validated(LOSSES[3]) and second._run.asked == [{"lr_factor": 0.5}]
+    assert second.validated(float("nan")) and second.best == LOSSES[3]
+    with pytest.raises(RuleError, match="end must lie"):
+        Newbob(Alone(), start=0.1, end=0.2)
+
+
+def test_warm_up_follows_the_samples_of_all() -> None:
+    def hook(place: Place) -> None:
+        if "warm" not in place.extra:
+            place.extra["warm"] = WarmUp(place.run, rate=0.1, samples=64, minibatch=4, batch=2, every=2)
+        place.extra["warm"].stepped()
+        place.extra.setdefault("rate", []).append(rate(place))
+
+    outs = train("sync", 2, samples=96, after_step=hook, epochs=1)  # 8 samples a step; the peak is 0.1 * 2 * 4 / 2
+    for out in outs:
+        # asked after steps 2, 4, 6, 8 with 16, 32, 48, 64 samples; in effect a step later
+        ramp = [0.1 + 0.3 * seen / 64 for seen in (16, 32, 48, 64)]
+        want = [0.1, 0.1, *[one for one in ramp for _ in range(2)]]
+        assert out.extra["rate"][:10] == pytest.approx(want) and out.extra["warm"].over
+        assert out.extra["rate"][-1] == pytest.approx(0.4)
+
+
+def test_warm_up_refuses_what_cannot_be() -> None:
+    def unshared(place: Place) -> None:
+        if place.step == 1:
+            place.run._feed.samples = 0
+            with pytest.raises(UnsupportedError, match="share the loader"):
+                WarmUp(place.run, rate=0.1, samples=8, minibatch=4, every=1).stepped()
+            with pytest.raises(RuleError, match="every must be"):
+                WarmUp(place.run, rate=0.1, samples=8, minibatch=4, every=0)
+
+    train("sync", 1, after_step=unshared, epochs=1)
+
+    def free(place: Place) -> None:
+        with pytest.raises(UnsupportedError, match="unevenly"):
+            WarmUp(place.run, rate=0.1, samples=8, minibatch=4)
+
+    train("asgd()", 2, after_step=free, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("exchange_s", "minibatch_s", "period"),
+    [(0.95, 0.05, 361), (0.05, 0.95, 1), (0.1, 0.1, 19), (5.0, 0.01, 400), (1.0, 0.0, 400)],
+)
+def test_the_period_that_keeps_exchanging_at_its_share(exchange_s: float, minibatch_s: float, period: int) -> None:
+    def hook(place: Place) -> None:
+        rule = PeriodFromExchange(place.run, share=0.05, most=400)
+        found = rule.period_for(exchange_s, minibatch_s)
+        assert found == period
+        if found < 400:
+            assert exchange_s / (exchange_s + found * minibatch_s) <= 0.05 + 1e-9
+            assert found == 1 or exchange_s / (exchange_s + (found - 1) * minibatch_s) > 0.05
+
+    train("averaging(period=3)", 1, after_step=hook, epochs=1, samples=8)
+
+
+@pytest.mark.parametrize(("exchange_s", "period"), [(0.2, 19), (0.094, 8), (0.07, 8), (0.05, 5)])
+def test_the_period_follows_what_was_measured(exchange_s: float, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minibatch takes 0.2 s and the slowest worker's exchange so long; the present period is 8."""
+
+    def spent(run: Any) -> tuple[float, float, float]:
+        slowest = exchange_s if run.world.rank else exchange_s / 2
+        return 0.2 * run.minibatches, 100.0, slowest * run.blocks
+
+    monkeypatch.setattr(paceline.Run, "spent", property(spent))
+
+    def hook(place: Place) -> None:
+        if "period" not in place.extra:
+            place.extra["period"] = PeriodFromExchange(place.run, every=2)
+        place.extra["period"].stepped()
+        place.extra["rule"] = place.run.rule
+
+    outs = train("averaging(period=8)", 2, after_step=hook, samples=96)
+    assert [out.extra["rule"].schedule.period for out in outs] == [period] * 2
+    assert same_bits(outs[0].model, outs[1].model)
+
+
+TRIALS = [
+    ("sync", momentum_sgd),
+    ("one_bit(warmup=0)", momentum_sgd),
+    ("averaging(period=3)", adam),
+    ("bmuf_adam(period=4, overlap=3, fragments=2)", adam),
+    ("streaming_diloco(period=4, overlap=2, fragments=3)", adam),
+]
+
+
+@pytest.mark.parametrize(("rule", "optimizer"), TRIALS, ids=[rule for rule, _ in TRIALS])
+@pytest.mark.parametrize("at", [0, 4])
+def test_nothing_is_left_of_trials(rule: str, optimizer: Any, at: int) -> None:
+    def trial(place: Place) -> None:
+        data = make_data(48, seed=3).tensors
+
+        def learn(size: int) -> None:
+            place.extra.setdefault("tried", []).append(size)
+            torch.randn(size)
+            for begin in range(0, 48, size):
+                place.optimizer.zero_grad()
+                x, y = (part[begin : begin + size] for part in data)
+                nn.functional.cross_entropy(place.model(x), y).backward()
+                place.optimizer.step()
+
+        growth = BatchGrowth(place.run, margin=0.1)
+        losses = iter([1.0, 1.05, 2.0 if place.rank else 1.5, 0.0])
+        place.extra["chosen"] = growth.choose(4, [8, 12, 24], learn, lambda: next(losses))
+        place.extra["losses"] = growth.losses
+
+    def hook(place: Place) -> None:
+        if place.step == at:
+            trial(place)
+
+    def other(place: Place) -> None:
+        if place.step == at and place.rank == 0:
+            place.run.tune(lr_factor=2.0)
+
+    outs = train(rule, 2, optimizer=optimizer, samples=96, after_step=hook)
+    want = train(rule, 2, optimizer=optimizer, samples=96, after_step=other)
+    for out, plain in zip(outs, want, strict=True):
+        assert out.extra["tried"] == [4, 8, 12] and out.extra["chosen"] == 8
+        assert out.extra["losses"] == {4: 1.0, 8: 1.05, 12: 1.75}
+        assert same_bits(out.model, plain.model) and same_bits(out.exported, plain.exported)
+
+
+def test_no_trials_in_a_warm_up() -> None:
+    def hook(place: Place) -> None:
+        if place.step == 1:
+            with pytest.raises(UnsupportedError, match="not in a warm-up"):
+                BatchGrowth(place.run).choose(4, [8], lambda size: None, lambda: 0.0)
+
+    train("bmuf(period=3, warmup=6)", 2, optimizer=sgd, after_step=hook, epochs=1)
