@@ -11,8 +11,8 @@ READY := $(VENV)/.ready
 demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
 	$(BIN)/python examples/char_lm/demo.py
 
-test: $(READY)          ## the whole test suite
-	$(BIN)/python -m pytest -n 2 -q
+test: $(READY)          ## the test suite; -m slow runs what is left out here
+	$(BIN)/python -m pytest -n 2 -q -m "not slow"
 
 check: $(READY)         ## linter and type checker
 	$(BIN)/ruff check .

@@ -111,7 +111,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
 Varied = tuple[Path, list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_rule_ends_with_one_model(workers: int, varied: Varied) -> None:
     """Also where workers have unequal data: those who end first are waited for by nobody."""
     directory, _ = varied
@@ -228,7 +228,7 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
     ("rule", "kind", "victim"),
     [
         ("asgd", "adam", 0),
-        ("easgd(period=4)", "sgd", 2),
+        pytest.param("easgd(period=4)", "sgd", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, victim: int, tmp_path: Path) -> None:
@@ -249,7 +249,9 @@ def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, vict
             assert f"rank {victim} on" in one.err and "is lost" in one.err
 
 
-@pytest.mark.parametrize(("rule", "kind"), [("dc_asgd", "sgd"), ("ssp(staleness=1)", "momentum")])
+@pytest.mark.parametrize(
+    ("rule", "kind"), [("dc_asgd", "sgd"), pytest.param("ssp(staleness=1)", "momentum", marks=pytest.mark.slow)]
+)
 def test_all_but_one_are_killed(rule: str, kind: str, tmp_path: Path) -> None:
     """One, and the next with its heir at once: what that one kept is gone, so that others begin with what they know."""
     with Faulty(tmp_path, 4, rule, kind) as launch:
@@ -286,7 +288,9 @@ def test_who_is_lost_at_the_very_end_leaves_one_model(tmp_path: Path) -> None:
 # -- stopped ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("workers", "rule", "victim"), [(3, "asgd", 1), (2, "ssp(staleness=2)", 0)])
+@pytest.mark.parametrize(
+    ("workers", "rule", "victim"), [pytest.param(3, "asgd", 1, marks=pytest.mark.slow), (2, "ssp(staleness=2)", 0)]
+)
 def test_a_stopped_worker_is_given_up_and_learns_it(workers: int, rule: str, victim: int, tmp_path: Path) -> None:
     """After the deadline, by name; when it goes on it ends with an error, and disturbs nobody."""
     left = [rank for rank in range(workers) if rank != victim]

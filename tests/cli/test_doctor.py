@@ -122,6 +122,7 @@ def examine(network: EmulatedNetwork, *arguments: object, **more: str) -> list[t
 @needs_root
 @pytest.mark.network
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_slow_link_is_named(three_hosts: EmulatedNetwork) -> None:
     three_hosts.slow(1, 5)
     (code, output, errors), *others = examine(three_hosts, "--parameters", "1M")
@@ -137,6 +138,7 @@ def test_a_slow_link_is_named(three_hosts: EmulatedNetwork) -> None:
 @needs_root
 @pytest.mark.network
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_blocked_host_is_named_though_the_store_is_reached(three_hosts: EmulatedNetwork) -> None:
     """Rank 2 may speak to the store on host 0 and to nobody else."""
     block = ["ip", "route", "add", "blackhole", f"{three_hosts.address(1)}/32"]

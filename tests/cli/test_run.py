@@ -241,7 +241,7 @@ ASYNCHRONOUS = """
     ("fail", "how"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (9)"),
-        ("raise ValueError('odd')", "exit code 1"),
+        pytest.param("raise ValueError('odd')", "exit code 1", marks=pytest.mark.slow),
     ],
 )
 def test_under_an_asynchronous_rule_the_others_go_on(script: Script, fail: str, how: str) -> None:

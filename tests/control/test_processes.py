@@ -41,6 +41,7 @@ def line(one: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.processes
+@pytest.mark.slow  # tests/elastic does it with a model
 def test_killed_and_stopped_processes_are_lost_and_the_last_goes_on(started: list[subprocess.Popen[str]]) -> None:
     places = 200_000
     with control(Terms(1, timeout_s=5.0, start_s=SOON, expected=3)) as (server, log):

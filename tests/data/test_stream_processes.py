@@ -40,8 +40,8 @@ def test_what_a_killed_worker_left_of_its_shard_is_done_by_others(tmp_path: Path
     with Launch("train", 3, tmp_path, "asgd", "0", "1", module="stream_programs") as launch:
         ended = launch.wait([0, 2])
         assert all(one.code == 0 for one in ended.values()), launch.said()
-    own = seen(tmp_path, KILLED, 0)
-    others = [i for rank in (0, 2) for i in seen(tmp_path, rank, 0)]
-    assert len(others) == len(set(others)) and sorted({*own, *others}) == everything()
-    assert {*own} & {*others} <= {*own[-16:]}  # done again: what was under way, and not yet in the model
-    assert sorted(i for rank in (0, 2) for i in seen(tmp_path, rank, 1)) == everything()
+    for epoch in range(2):  # on a busy machine it may come so late that it dies in the second
+        own = seen(tmp_path, KILLED, epoch)
+        others = [i for rank in (0, 2) for i in seen(tmp_path, rank, epoch)]
+        assert len(others) == len(set(others)) and sorted({*own, *others}) == everything()
+        assert {*own} & {*others} <= {*own[-16:]}  # done again: what was under way, and not yet in the model

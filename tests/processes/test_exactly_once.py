@@ -62,7 +62,13 @@ def assert_killed(ended: list[tuple[int, str]], killed: dict[str, Any], others: 
 
 
 @pytest.mark.parametrize(
-    ("rule", "loaders"), [("asgd", 0), ("asgd", 1), ("asgd(period=3)", 0), ("ssp(staleness=2)", 0)]
+    ("rule", "loaders"),
+    [
+        ("asgd", 0),
+        pytest.param("asgd", 1, marks=pytest.mark.slow),
+        ("asgd(period=3)", 0),
+        pytest.param("ssp(staleness=2)", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_where_workers_go_on_unevenly(rule: str, loaders: int, tmp_path: Path) -> None:
     """Two of four are lost; four save, three go on and save, and four and seven after them."""
@@ -85,7 +91,13 @@ def test_where_workers_go_on_unevenly(rule: str, loaders: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("rule", "loaders"), [("sync", 0), ("sync", 1), ("bmuf(period=3)", 0), ("bmuf(period=3, momentum=0.0, lr=1.0)", 0)]
+    ("rule", "loaders"),
+    [
+        ("sync", 0),
+        pytest.param("sync", 1, marks=pytest.mark.slow),
+        ("bmuf(period=3)", 0),
+        pytest.param("bmuf(period=3, momentum=0.0, lr=1.0)", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_where_workers_go_on_evenly(rule: str, loaders: int, tmp_path: Path) -> None:
     """Two of four are lost, and the run ends; what it saved before three go on from, and seven from what those save."""

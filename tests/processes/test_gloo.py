@@ -94,7 +94,12 @@ def test_four_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    ["bmuf(period=2)", "sync(reproducible=True)", "one_bit(warmup=0)", "bmuf(period=4, overlap=3, codec='int8')"],
+    [
+        "bmuf(period=2)",
+        pytest.param("sync(reproducible=True)", marks=pytest.mark.slow),
+        pytest.param("one_bit(warmup=0)", marks=pytest.mark.slow),
+        "bmuf(period=4, overlap=3, codec='int8')",
+    ],
 )
 def test_a_killed_worker_is_named_by_the_others(rule: str, tmp_path: Path) -> None:
     with Launch("endless", 4, tmp_path, rule, "600") as launch:
@@ -124,7 +129,14 @@ def test_killing_rank_zero(tmp_path: Path) -> None:
             assert "PeerLostError" in ended[rank].err
 
 
-@pytest.mark.parametrize("rule", ["bmuf(period=2)", "one_bit(warmup=0)", "bmuf(period=4, overlap=3, codec='int8')"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "bmuf(period=2)",
+        pytest.param("one_bit(warmup=0)", marks=pytest.mark.slow),
+        "bmuf(period=4, overlap=3, codec='int8')",
+    ],
+)
 def test_a_stopped_worker_is_named_after_the_deadline(rule: str, tmp_path: Path) -> None:
     """Also where threads wait in the background: the process ends all the same."""
     with Launch("endless", 4, tmp_path, rule, "5") as launch:

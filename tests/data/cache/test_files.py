@@ -75,7 +75,7 @@ def test_a_pickled_cache_opens_the_same_directory(server: Server, tmp_path: Path
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_in_the_processes_of_a_loader(server: Server, tmp_path: Path, method: str) -> None:
     urls = [server.put(str(i), bytes([i])) for i in range(8)]
     with Cache(tmp_path) as cache:

@@ -149,7 +149,7 @@ def test_copies_in_the_same_process_count_too(server: Server, tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_processes_of_a_loader_are_in_the_sum(server: Server, tmp_path: Path, method: str) -> None:
     urls = [server.put(str(i), bytes([i]) * 10) for i in range(6)]
     with Cache(tmp_path) as cache:

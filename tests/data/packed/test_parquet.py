@@ -73,7 +73,7 @@ def test_a_row_group_is_read_once_and_few_are_kept(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_loader_processes_read_the_same(tmp_path: Path, start: str) -> None:
     rows = write(tmp_path)
     data = ParquetDataset(tmp_path)
