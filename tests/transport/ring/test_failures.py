@@ -177,7 +177,12 @@ def test_operations_that_do_not_belong_together() -> None:
         (DATA, (5, 1, 1, 0, 0, 0), 10, "10 bytes of data come for which nobody has asked"),
         (DATA, (5, 1, 2, 0, 0, 0), 10, "for an operation of role 2"),
         (DATA, (5, 0, 0, 0, 0, 0), 10, "for exchange 0, which is over"),
-        (DATA, (slot_id("all"), 1, 0, 0, 0, 0), 10, "for exchange 1, which is over"),
+        (
+            DATA,
+            (slot_id("all"), 1, 0, 0, 0, 0),
+            10,
+            "for exchange 1, which is over|at exchange 1 of all it does something else",
+        ),
         (GRANT, (5, 1, 0, 0), 10, "with data"),
         (DATA, (5, 1, 0, 0), 0, "without data"),
         (DATA, (5, 1, 0, 0), 1 << 19, "a body of 524288 bytes is announced, the limit of this channel is 262144"),
@@ -195,7 +200,7 @@ def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: 
 
     with ring(3) as members:
         found = everywhere(members, body)
-        assert "rank 1 on h1 is lost" in found[0] and says in found[0], found[0]
+        assert "rank 1 on h1 is lost" in found[0] and any(one in found[0] for one in says.split("|")), found[0]
         assert "rank 1 on h1 is lost" in found[2]
 
 
