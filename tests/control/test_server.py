@@ -57,9 +57,11 @@ def test_below_the_quorum_nobody_enters_and_all_are_told_why() -> None:
         first.on_pause(pause)
         second.close()
         assert heard.wait(SOON) and "1 of at least 2" in told[0]
+        changed = threading.Event()
+        first.on_change(lambda generation: changed.set())
         third = member(server.port)
         assert third.enter().workers == [0, 2]
-        assert first.enter().number == third.generation.number
+        assert changed.wait(SOON) and first.enter().number == third.generation.number
         first.close()
         third.close()
 
