@@ -66,7 +66,7 @@ def assert_killed(ended: list[tuple[int, str]], killed: dict[str, Any], others: 
     [
         ("asgd", 0),
         pytest.param("asgd", 1, marks=pytest.mark.slow),
-        ("asgd(period=3)", 0),
+        pytest.param("asgd(period=3)", 0, marks=pytest.mark.slow),
         pytest.param("ssp(staleness=2)", 0, marks=pytest.mark.slow),
     ],
 )

@@ -98,7 +98,7 @@ def test_four_processes(tmp_path: Path) -> None:
         "bmuf(period=2)",
         pytest.param("sync(reproducible=True)", marks=pytest.mark.slow),
         pytest.param("one_bit(warmup=0)", marks=pytest.mark.slow),
-        "bmuf(period=4, overlap=3, codec='int8')",
+        pytest.param("bmuf(period=4, overlap=3, codec='int8')", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_worker_is_named_by_the_others(rule: str, tmp_path: Path) -> None:
