@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_a_newcomer_is_taken_in_with_a_commit_and_gets_the_state_from_a_member()
 
 
 def test_a_commit_waits_for_all_who_live_and_is_none_if_one_dies() -> None:
-    with control(TWO) as (server, log):
+    with control(replace(TWO, expected=3, start_s=SOON / 2)) as (server, log):  # so that all begin in one generation
         one, two, three = (member(server.port) for _ in range(3))
         changed = threading.Event()
         generation = max((begin(each) for each in (one, two, three)), key=lambda each: each.number)
