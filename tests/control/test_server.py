@@ -36,6 +36,7 @@ def test_an_epoch_is_done_once_by_all(secure: bool, tmp_path: Path) -> None:
         assert sorted(place for *_, begin, end in merged for place in range(begin, end)) == list(range(40))
         for one in workers:
             one.leave()
+        log.wait("left", worker=2)
         assert server.status()["finished"] and not log.of("lost") and len(log.of("left")) == 3
         with pytest.raises(RefusedError, match="the run is over"):
             member(server.port, tls)
@@ -251,6 +252,23 @@ def test_members_that_do_not_come_back_to_a_new_server_are_lost(tmp_path: Path) 
         log.wait("generation", number=2)
         assert one.ask(Question(0, 0, 1)) == ("work", (0, 0, 0, 1))
         one.close()
+
+
+def test_a_newcomer_waits_for_the_place_of_a_member_that_may_not_come_back(tmp_path: Path) -> None:
+    record = tmp_path / "control.json"
+    terms = Terms(1, 2, timeout_s=2.0, start_s=SOON, expected=2)
+    with control(terms, record) as (server, _):
+        one, two = member(server.port), member(server.port)
+        begin(one), begin(two)
+    two.close()
+    with control(terms, record, port=server.port) as (_, log):
+        three = member(server.port)
+        log.wait("lost", worker=1)
+        assert three.worker == 2
+        with pytest.raises(RefusedError, match="takes no more"):
+            member(server.port)
+        one.close()
+        three.close()
 
 
 def test_without_a_server_waits_end_and_say_so(tmp_path: Path) -> None:

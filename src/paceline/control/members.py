@@ -99,6 +99,12 @@ class Membership(ABC):
 
     # -- coming and going -------------------------------------------------------------------------
 
+    @property
+    def undecided(self) -> bool:
+        """There is no room for another worker now, but some may be freed: not all of the record have come back yet."""
+        full = len(self.people) >= self.terms.max_workers
+        return full and any(one.absent is not None for one in self.people.values())
+
     def join(self, about: About, now: float) -> Person:
         """A worker comes; RefusedError where it cannot be taken."""
         if self.ended or self.finished:

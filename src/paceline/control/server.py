@@ -192,7 +192,18 @@ class Control:
                     self._register.lost([worker], why, now)
             line.end()
 
+    def _await_room(self) -> None:
+        """A newcomer may take the place of one that does not come back; `Terms.return_s` ends the doubt."""
+        while True:
+            with self._lock:
+                if not self._register.undecided:
+                    return
+            if self._closing.wait(TICK_S):
+                return
+
     def _welcome(self, channel: Channel, hello: Frame) -> tuple[int, Line]:
+        if hello.kind == wire.HELLO:
+            self._await_room()
         with self._turn() as now:
             if self._closing.is_set():
                 raise Closed("the control plane is closed")
