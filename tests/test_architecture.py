@@ -67,7 +67,8 @@ FLOORS: dict[str, int] = {
     "control": 4,
     "session": 4,
     "attach": 4,
-    # 5 edges
+    # 5 edges, and the wings, which use the public face only
+    "lightrnn": 5,
     "observe": 5,
     "sim": 5,
     "doctor": 5,
@@ -76,6 +77,7 @@ FLOORS: dict[str, int] = {
     "__init__": 6,
     "__main__": 6,
 }
+WINGS = ("lightrnn",)
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
 SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select")
 COMPOSED = {"codec.named": "codec", "codec.warm": "codec.dense", "outer.frozen_adam": "outer.average"}
@@ -166,6 +168,15 @@ def test_equations_do_not_know_each_other() -> None:
                 continue
             if other_place in EQUATIONS and other_name not in ("", *SHARED):
                 raise AssertionError(f"the equation {module} imports the equation {other}")
+
+
+def test_the_wings_use_the_public_face_only() -> None:
+    for module, path in MODULES.items():
+        if room(module) in WINGS:
+            strangers = {other for other in imports(path) if room(other) != room(module)}
+            assert not strangers, (
+                f"{module} imports {strangers}: a wing takes what `import paceline` gives to everybody"
+            )
 
 
 def test_no_circles() -> None:

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LightRNN: a vocabulary of millions of words in a model of megabytes."""
+
+from __future__ import annotations
+
+from paceline.lightrnn.table import WordTable
+
+__all__ = ["WordTable"]
