@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text as numbers in a file on disk, of which only what is used comes into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from paceline import DataError
+from paceline.lightrnn.text import STDIN, Text
+from paceline.lightrnn.vocabulary import Vocabulary
+
+FORMAT = "paceline corpus 1"
+PADDING = -1
+"""In place of a word behind the end of a text."""
+CHUNK = 1 << 20
+Ids = NDArray[np.int32]
+
+
+class Corpus:
+    """Words of a text in their order, int32, in memory or in a file that is mapped into it.
+
+    Args:
+        ids: shape (n,), the numbers of the words.
+        fingerprint: of the text and the vocabulary; empty where nobody knows.
+        damaged: bytes of the text that were no UTF-8.
+    """
+
+    def __init__(self, ids: Ids, fingerprint: str = "", damaged: int = 0) -> None:
+        self.ids, self.fingerprint, self.damaged = ids, fingerprint, damaged
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def part(self, begin: int, end: int) -> Corpus:
+        """Words `begin` to `end` (without it), nothing copied."""
+        return Corpus(self.ids[begin:end], self.fingerprint)
+
+    def split(self, share: float) -> tuple[Corpus, Corpus]:
+        """The text without its last part, and that part, which has `share` of the words."""
+        if not 0 < share < 1:
+            raise DataError(f"the last part of a text is a share between 0 and 1 of it, got {share}")
+        last = max(1, round(share * len(self)))
+        if last >= len(self):
+            raise DataError(f"a text of {len(self)} words is too short to hold a part of it back; give more text")
+        return self.part(0, len(self) - last), self.part(len(self) - last, len(self))
+
+    @classmethod
+    def write(
+        cls, text: Text, vocabulary: Vocabulary, path: Path, progress: Callable[[int], None] | None = None
+    ) -> Corpus:
+        """Write the text's numbers to `path` as a stream; the file appears in one piece, its description beside it."""
+        key = fingerprint(text, vocabulary)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside, words = path.with_name(path.name + ".new"), 0
+        with beside.open("wb") as file:
+            for chunk in _chunks(text, vocabulary):
+                chunk.tofile(file)
+                words += len(chunk)
+                if progress is not None:
+                    progress(words)
+        if not words:
+            beside.unlink()
+            raise DataError("there is no word in the text; is the file empty?")
+        about = {"format": FORMAT, "words": words, "fingerprint": key, "damaged": text.damaged}
+        _about(path).unlink(missing_ok=True)  # no description may stand beside ids that it does not describe
+        os.replace(beside, path)
+        described = _about(path).with_suffix(".new")
+        described.write_text(json.dumps(about) + "\n", encoding="utf-8")
+        os.replace(described, _about(path))
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Corpus:
+        """Map what `write` wrote; DataError where it is missing or not whole."""
+        path = Path(path)
+        try:
+            about: dict[str, Any] = json.loads(_about(path).read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise DataError(f"{path} is no corpus: its format is {about['format']!r}")
+            words, size = int(about["words"]), path.stat().st_size
+            if size != 4 * words or not words:
+                raise DataError(
+                    f"the corpus {path} is damaged: {size} bytes for {words} words; remove it to have it remade"
+                )
+            ids: Ids = np.memmap(path, np.dtype("<i4"), "r")
+            return cls(ids, str(about["fingerprint"]), int(about["damaged"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"cannot read the corpus {path}: {error}; remove it, and it is made again") from error
+
+    @classmethod
+    def ensure(
+        cls, text: Text, vocabulary: Vocabulary, path: Path, progress: Callable[[int], None] | None = None
+    ) -> Corpus:
+        """The corpus at `path` if it was made of this text with this vocabulary, else a new one."""
+        with contextlib.suppress(DataError):
+            found = cls.open(path)
+            if found.fingerprint == fingerprint(text, vocabulary):
+                return found
+        return cls.write(text, vocabulary, path, progress)
+
+
+def fingerprint(text: Text, vocabulary: Vocabulary) -> str:
+    """Of the files (name, size, time of the last change) and the vocabulary; another each time for standard input."""
+    rows: list[Any] = [FORMAT, vocabulary.fingerprint]
+    for path in text.files:
+        if path == STDIN:
+            rows.append(os.urandom(16).hex())
+        else:
+            state = path.stat()
+            rows.append([str(path.resolve()), state.st_size, state.st_mtime_ns])
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _chunks(text: Text, vocabulary: Vocabulary) -> Iterator[Ids]:
+    held = array("i")
+    for words, ended in text:
+        held.extend(vocabulary.ids(words, ended))
+        if len(held) >= CHUNK:
+            yield np.array(held, np.dtype("<i4"))
+            held = array("i")
+    if held:
+        yield np.array(held, np.dtype("<i4"))
+
+
+def _about(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+class Passages(Dataset[Tensor]):
+    """A corpus as passages of consecutive words: what a `DataLoader` shuffles and `run.share` gives out.
+
+    Each begins from the zero state and the end of a line; within it the state goes on from window to window. The last
+    is filled up with `PADDING`, and passages of nothing else follow until the number is a multiple of `multiple`:
+    workers then make the same number of steps in every epoch, and may talk to each other between epochs.
+
+    Args:
+        corpus: the words.
+        length: of a passage, words.
+        multiple: of how many the number of passages is to be a multiple.
+    """
+
+    def __init__(self, corpus: Corpus, length: int, multiple: int = 1) -> None:
+        if length < 1 or multiple < 1:
+            raise DataError(f"passages have a length and a multiple of at least 1, got {length} and {multiple}")
+        if not len(corpus):
+            raise DataError("the corpus has no words, so that there is no passage to train on")
+        self.corpus, self.length = corpus, length
+        self._number = math.ceil(math.ceil(len(corpus) / length) / multiple) * multiple
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, number: int) -> Tensor:
+        """Shape (length,), int64."""
+        if not 0 <= number < self._number:
+            raise IndexError(f"passages are 0 to {self._number - 1}, got {number}")
+        words = torch.full((self.length,), PADDING, dtype=torch.int64)
+        found = self.corpus.ids[number * self.length : (number + 1) * self.length]
+        words[: len(found)] = torch.from_numpy(found.astype(np.int64))
+        return words
+
+
+def lanes(corpus: Corpus, number: int, window: int, part: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
+    """The corpus cut into `number` consecutive parts that are read side by side, a window after the other.
+
+    Args:
+        corpus: the words.
+        number: of lanes; the last ones are filled up with `PADDING`.
+        window: words of each lane that are read at a time.
+        part: (k, n): only lanes k, k + n, k + 2n, ..
+
+    Yields:
+        Shape (lanes, up to `window`), int64.
+    """
+    length = -(-len(corpus) // number)
+    begins = np.arange(part[0], number, part[1], dtype=np.int64) * length
+    for offset in range(0, length if len(begins) else 0, window):
+        places = begins[:, None] + np.arange(offset, min(offset + window, length))
+        words = corpus.ids[np.minimum(places, len(corpus) - 1)].astype(np.int64)
+        words[places >= len(corpus)] = PADDING
+        yield torch.from_numpy(words)

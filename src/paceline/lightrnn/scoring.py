@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a model predicts a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline import DataError
+from paceline.lightrnn.corpus import PADDING, Corpus, lanes
+
+LEAST = 200
+"""Words of a lane, of which there are fewer for a short text: each begins with a state that knows nothing."""
+
+
+class WordModel(Protocol):
+    """What `LightRNN` and `WordRNN` have in common."""
+
+    training: bool
+
+    def begin(self, batch: int, word: int = 0) -> Any:
+        """The state before the first word."""
+
+    def log_prob(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Log-probabilities, shape (B, T), of words of shape (B, T), and the state behind them."""
+
+    def eval(self) -> Any:
+        """Without dropout."""
+
+    def train(self, mode: bool = True) -> Any:
+        """With it."""
+
+    def parameters(self) -> Any:
+        """Its tensors."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a text cost.
+
+    Attributes:
+        nats: the sum of -log P over the words.
+        words: how many.
+    """
+
+    nats: float
+    words: int
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.nats + other.nats, self.words + other.words)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean of -log P per word; inf where that is too large for a number."""
+        mean = self.nats / self.words
+        return math.exp(mean) if mean < 700 else math.inf
+
+
+def place(model: Any) -> torch.device:
+    """Where a model's parameters lie."""
+    found: torch.device = next(iter(model.parameters())).device
+    return found
+
+
+@torch.no_grad()
+def score(
+    model: WordModel | nn.Module,
+    corpus: Corpus,
+    *,
+    side_by_side: int = 20,
+    window: int = 35,
+    part: tuple[int, int] = (0, 1),
+    progress: Callable[[int], None] | None = None,
+) -> Score:
+    """Read a text with the state carried on from its beginning to its end, in lanes side by side.
+
+    Args:
+        model: with `begin` and `log_prob`; dropout is off meanwhile.
+        corpus: the text.
+        side_by_side: lanes; a lane's first word is predicted from the end of a line, so a few lanes change the
+            result little, and a text of less than `LEAST` words a lane has fewer.
+        window: words that are read at a time.
+        part: (k, n) for the k-th of n workers, whose scores add up to the whole.
+        progress: called with the number of words so far.
+
+    Raises:
+        DataError: the text has no words.
+    """
+    if not len(corpus):
+        raise DataError("the text to be scored has no words; give another one")
+    number = max(1, min(side_by_side, len(corpus) // LEAST))
+    was, nats, words, state = model.training, 0.0, 0, None
+    model.eval()
+    try:
+        for batch in lanes(corpus, number, window, part):
+            batch = batch.to(place(model))
+            state = model.begin(len(batch)) if state is None else state  # type: ignore[operator]
+            found, state = model.log_prob(batch, state)  # type: ignore[operator]
+            nats -= float(found.double().sum())
+            words += int((batch != PADDING).sum())
+            if progress is not None:
+                progress(words)
+    finally:
+        model.train(was)
+    return Score(nats, words)
+
+
+def perplexity(model: WordModel | nn.Module, corpus: Corpus, *, side_by_side: int = 20, window: int = 35) -> float:
+    """exp of the mean -log P of a word of the text: `score(...).perplexity`."""
+    return score(model, corpus, side_by_side=side_by_side, window=window).perplexity
