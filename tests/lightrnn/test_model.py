@@ -333,7 +333,7 @@ def test_a_table_of_another_save_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"dimension": 6}, r"column_bias|column_in of shape \(4, 5\), model.json makes it \(4, 6\)"),
-        ({"dimension": 10**9}, "makes it"),
+        ({"dimension": 10**8}, "makes it"),
         ({"dimension": 10**12}, "no model that can be made"),
         ({"dimension": "5"}, "no model that can be made"),
         ({"layers": 2}, "of shape None"),
@@ -365,5 +365,5 @@ def test_a_network_of_ten_words_learns_a_round_dance() -> None:
         model.loss(words)[0].backward()
         optimizer.step()
     following = F.one_hot((words[:, -1] + 1) % 10, 10)
-    found = model.distribution(model.log_prob(words)[1]).exp()
+    found = model.distribution(model.log_prob(words)[1]).detach().exp()
     assert float((found * following).sum(1).min()) > 0.9
