@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from paceline.lightrnn.model import LightRNN
+from paceline.lightrnn.ranking import Ranking, top_words
+from paceline.lightrnn.state import PADDING, State
 from paceline.lightrnn.table import WordTable
 
-__all__ = ["WordTable"]
+__all__ = ["PADDING", "LightRNN", "Ranking", "State", "WordTable", "top_words"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recurrent model remembers between two calls, and the recurrent networks that it may be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline import MismatchError, UnsupportedError
+
+PADDING = -1
+"""The word that is none: it fills up the end of a sequence that is shorter than others of its batch."""
+
+CELLS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+
+Hidden = Any
+"""Tensor [layers, B, d], or a pair of them (LSTM)."""
+
+
+class State(NamedTuple):
+    """Where a batch of sequences stands.
+
+    Attributes:
+        hidden: the recurrent network's state: a tensor of shape [layers, B, d], or a pair of them for an LSTM.
+        last: shape [B], int64: the last word of each sequence. Which part of it the network has already seen is the
+            model's own affair.
+    """
+
+    hidden: Hidden
+    last: Tensor
+
+    def detach(self) -> State:
+        """The same values without their history: where truncated back-propagation stops."""
+        return State(each(self.hidden, Tensor.detach), self.last)
+
+    def select(self, sequences: Tensor) -> State:
+        """The states of these sequences, shape [n], int64; one may be named several times."""
+        return State(each(self.hidden, lambda h: h.index_select(1, sequences)), self.last[sequences])
+
+
+def each(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
+    """`change` of the tensor, or of both of the pair."""
+    return change(hidden) if isinstance(hidden, Tensor) else tuple(change(h) for h in hidden)
+
+
+def make_recurrent(cell: str, dimension: int, layers: int, dropout: float) -> nn.RNNBase:
+    """The recurrent network, `batch_first`, input and hidden size `dimension`.
+
+    The biases are zero, and 1 at an LSTM's forget gate, so that from the first step on the cell keeps what it has seen
+    and gradients come through it (Gers et al. 2000; Jozefowicz et al., ICML 2015, section 5). The weights keep torch's
+    own initialisation, uniform within 1 / sqrt(dimension).
+
+    Raises:
+        UnsupportedError: there is no such cell, or a number makes no sense.
+    """
+    if cell not in CELLS:
+        raise UnsupportedError(f"there is no cell {cell!r}; there are {', '.join(sorted(CELLS))}")
+    if dimension < 1 or layers < 1:
+        raise UnsupportedError(f"dimension and layers are 1 at least; got {dimension} and {layers}")
+    if not 0 <= dropout < 1:
+        raise UnsupportedError(f"dropout is a share from 0 to less than 1, got {dropout}")
+    between = dropout if layers > 1 else 0.0  # torch warns of a dropout that has nothing between which to work
+    network: nn.RNNBase = CELLS[cell](dimension, dimension, layers, batch_first=True, dropout=between)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, bias in network.named_parameters():
+            if name.startswith("bias"):
+                bias.zero_()
+            if name.startswith("bias_ih") and cell == "lstm":
+                bias[dimension : 2 * dimension] = 1.0  # torch's order of gates: input, forget, cell, output
+    return network
+
+
+def check_words(words: Tensor, vocabulary: int) -> Tensor:
+    """`words` as int64, if they are of shape [B, T] and in the vocabulary or, at a sequence's end, padding.
+
+    The values are looked at on the CPU only: on a GPU that would make the program wait for it.
+
+    Raises:
+        MismatchError: they are not.
+    """
+    if words.ndim != 2 or words.is_floating_point() or words.dtype == torch.bool or 0 in words.shape:
+        raise MismatchError(f"words are integers of shape [B, T], not empty; got {words.dtype} {tuple(words.shape)}")
+    words = words.to(torch.int64)
+    if words.device.type == "cpu":
+        low, high = (int(value) for value in words.aminmax())
+        if low < PADDING or high >= vocabulary:
+            raise MismatchError(f"words are 0 to {vocabulary - 1}, or {PADDING} for padding; got {low} to {high}")
+        if low == PADDING and bool(((words[:, :-1] == PADDING) & (words[:, 1:] != PADDING)).any()):
+            raise MismatchError("padding is at the end of a sequence only; here a word comes after it")
+    return words
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float32 at least: the sums of a softmax over thousands need it."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
