@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from paceline import DataError
-from paceline.lightrnn.corpus import PADDING, Corpus, Passages, lanes
+from paceline.lightrnn.corpus import Corpus, Passages, lanes
+from paceline.lightrnn.state import PADDING
 from paceline.lightrnn.text import Text
 from paceline.lightrnn.vocabulary import Vocabulary
 

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from paceline import DataError
+from paceline.lightrnn.state import PADDING
 from paceline.lightrnn.text import STDIN, Text
 from paceline.lightrnn.vocabulary import Vocabulary
 
 FORMAT = "paceline corpus 1"
-PADDING = -1
-"""In place of a word behind the end of a text."""
 CHUNK = 1 << 20
 Ids = NDArray[np.int32]
 

@@ -6,37 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
 
 from paceline import DataError
-from paceline.lightrnn.corpus import PADDING, Corpus, lanes
+from paceline.lightrnn.corpus import Corpus, lanes
+from paceline.lightrnn.language import LanguageModel
+from paceline.lightrnn.state import PADDING
 
 LEAST = 200
 """Words of a lane, of which there are fewer for a short text: each begins with a state that knows nothing."""
-
-
-class WordModel(Protocol):
-    """What `LightRNN` and `WordRNN` have in common."""
-
-    training: bool
-
-    def begin(self, batch: int, word: int = 0) -> Any:
-        """The state before the first word."""
-
-    def log_prob(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Log-probabilities, shape (B, T), of words of shape (B, T), and the state behind them."""
-
-    def eval(self) -> Any:
-        """Without dropout."""
-
-    def train(self, mode: bool = True) -> Any:
-        """With it."""
-
-    def parameters(self) -> Any:
-        """Its tensors."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +40,14 @@ class Score:
         return math.exp(mean) if mean < 700 else math.inf
 
 
-def place(model: Any) -> torch.device:
+def place(model: LanguageModel) -> torch.device:
     """Where a model's parameters lie."""
-    found: torch.device = next(iter(model.parameters())).device
-    return found
+    return next(model.parameters()).device
 
 
 @torch.no_grad()
 def score(
-    model: WordModel | nn.Module,
+    model: LanguageModel,
     corpus: Corpus,
     *,
     side_by_side: int = 20,
@@ -80,7 +58,7 @@ def score(
     """Read a text with the state carried on from its beginning to its end, in lanes side by side.
 
     Args:
-        model: with `begin` and `log_prob`; dropout is off meanwhile.
+        model: dropout is off meanwhile.
         corpus: the text.
         side_by_side: lanes; a lane's first word is predicted from the end of a line, so a few lanes change the
             result little, and a text of less than `LEAST` words a lane has fewer.
@@ -99,8 +77,8 @@ def score(
     try:
         for batch in lanes(corpus, number, window, part):
             batch = batch.to(place(model))
-            state = model.begin(len(batch)) if state is None else state  # type: ignore[operator]
-            found, state = model.log_prob(batch, state)  # type: ignore[operator]
+            state = model.begin(len(batch)) if state is None else state
+            found, state = model.log_prob(batch, state)
             nats -= float(found.double().sum())
             words += int((batch != PADDING).sum())
             if progress is not None:
@@ -110,6 +88,6 @@ def score(
     return Score(nats, words)
 
 
-def perplexity(model: WordModel | nn.Module, corpus: Corpus, *, side_by_side: int = 20, window: int = 35) -> float:
+def perplexity(model: LanguageModel, corpus: Corpus, *, side_by_side: int = 20, window: int = 35) -> float:
     """exp of the mean -log P of a word of the text: `score(...).perplexity`."""
     return score(model, corpus, side_by_side=side_by_side, window=window).perplexity

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training stands between its rounds: what its checkpoints hold besides weights, optimizer and data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.lightrnn.language import LanguageModel
+from paceline.lightrnn.model import LightRNN
+from paceline.lightrnn.rounds import Costs, new_costs
+
+
+class Position:
+    """Round, table and what was measured, with the methods that a checkpoint asks for.
+
+    Args:
+        model: the model, whose table is saved and put back.
+        workers: how many train it.
+
+    Attributes:
+        round: that is under way or comes next, from 0.
+        trained: whether its training is over, so that only the re-allocation is left of it.
+        words: that this worker has read in it.
+        seconds: that it has trained for.
+        row: what was measured of it.
+        history: the rows of all rounds that are over.
+        costs: gathered while training, if any.
+        costs_lost: the training goes on with another number of workers, so that costs gathered while training are
+            not to be had: those of some workers are in no state of the others.
+        costs_sum: checksum of the file with the costs of all workers, on worker 0.
+        saves: how many states were saved.
+    """
+
+    def __init__(self, model: LanguageModel, workers: int = 1) -> None:
+        self._model = model if isinstance(model, LightRNN) else None
+        self.workers, self.costs_lost = workers, False
+        self.round, self.trained = 0, False
+        self.words, self.seconds = 0, 0.0
+        self.row: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self.costs: Costs | None = None
+        self.costs_sum = ""
+        self.saves = 0
+
+    def end_round(self) -> None:
+        """The round is over."""
+        self.history.append(self.row)
+        self.round, self.trained = self.round + 1, False
+        self.words, self.seconds, self.row, self.costs, self.costs_sum = 0, 0.0, {}, None, ""
+        self.costs_lost = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        plain = ("round", "trained", "words", "seconds", "row", "history", "costs_sum", "saves")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "workers": self.workers,
+            "cells": self._model.table.cells.cpu() if self._model is not None else None,
+            "costs": list(self.costs.tensors()) if self.costs is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        for name, value in state.items():
+            if name not in ("cells", "costs", "workers"):
+                setattr(self, name, value)
+        if self._model is not None and state["cells"] is not None:
+            self._model.table = self._model.table.with_cells(state["cells"])
+        self.costs = None
+        if state["workers"] != self.workers:
+            self.words = self.words * state["workers"] // self.workers
+            self.costs_lost = state["costs"] is not None
+        elif self._model is not None and state["costs"] is not None:
+            self.costs = new_costs(self._model)
+            for tensor, value in zip(self.costs.tensors(), state["costs"], strict=True):
+                tensor.copy_(value)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training is asked for: the model's shape, the course of the training, the text. All of it is plain JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paceline import CheckpointError, UnsupportedError
+
+FORMAT = "paceline lightrnn settings 1"
+OUTPUTS = ("lightrnn", "full", "adaptive")
+OPTIMIZERS = {"adam": 0.002, "sgd": 5.0}
+"""Names, and the learning rates that they begin with where none is given."""
+COSTS = ("pass", "training")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the model.
+
+    Attributes:
+        dimension: of the vectors and the hidden state.
+        layers: of the recurrent network.
+        cell: lstm, gru or rnn.
+        tied: whether input and output vectors are the same.
+        dropout: share of numbers set to zero in training.
+        output: lightrnn, or for comparison full or adaptive.
+        table: how the first table is made: random, frequency, or a file of vectors.
+    """
+
+    dimension: int = 256
+    layers: int = 1
+    cell: str = "lstm"
+    tied: bool = False
+    dropout: float = 0.0
+    output: str = "lightrnn"
+    table: str = "random"
+
+    def __post_init__(self) -> None:
+        _among("output", self.output, OUTPUTS)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Of the training.
+
+    Attributes:
+        rounds: of training on one table; between two of them the words are allocated anew.
+        epochs: passes over the text in a round.
+        batch: passages that are read side by side.
+        window: words of a passage between two steps of the optimizer.
+        windows: of a passage.
+        optimizer: adam or sgd.
+        rate: highest learning rate, with which each round begins; None takes the optimizer's own.
+        clip: largest norm of the gradient.
+        costs: gathered in a pass of their own behind a round ("pass"), or while its last epoch trains ("training").
+        save_every: batches between two saved states; under asynchronous rules states are saved between epochs only.
+        seed: of everything that is drawn.
+    """
+
+    rounds: int = 3
+    epochs: int = 1
+    batch: int = 20
+    window: int = 35
+    windows: int = 20
+    optimizer: str = "adam"
+    rate: float | None = None
+    clip: float = 1.0
+    costs: str = "pass"
+    save_every: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "epochs", "batch", "window", "windows", "save_every"):
+            if getattr(self, name) < 1:
+                raise UnsupportedError(f"{name} is at least 1, got {getattr(self, name)}")
+        _among("optimizer", self.optimizer, tuple(OPTIMIZERS))
+        _among("costs", self.costs, COSTS)
+        if not self.highest_rate > 0 or not self.clip > 0:
+            raise UnsupportedError(f"rate and clip are above 0, got {self.highest_rate} and {self.clip}")
+
+    @property
+    def highest_rate(self) -> float:
+        """The learning rate with which a round begins."""
+        return OPTIMIZERS[self.optimizer] if self.rate is None else self.rate
+
+    @property
+    def length(self) -> int:
+        """Words of a passage."""
+        return self.window * self.windows
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text.
+
+    Attributes:
+        texts: files and folders.
+        validation: a file of its own, or None for the last part of the text.
+        held_back: share of the text that this part has.
+        tokens: unicode, or space for text that is cut into words already.
+        lower: whether it is read in lower case.
+        vocabulary: most words of the vocabulary, or None for all.
+        min_count: rarer words are unknown ones.
+    """
+
+    texts: tuple[str, ...]
+    validation: str | None = None
+    held_back: float = 0.02
+    tokens: str = "unicode"
+    lower: bool = False
+    vocabulary: int | None = None
+    min_count: int = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of a training; saved in its folder, so that it goes on as it began."""
+
+    shape: Shape
+    course: Course
+    source: Source
+
+    def save(self, path: Path) -> None:
+        """Write them to a file, in one piece."""
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Settings:
+        """Read what `save` wrote; CheckpointError for anything else."""
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
+                raise CheckpointError(f"{path} holds no settings of a training: its format is {found['format']!r}")
+            source = {**found["source"], "texts": tuple(found["source"]["texts"])}
+            return cls(Shape(**found["shape"]), Course(**found["course"]), Source(**source))
+        except CheckpointError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"cannot read the settings {path}: {error}") from error
+
+    def check(self, other: Settings, path: Path) -> None:
+        """Raise CheckpointError that names what differs from the settings with which the training in `path` began."""
+        rows = []
+        for part in ("shape", "course", "source"):
+            mine, its = getattr(self, part), getattr(other, part)
+            for field in fields(mine):
+                asked, there = getattr(mine, field.name), getattr(its, field.name)
+                if asked != there:
+                    rows.append(f"{field.name} is {asked!r} now and was {there!r}")
+        if rows:
+            raise CheckpointError(
+                f"{path} holds a training with other settings: {'; '.join(rows)}; give the same ones to go on, or "
+                "another folder to begin anew"
+            )
+
+
+def _among(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UnsupportedError(f"{name} is one of {', '.join(known)}; got {value!r}")

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in rounds, on any number of workers under any rule.
+
+A round trains the model on one table. Between two rounds the costs of all words in all rows and columns are added up
+over the workers, one of them allocates the words anew, and all go on with the same new table. The weights and what the
+optimizer remembers of them stay: vectors belong to rows and columns, not to words. The learning rate begins anew.
+Source: Li et al., NIPS 2016, section 3.3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+import paceline
+from paceline import CheckpointError, Rule
+from paceline.lightrnn import rounds
+from paceline.lightrnn.allocation import Allocation, reallocate
+from paceline.lightrnn.corpus import Passages
+from paceline.lightrnn.language import LanguageModel
+from paceline.lightrnn.model import LightRNN
+from paceline.lightrnn.position import Position
+from paceline.lightrnn.preparing import Data
+from paceline.lightrnn.scoring import Score, place, score
+from paceline.lightrnn.settings import Course
+from paceline.lightrnn.state import PADDING, State
+
+STATE, HISTORY, COSTS, ALLOCATION = "state", "history.json", "costs.safetensors", "allocation"
+LOG_EVERY = 20  # steps
+KEEP = 2  # saved states
+WARM_UP, LOWEST = 0.02, 0.05  # of a round; of the highest rate
+
+
+class Show(Protocol):
+    """What is told how far a training is; on worker 0 only."""
+
+    def doing(self, what: str, done: float, total: float, note: str = "") -> None:
+        """So much of it is done; it may be called often, and from another thread."""
+
+    def say(self, text: str) -> None:
+        """Something is over."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def doing(self, what: str, done: float, total: float, note: str = "") -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+
+def share_of_rate(done: float) -> float:
+    """The learning rate as a share of the highest: up over the first 2 % of a round, then down along a cosine."""
+    if done < WARM_UP:
+        return (done + WARM_UP / 20) / (WARM_UP * 1.05)
+    return LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def train(
+    model: LanguageModel,
+    data: Data,
+    course: Course,
+    folder: Path,
+    *,
+    rule: Rule | str | None = None,
+    show: Show | None = None,
+    resume: bool = True,
+) -> list[dict[str, Any]]:
+    """Train a model in rounds; every worker calls it with the same arguments.
+
+    Args:
+        model: a LightRNN, or for comparison a WordRNN, whose rounds have no re-allocation between them. At the end it
+            holds the global model of all workers, and the last table.
+        data: what `prepare` gives.
+        course: rounds, epochs, rates and so on.
+        folder: which all workers see: `state` (to go on from), `history.json`, `costs.safetensors`, and at the end the
+            model.
+        rule: as `paceline.attach` takes it.
+        show: is told how far it is.
+        resume: go on from the state in `folder`, if there is one.
+
+    Returns:
+        A row for each round: `round`, `words`, `seconds`, `words_per_s`, `perplexity` and, where words were allocated
+        anew behind it, `cost_before`, `cost_after` and `lower_bound` (nats per word of the text),
+        `perplexity_reallocated` and `allocation_s`.
+    """
+    return _Training(model, data, course, folder, rule, show or Silent()).go(resume)
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a training has left a state there."""
+    return (folder / STATE).is_dir() and any((folder / STATE).glob("step-*"))
+
+
+class _Training:
+    """One worker's part of it."""
+
+    def __init__(
+        self, model: LanguageModel, data: Data, course: Course, folder: Path, rule: Rule | str | None, show: Show
+    ) -> None:
+        self.model, self.data, self.course, self.folder = model, data, course, folder
+        self.table_model = model if isinstance(model, LightRNN) else None
+        kinds: dict[str, Any] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        self.optimizer = kinds[course.optimizer](model.parameters(), lr=course.highest_rate)
+        self.run = paceline.attach(model, self.optimizer, rule, seed=course.seed)
+        self.show: Show = show if self.run.world.rank == 0 else Silent()
+        # whole batches: however many workers share the last ones, each gets a part, and all make as many steps
+        multiple = course.batch * math.ceil(self.run.world.size / course.batch)
+        passages = Passages(data.train, course.length, multiple)
+        self.share = self.run.share(DataLoader(passages, course.batch, shuffle=True))
+        self.position = Position(model, self.run.world.size)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: share_of_rate(self._done()))
+        self._since_save = 0
+        self._losses: list[Tensor] = []
+
+    def go(self, resume: bool) -> list[dict[str, Any]]:
+        """All rounds that are left."""
+        try:
+            with self.run:
+                self.run.include(position=self.position)
+                if resume and has_state(self.folder):
+                    self.run.resume(self.folder / STATE)
+                    self.show.say(f"going on in round {self.position.round + 1}")
+                while self.position.round < self.course.rounds:
+                    if not self.position.trained:
+                        self._train_round()
+                    self._end_round()
+        finally:
+            self.model.train(False)
+        if self.run.world.rank == 0:
+            self.model.save(self.folder)
+        return self.position.history
+
+    # -- within a round ---------------------------------------------------------------------------
+
+    def _done(self) -> float:
+        """Share of the round."""
+        behind = self.share.epoch - self.position.round * self.course.epochs
+        return min(1.0, max(0.0, (behind + self.share.progress) / self.course.epochs))
+
+    def _train_round(self) -> None:
+        epochs = self.course.epochs
+        self.model.train()
+        while self.run.epoch < (self.position.round + 1) * epochs:
+            last = self.run.epoch == (self.position.round + 1) * epochs - 1
+            if last and self.course.costs == "training" and self.table_model is not None:
+                self._begin_costs(self.table_model)
+            for passages in self.share:
+                began = time.perf_counter()
+                self._read(passages.to(place(self.model)))
+                self.position.seconds += time.perf_counter() - began
+                self._shown()
+                self._since_save += 1
+                if self._since_save >= self.course.save_every and not self._asynchronous:
+                    self._save()
+
+    def _begin_costs(self, model: LightRNN) -> None:
+        if self.position.costs is None and not self.position.costs_lost:
+            if not rounds.fits_dense(model.table):
+                raise CheckpointError(
+                    "costs are exact only for weights that stand still where they are kept as factors, and this table "
+                    'is too large for others; take costs="pass"'
+                )
+            self.position.costs = rounds.new_costs(model)
+
+    @property
+    def _asynchronous(self) -> bool:
+        """Whether workers go on each by itself, and stand alike between epochs only."""
+        return hasattr(self.run.rule.schedule, "staleness") and self.run.world.size > 1
+
+    def _read(self, passages: Tensor) -> None:
+        """Train on passages, shape (B, length), a step of the optimizer for each window."""
+        state = self.model.begin(len(passages))
+        for words in passages.split(self.course.window, 1):
+            loss, state = self._loss(words, state.detach())
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.course.clip)
+            self.optimizer.step()
+            self.scheduler.step()
+            self._losses.append(loss.detach())
+            if len(self._losses) == LOG_EVERY:
+                self.run.log(loss=float(torch.stack(self._losses).mean()))
+                self._losses.clear()
+        self.position.words += int((passages != PADDING).sum())
+
+    def _loss(self, words: Tensor, state: State) -> tuple[Tensor, State]:
+        costs, model = self.position.costs, self.table_model
+        if costs is None or model is None:
+            return self.model.loss(words, state)
+        h_row, h_column, state = model.halves(words, state)
+        costs.add(model, words, h_row.detach(), h_column.detach())
+        log_probs = model.log_prob_of_halves(words, h_row, h_column)
+        return -log_probs.sum() / (words != PADDING).sum().clamp(min=1), state
+
+    def _shown(self) -> None:
+        position = self.position
+        rate = position.words / max(position.seconds, 1e-9) * self.run.world.size
+        what = f"round {position.round + 1} of {self.course.rounds}"
+        self.show.doing(what, self._done(), 1.0, f"{rate:,.0f} words/s")
+
+    # -- behind it --------------------------------------------------------------------------------
+
+    def _end_round(self) -> None:
+        position = self.position
+        again = self.table_model is not None and position.round + 1 < self.course.rounds
+        if not position.trained:
+            with self.run.global_model():
+                position.row = self._measured()
+                position.costs_sum = self._gather(self.table_model) if again and self.table_model else ""
+            position.trained, position.costs = True, None
+            self._save()
+        if again and self.table_model is not None:
+            with self.run.global_model():
+                self._allocate(self.table_model)
+        position.end_round()
+        self._save()
+        self._write_history()
+
+    def _measured(self) -> dict[str, Any]:
+        """The round's row so far."""
+        position, found = self.position, self._perplexity("evaluating")
+        counted = torch.tensor([float(position.words)], dtype=torch.float64)
+        rounds.add_up(self.run, [counted])
+        rate = float(counted) / max(position.seconds, 1e-9)
+        self.show.say(f"round {position.round + 1}: perplexity {found:.2f}, {rate:,.0f} words/s")
+        return {
+            "round": position.round + 1,
+            "words": int(counted),
+            "seconds": round(position.seconds, 3),
+            "words_per_s": round(rate, 1),
+            "perplexity": found,
+        }
+
+    def _perplexity(self, what: str) -> float:
+        """Of the validation text, of which every worker reads some lanes."""
+        part, total = (self.run.world.rank, self.run.world.size), len(self.data.validation) / self.run.world.size
+        mine = score(
+            self.model,
+            self.data.validation,
+            window=self.course.window,
+            part=part,
+            progress=lambda words: self.show.doing(what, words, total),
+        )
+        both = torch.tensor([mine.nats, float(mine.words)], dtype=torch.float64)
+        rounds.add_up(self.run, [both])
+        found = Score(float(both[0]), int(both[1])).perplexity
+        self.run.log(perplexity=found)
+        return found
+
+    def _gather(self, model: LightRNN) -> str:
+        """Costs of all workers together, in a file of worker 0; its checksum."""
+        costs, run = self.position.costs, self.run
+        if costs is None:
+            total = len(self.data.train) / run.world.size
+            costs = rounds.gather(
+                model,
+                self.data.train,
+                length=self.course.length,
+                window=self.course.window,
+                batch=self.course.batch,
+                part=(run.world.rank, run.world.size),
+                progress=lambda words: self.show.doing("gathering costs", words, total),
+            )
+        rounds.add_up(run, costs.tensors())
+        path = self.folder / COSTS
+        found = rounds.by_one(run, lambda: rounds.save_costs(path, costs, model.table))
+        return str(found or "")
+
+    def _allocate(self, model: LightRNN) -> None:
+        """Give all workers the new table, and complete the round's row."""
+        run, path = self.run, self.folder / COSTS
+        known = run.world.rank != 0 or (
+            bool(self.position.costs_sum) and self.position.costs_sum == rounds.checksum(path)
+        )
+        if not all(run.messages.gather(known)):
+            self.position.costs_sum = self._gather(model)
+        found: Allocation | None = rounds.by_one(run, lambda: self._allocation(model, path))
+        model.table = rounds.same_table(run, model.table, None if found is None else found.table.cells)
+        after = self._perplexity("evaluating the new table")
+        self.position.row["perplexity_reallocated"] = after
+        if found is not None:
+            words = max(1, len(self.data.train))
+            costs = {"cost_before": found.before, "cost_after": found.after, "lower_bound": found.lower_bound}
+            self.position.row |= {name: float(value) / words for name, value in costs.items()}
+            self.position.row |= {"allocation_s": round(found.seconds, 3), "method": str(found.method)}
+            row = self.position.row
+            self.show.say(
+                f"words allocated anew in {found.seconds:.1f} s: cost {row['cost_before']:.4f} -> "
+                f"{row['cost_after']:.4f} nats a word, perplexity {row['perplexity']:.2f} -> {after:.2f}"
+            )
+
+    def _allocation(self, model: LightRNN, path: Path) -> Allocation:
+        costs = rounds.load_costs(path, model)
+        return reallocate(
+            costs.source(model),
+            model.table,
+            progress=lambda phase, done, total: self.show.doing(f"allocating words: {phase}", done, total),
+            resume=self._allocation_folder(),
+            seed=self.course.seed + self.position.round,
+        )
+
+    def _allocation_folder(self) -> Path:
+        """Where an allocation goes on that was stopped; one of other costs is removed."""
+        folder = self.folder / ALLOCATION / self.position.costs_sum[:16]
+        for other in folder.parent.glob("*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    # -- on disk ----------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Save all workers' states; the newest `KEEP` stay."""
+        self.position.saves += 1
+        self._since_save = 0
+        folder = self.folder / STATE
+        self.run.save(folder / f"step-{self.position.saves:09d}")
+        if self.run.world.rank == 0:
+            for old in sorted(folder.glob("step-*"))[:-KEEP]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _write_history(self) -> None:
+        if self.run.world.rank:
+            return
+        path = self.folder / HISTORY
+        beside = path.with_suffix(".new")
+        about = {"workers": self.run.world.size, "rule": self.run.rule.text(), "bytes_sent": self.run.bytes_sent}
+        text = json.dumps({**about, "rounds": self.position.history}, indent=2)
+        beside.write_text(text + "\n", encoding="utf-8")
+        os.replace(beside, path)
