@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, explain, report, run, search, tune, watch
+from . import data, doctor, explain, lightrnn, report, run, search, tune, watch
 
 app = typer.Typer(
     name="paceline",
@@ -26,6 +26,7 @@ app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
 app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
+app.add_typer(lightrnn.app, name="lightrnn")
 
 
 def _version(asked: bool) -> None:

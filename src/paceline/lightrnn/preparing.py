@@ -84,7 +84,7 @@ def prepare(source: Source, folder: Path, *, fixed: bool = False, say: Say = lam
     found = _there(source, folder, key)
     if found is None:
         raise DataError(
-            f"what was written into {folder} cannot be read again; is the disk full, or shared by two runs?"
+            f"what was written into {folder} cannot be read again; is the disk full, or do two runs share it?"
         )
     return found
 

@@ -49,8 +49,8 @@ def new_costs(model: LightRNN, kind: str | None = None) -> Costs:
     table = model.table
     dense = fits_dense(table) if kind is None else kind == "dense"
     if dense:
-        return DenseCosts(table.words, table.rows, table.columns)
-    return FactoredCosts(table.words, model.dimension)
+        return DenseCosts(table.words, table.rows, table.columns, device=place(model))
+    return FactoredCosts(table.words, model.dimension, device=place(model))
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def gather(
     try:
         for rows in DataLoader(mine, batch):
             state = model.begin(len(rows))
-            for words in rows.to(place(model)).split(window, 1):
+            for words in torch.split(rows.to(place(model)), window, 1):
                 h_row, h_column, state = model.halves(words, state)
                 costs.add(model, words, h_row, h_column)
             done += int((rows != PADDING).sum())
@@ -147,7 +147,7 @@ def add_up(run: Run, tensors: Iterable[Tensor]) -> None:
     if run.world.size == 1:
         return
     for tensor in tensors:
-        for piece in tensor.view(-1).split(PIECE):
+        for piece in torch.split(tensor.view(-1), PIECE):
             run.messages.all_reduce(piece).wait()
 
 
@@ -214,7 +214,7 @@ def same_table(run: Run, table: WordTable, cells: Tensor | None) -> WordTable:
     """
     mine = (table.cells if cells is None else cells).cpu().clone()
     if run.world.size > 1:
-        for piece in mine.split(PIECE):
+        for piece in torch.split(mine, PIECE):
             run.messages.broadcast(piece).wait()
     new = table.with_cells(mine)
     sums = run.messages.gather(table_sum(new)) if run.world.size > 1 else []

@@ -26,8 +26,8 @@ import paceline
 from paceline import CheckpointError, Rule
 from paceline.lightrnn import rounds
 from paceline.lightrnn.allocation import Allocation, reallocate
+from paceline.lightrnn.building import Model
 from paceline.lightrnn.corpus import Passages
-from paceline.lightrnn.language import LanguageModel
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.position import Position
 from paceline.lightrnn.preparing import Data
@@ -69,7 +69,7 @@ def share_of_rate(done: float) -> float:
 
 
 def train(
-    model: LanguageModel,
+    model: Model,
     data: Data,
     course: Course,
     folder: Path,
@@ -108,7 +108,7 @@ class _Training:
     """One worker's part of it."""
 
     def __init__(
-        self, model: LanguageModel, data: Data, course: Course, folder: Path, rule: Rule | str | None, show: Show
+        self, model: Model, data: Data, course: Course, folder: Path, rule: Rule | str | None, show: Show
     ) -> None:
         self.model, self.data, self.course, self.folder = model, data, course, folder
         self.table_model = model if isinstance(model, LightRNN) else None
@@ -183,7 +183,7 @@ class _Training:
     def _read(self, passages: Tensor) -> None:
         """Train on passages, shape (B, length), a step of the optimizer for each window."""
         state = self.model.begin(len(passages))
-        for words in passages.split(self.course.window, 1):
+        for words in torch.split(passages, self.course.window, 1):
             loss, state = self._loss(words, state.detach())
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

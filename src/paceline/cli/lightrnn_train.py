@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `paceline lightrnn train` does: as launcher it prepares the text and starts workers, as worker it trains."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.lightrnn.building import build
+from paceline.lightrnn.preparing import await_prepared, prepare
+from paceline.lightrnn.settings import Settings
+from paceline.lightrnn.training import STATE, has_state, train
+
+from . import checks, doors, failure, run
+from .conclusion import conclude
+from .console import refuse
+from .lightrnn_report import write_page
+from .lightrnn_show import Shown, shown
+
+SETTINGS, LOGS = "settings.json", "logs"
+
+
+def is_worker() -> bool:
+    """Whether a launcher has started this process as one worker of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def begin(settings: Settings, folder: Path, fresh: bool) -> None:
+    """Write the settings into the folder of the training, if none with others lies there."""
+    path = folder / SETTINGS
+    if folder.exists() and not folder.is_dir():
+        refuse(f"--out {folder} is a file; give a folder")
+    if folder.is_dir() and not path.is_file() and any(folder.iterdir()):
+        refuse(f"--out {folder} is not empty and holds no LightRNN training; give another folder")
+    if fresh:
+        shutil.rmtree(folder / STATE, ignore_errors=True)
+    if has_state(folder):
+        settings.check(Settings.load(path), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.save(path)
+
+
+def work(folder: Path, settings: Settings, threads: int | None = None) -> None:
+    """Be the only worker, or one of several; returns when the training is over."""
+    rank = int(os.environ.get("RANK", "0"))
+    timeout_s = float(os.environ.get("PACELINE_TIMEOUT_S", "600"))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with shown() as show:
+        if rank == 0:
+            data = prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
+        else:
+            data = await_prepared(settings.source, folder, timeout_s)
+        model = build(settings.shape, data.vocabulary, settings.course.seed).to(_device())
+        history = train(model, data, settings.course, folder, show=show)
+        if rank == 0:
+            show.say(f"perplexity {history[-1]['perplexity']:.2f}; model: {folder}")
+            _page(folder, show)
+
+
+def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> int:
+    """Prepare the text once, start the workers, wait for them; the exit code."""
+    cluster = checks.cluster(workers, 1, 0, None, 600.0)
+    speaks = checks.check_rule(rule)
+    with shown() as show:
+        prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
+    from .workers import Command
+
+    directory = checks.log_directory(folder / LOGS, cluster, overwrite=True)
+    tls = doors.for_workers(cluster, directory, None, speaks)
+    added = run.environment(cluster, rule, directory) | doors.environment(cluster, tls, False)
+    output = directory / "output"
+    output.mkdir(exist_ok=True)
+    arguments = [sys.executable, "-u", "-m", "paceline", "lightrnn", "worker", str(folder.resolve())]
+    what = Command(arguments, added, output, partial(failure.may_lose, directory))
+    started = time.monotonic()
+    with run.shown(directory, workers, False) as show_lines:
+        outcome = run._follow(cluster, what, show_lines)
+    return conclude(outcome, cluster, directory, time.monotonic() - started, False)
+
+
+def _page(folder: Path, show: Shown) -> None:
+    """The report; a training without matplotlib has trained all the same."""
+    try:
+        show.say(f"report: {write_page(folder)}")
+    except (PacelineError, OSError) as error:
+        show.say(f"no report was written: {error}")
+
+
+def _every(show: Shown) -> partial[None]:
+    """What takes long says so, but not too often."""
+    return partial(_say, show, [0.0])
+
+
+def _say(show: Shown, told: list[float], text: str) -> None:
+    if not text[-1].isdigit():
+        show.say(text)
+    elif time.monotonic() - told[0] > 2.0:
+        told[0] = time.monotonic()
+        show.say(text)
+
+
+def _device() -> torch.device:
+    """The GPU of this worker, where there is one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands for a trained LightRNN do: judge a text, make one up, allocate the words anew."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.errors import UnsupportedError
+from paceline.lightrnn import generate, rounds
+from paceline.lightrnn.allocation import Allocation, reallocate
+from paceline.lightrnn.building import Model, load_model
+from paceline.lightrnn.corpus import Corpus
+from paceline.lightrnn.model import LightRNN
+from paceline.lightrnn.preparing import VOCABULARY, open_train
+from paceline.lightrnn.report import check_fits
+from paceline.lightrnn.scoring import Score, score
+from paceline.lightrnn.settings import Course, Settings
+from paceline.lightrnn.state import PADDING
+from paceline.lightrnn.text import Text, tokenizer
+from paceline.lightrnn.training import ALLOCATION, COSTS
+from paceline.lightrnn.vocabulary import Vocabulary
+
+from .lightrnn_show import Shown
+
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a text cost, and how many of its words are unknown."""
+
+    score: Score
+    unknown: int
+    seconds: float
+    damaged: int
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What text is to be made up.
+
+    Attributes:
+        prompt: with which it begins.
+        words: how many follow.
+        samples: texts.
+        temperature: of the draw.
+        top_k: draw among so many words only.
+        beam: take the most probable text that so wide a beam finds, in place of a draw.
+        seed: of the draw.
+    """
+
+    prompt: str = ""
+    words: int = 50
+    samples: int = 3
+    temperature: float = 1.0
+    top_k: int | None = None
+    beam: int | None = None
+    seed: int = 0
+
+
+def load(folder: Path) -> tuple[Model, Vocabulary]:
+    """The model of a folder and its words."""
+    model, vocabulary = load_model(folder), Vocabulary.load(folder / VOCABULARY)
+    check_fits(model, vocabulary, folder)
+    model.eval()
+    return model, vocabulary
+
+
+def judge(folder: Path, texts: Sequence[Path], show: Shown) -> Judged:
+    """The perplexity of a text, which is read once as a stream."""
+    model, vocabulary = load(folder)
+    text = Text(texts, vocabulary.tokens, vocabulary.lower)
+    with tempfile.TemporaryDirectory() as place:
+        corpus = Corpus.write(text, vocabulary, Path(place) / "text")
+        started, total = time.perf_counter(), len(corpus)
+        found = score(model, corpus, progress=lambda words: show.doing("evaluating", words, total))
+        unknown = int((corpus.ids == vocabulary.unknown).sum())
+        return Judged(found, unknown, time.perf_counter() - started, corpus.damaged)
+
+
+def make_up(folder: Path, wish: Wish) -> list[str]:
+    """Texts, without the prompt."""
+    if wish.samples < 1 or wish.words < 1:
+        raise UnsupportedError(f"--samples and --words are at least 1, got {wish.samples} and {wish.words}")
+    model, vocabulary = load(folder)
+    given = tokenizer(vocabulary.tokens, vocabulary.lower)(wish.prompt)
+    number = 1 if wish.beam is not None else wish.samples
+    with torch.no_grad():
+        state = model.begin(number, vocabulary.end)
+        if given:
+            ids = torch.tensor([vocabulary.ids(given, ended=False)]).repeat(number, 1)
+            state = model.log_prob(ids, state)[1]
+    if wish.beam is not None:
+        found = generate.beam(model, state, wish.words, wish.beam, length_penalty=1.0)[0]
+    else:
+        found = generate.sample(
+            model,
+            state,
+            wish.words,
+            temperature=wish.temperature,
+            top_k=wish.top_k,
+            generator=torch.Generator().manual_seed(wish.seed),
+        )
+    return [vocabulary.text(word for word in row if word != PADDING) for row in found.tolist()]
+
+
+def allocate(folder: Path, texts: Sequence[Path], costs_file: Path | None, show: Shown) -> Allocation:
+    """One more re-allocation of a trained model, in place; the model is written again only if the cost falls."""
+    model, vocabulary = load(folder)
+    if not isinstance(model, LightRNN):
+        raise UnsupportedError(f"the model in {folder} has a vector for each word and no table to allocate words in")
+    if costs_file is None:
+        costs_file = folder / COSTS
+        corpus = _corpus(folder, texts, vocabulary)
+        course, total = _course(folder), len(corpus)
+        costs = rounds.gather(
+            model,
+            corpus,
+            length=course.length,
+            window=course.window,
+            progress=lambda words: show.doing("gathering costs", words, total),
+        )
+        rounds.save_costs(costs_file, costs, model.table)
+    resume = folder / ALLOCATION / rounds.checksum(costs_file)[:16]
+    loaded = rounds.load_costs(costs_file, model)
+    resume.mkdir(parents=True, exist_ok=True)
+    found = reallocate(
+        loaded.source(model),
+        model.table,
+        progress=lambda phase, done, total: show.doing(f"allocating words: {phase}", done, total),
+        resume=resume,
+    )
+    if found.after < found.before:
+        model.table = found.table
+        model.save(folder)
+    return found
+
+
+def _corpus(folder: Path, texts: Sequence[Path], vocabulary: Vocabulary) -> Corpus:
+    if not texts:
+        return open_train(folder)
+    text = Text(texts, vocabulary.tokens, vocabulary.lower)
+    return Corpus.ensure(text, vocabulary, folder / "corpus" / "reallocation")
+
+
+def _course(folder: Path) -> Course:
+    path = folder / SETTINGS
+    return Settings.load(path).course if path.is_file() else Course()
+
+
+def as_json(judged: Judged) -> str:
+    """For programs."""
+    found = {
+        "perplexity": judged.score.perplexity,
+        "nats_per_word": judged.score.nats / judged.score.words,
+        "words": judged.score.words,
+        "unknown": judged.unknown,
+        "seconds": judged.seconds,
+    }
+    return json.dumps(found)
