@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from paceline.lightrnn.allocation import Allocation, reallocate
+from paceline.lightrnn.costs import CostSource, DenseCosts, FactoredCosts
 from paceline.lightrnn.table import WordTable
 
-__all__ = ["WordTable"]
+__all__ = ["Allocation", "CostSource", "DenseCosts", "FactoredCosts", "WordTable", "reallocate"]
