@@ -3,9 +3,23 @@
 
 from __future__ import annotations
 
+from paceline.lightrnn.allocation import Allocation, reallocate
+from paceline.lightrnn.costs import CostSource, DenseCosts, FactoredCosts
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.ranking import Ranking, top_words
 from paceline.lightrnn.state import PADDING, State
 from paceline.lightrnn.table import WordTable
 
-__all__ = ["PADDING", "LightRNN", "Ranking", "State", "WordTable", "top_words"]
+__all__ = [
+    "PADDING",
+    "Allocation",
+    "CostSource",
+    "DenseCosts",
+    "FactoredCosts",
+    "LightRNN",
+    "Ranking",
+    "State",
+    "WordTable",
+    "reallocate",
+    "top_words",
+]
