@@ -22,7 +22,8 @@ from paceline.lightrnn.state import PADDING, State, check_words, make_recurrent,
 
 FORMAT = "paceline word rnn 1"
 SPREAD = 0.1
-CUTOFFS = (2_000, 10_000, 50_000, 250_000, 1_000_000)
+CUTOFFS = (2_000, 10_000, 50_000)
+NARROWER = 4  # each part of an adaptive output has vectors this many times shorter than the part before
 OUTPUTS = ("full", "adaptive")
 
 
@@ -41,7 +42,8 @@ class WordRNN(LanguageModel):
         dropout: share of the input vectors', of the outputs' and, between layers, of the states' numbers set to zero
             in training.
         tied: input and output vectors are the same tensor; "full" only.
-        cutoffs: where "adaptive" cuts the vocabulary, ascending, below V; None for some of `CUTOFFS`.
+        cutoffs: where "adaptive" cuts the vocabulary, ascending, below V; None for those of `CUTOFFS`
+            that make sense.
 
     Raises:
         UnsupportedError: there is no such output or cell, a number makes no sense, or the parameters do not fit into
@@ -65,8 +67,8 @@ class WordRNN(LanguageModel):
             raise UnsupportedError(f"there is no output {output!r}; there are {', '.join(OUTPUTS)}")
         if output == "adaptive" and tied:
             raise UnsupportedError("an adaptive output has no vector of d numbers per word to share; leave `tied` away")
-        if output == "adaptive" and words < 2:
-            raise UnsupportedError(f"an adaptive output takes 2 words at least, got {words}")
+        if words < 1:
+            raise UnsupportedError(f"a model has 1 word at least, got {words}")
         device = torch.empty(0).device  # where torch would make the parameters
         if device.type != "meta":
             _check_memory(words, dimension, device, output=output, layers=layers, cell=cell, tied=tied, cutoffs=cutoffs)
@@ -76,7 +78,7 @@ class WordRNN(LanguageModel):
         self.word_in = nn.Parameter(torch.empty(words, dimension).uniform_(-SPREAD, SPREAD))
         self.adaptive: nn.AdaptiveLogSoftmaxWithLoss | None = None
         if output == "adaptive":
-            self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(dimension, words, list(cutoffs or default_cutoffs(words)))
+            self.adaptive = _adaptive(words, dimension, cutoffs or default_cutoffs(words, dimension))
         else:
             self.word_out = (
                 self.word_in if tied else nn.Parameter(torch.empty(words, dimension).uniform_(-SPREAD, SPREAD))
@@ -156,9 +158,20 @@ class WordRNN(LanguageModel):
         return storage.load(folder, FORMAT, lambda about, table: cls(**about))
 
 
-def default_cutoffs(words: int) -> tuple[int, ...]:
+def default_cutoffs(words: int, dimension: int) -> tuple[int, ...]:
     """Where an adaptive softmax over `words` words is cut if nobody says where."""
-    return tuple(cut for cut in CUTOFFS if cut < words) or (max(1, words // 2),)
+    found = tuple(cut for n, cut in enumerate(CUTOFFS, 1) if cut < words and dimension >= NARROWER**n)
+    return found or (max(1, words // 2),)
+
+
+def _adaptive(words: int, dimension: int, cutoffs: tuple[int, ...]) -> nn.AdaptiveLogSoftmaxWithLoss:
+    if words < 2 or list(cutoffs) != sorted(set(cutoffs)) or not 0 < cutoffs[0] <= cutoffs[-1] < words:
+        raise UnsupportedError(f"cutoffs ascend between 1 and the {words} words less 1, got {cutoffs}")
+    if dimension < NARROWER ** len(cutoffs):
+        raise UnsupportedError(
+            f"{len(cutoffs)} cutoffs leave vectors of {dimension} / {NARROWER ** len(cutoffs)} numbers; take fewer"
+        )
+    return nn.AdaptiveLogSoftmaxWithLoss(dimension, words, list(cutoffs), NARROWER)
 
 
 def _check_memory(words: int, dimension: int, device: torch.device, **choices: Any) -> None:
