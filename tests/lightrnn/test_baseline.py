@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,7 @@ def test_the_memory_that_is_there_is_found(tmp_path: Path) -> None:
 # -- on several workers ------------------------------------------------------------------------------------------------
 
 
-def train(
-    make_model: Any, rule: str, words: Tensor, steps: int = 4
-) -> tuple[dict[str, Tensor], list[int], list[float]]:
+def train(make_model: Any, rule: str, words: Tensor) -> tuple[dict[str, Tensor], list[int], list[float]]:
     """A worker's model in the end, and bytes sent and loss after each step."""
     torch.manual_seed(1)
     model = make_model()
@@ -171,7 +170,7 @@ def train(
     with paceline.attach(model, optimizer, rule) as run:
         mine = words[run.world.rank :: run.world.size]
         state = model.begin(mine.shape[0])
-        for t in range(steps):
+        for t in range(4):
             optimizer.zero_grad()
             loss, state = model.loss(mine[:, 5 * t : 5 * t + 5], state.detach())
             loss.backward()
@@ -200,9 +199,9 @@ def test_the_bytes_of_a_block_fall_by_the_parameters_ratio() -> None:
     models: list[Any] = [lambda: LightRNN(table, 8), lambda: WordRNN(400, 8)]
     sent, sizes_ = [], []
     for make_model in models:
-        found = simulate(lambda make_model=make_model: train(make_model, "bmuf(period=2)", words), 2)
-        print(found[0][1])
+        found = simulate(partial(train, make_model, "bmuf(period=2)", words), 2)
         sent.append(found[0][1][3] - found[0][1][1])
         sizes_.append(sizes.sizes_of(make_model()).total)
-    assert sent[0] * sizes_[1] == sent[1] * sizes_[0]
-    assert sent[1] > 5 * sent[0]
+    headers = sent[0] - sizes_[0]
+    assert 0 <= headers < 200  # the same of every model
+    assert sent[1] - headers == sizes_[1] > 5 * sizes_[0]
