@@ -367,3 +367,22 @@ def test_a_network_of_ten_words_learns_a_round_dance() -> None:
     following = F.one_hot((words[:, -1] + 1) % 10, 10)
     found = model.distribution(model.log_prob(words)[1]).detach().exp()
     assert float((found * following).sum(1).min()) > 0.9
+
+
+@pytest.mark.slow
+def test_ten_million_words_train_in_sixty_megabytes() -> None:
+    model = LightRNN(WordTable.random(10_000_000), 1000, tied=True)
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) <= 60e6
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    words = torch.randint(10_000_000, (20, 20))
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model.loss(words)[0]
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(16.118, abs=0.1)  # the logarithm of ten million
+    assert losses[1] < losses[0]
+    drawn, _ = model.eval().draw(model.begin(20), 1.0, torch.Generator().manual_seed(0))
+    assert drawn.unique().numel() > 10

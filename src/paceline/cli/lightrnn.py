@@ -40,9 +40,7 @@ def _refusing() -> Iterator[None]:
 
 @app.command("train")
 def train(
-    texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXT...", help="Text files, .gz or not, or folders.")
-    ],
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Text files, .gz or not, or folders.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder for the model, states to go on from, and the report.")],
     dimension: Annotated[int, typer.Option(help="Of the vectors and the hidden state.")] = 256,
     layers: Annotated[int, typer.Option(help="Of the recurrent network.")] = 1,
@@ -50,9 +48,7 @@ def train(
     tied: Annotated[bool, typer.Option("--tied", help="Input and output vectors are the same.")] = False,
     dropout: Annotated[float, typer.Option(help="Share of numbers set to zero in training.")] = 0.0,
     output: Annotated[str, typer.Option(help="lightrnn, or to compare with it full or adaptive.")] = "lightrnn",
-    table: Annotated[
-        str, typer.Option(help="First table: random, frequency, or a file of vectors.")
-    ] = "random",
+    table: Annotated[str, typer.Option(help="First table: random, frequency, or a file of vectors.")] = "random",
     rounds: Annotated[int, typer.Option(help="Rounds; between two of them words are allocated anew.")] = 3,
     epochs: Annotated[int, typer.Option(help="Passes over the text in a round.")] = 1,
     batch: Annotated[int, typer.Option(help="Passages read side by side.")] = 20,
@@ -75,9 +71,7 @@ def train(
     workers: Annotated[int, typer.Option(help="Workers on this host.")] = 1,
     rule: Annotated[str | None, typer.Option(help='Rule of the workers, such as "bmuf(period=16)".')] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of a single worker.")] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew, whatever state lies there.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever state lies there.")] = False,
 ) -> None:
     """Train a language model on text, in rounds.
 

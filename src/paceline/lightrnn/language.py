@@ -13,7 +13,13 @@ from paceline.lightrnn.state import PADDING, State
 
 
 class LanguageModel(nn.Module):
-    """The face that LightRNN and the ordinary models to compare it with have in common."""
+    """The face that LightRNN and the ordinary models to compare it with have in common.
+
+    Attributes:
+        words: V, the size of the vocabulary.
+    """
+
+    words: int
 
     @abstractmethod
     def begin(self, batch: int, word: int = 0) -> State:

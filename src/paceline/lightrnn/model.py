@@ -72,7 +72,7 @@ class LightRNN(Tabled, LanguageModel):
         tied: bool = False,
     ) -> None:
         super().__init__(table)
-        self.dimension, self.layers, self.cell, self.tied = dimension, layers, cell, tied
+        self.words, self.dimension, self.layers, self.cell, self.tied = table.words, dimension, layers, cell, tied
         self.recurrent = make_recurrent(cell, dimension, layers, dropout)
         self.dropout = nn.Dropout(dropout)
         self.row_in, self.column_in = _vectors(table.rows, dimension), _vectors(table.columns, dimension)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two-component layers for models that are no LightRNN: any torch model with a huge input or output layer.
+
+::
+
+    table = WordTable.random(100_000)                          # 317 rows x 316 columns
+    embedding = TwoComponentEmbedding(table, 256)              # for nn.Embedding(100_000, 256)
+    output = TwoComponentSoftmax(table, 256)                   # for nn.AdaptiveLogSoftmaxWithLoss(256, 100_000, ..)
+    loss = output(body(embedding(ids)), targets).loss
+
+Source of the idea: Li et al., "LightRNN", NIPS 2016; what stands for the recurrent half-step here is our own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline import MismatchError, UnsupportedError
+from paceline.lightrnn.ranking import Ranking, top_words
+from paceline.lightrnn.table import WordTable
+from paceline.lightrnn.tabled import Tabled
+
+AT_ONCE = 1 << 22  # numbers: logits of rows and columns that `log_prob` computes at a time
+
+
+class TwoComponentEmbedding(Tabled):
+    """A drop-in for `nn.Embedding`: the vector of a word is made of its row's vector and its column's.
+
+    The vectors begin normally distributed such that a word's numbers have variance 1, as those of `nn.Embedding` do.
+
+    Args:
+        table: which word has which cell; another one of the same shape may be assigned later.
+        dimension: of a word's vector.
+        combine: "sum" adds two vectors of `dimension` numbers; "concat" puts two of half as many side by side, with
+            half the parameters.
+        padding_idx: the word whose vector is zero and stays so; None for none.
+
+    Attributes:
+        row: parameter [R, dimension], or half as wide.
+        column: parameter [C, dimension], or half as wide.
+
+    Raises:
+        UnsupportedError: there is no such way to combine, or `dimension` cannot be halved.
+        MismatchError: `padding_idx` is no word.
+    """
+
+    def __init__(
+        self, table: WordTable, dimension: int, *, combine: str = "sum", padding_idx: int | None = None
+    ) -> None:
+        super().__init__(table)
+        if combine not in ("sum", "concat"):
+            raise UnsupportedError(f'combine is "sum" or "concat", got {combine!r}')
+        if dimension < 1 or (combine == "concat" and dimension % 2):
+            raise UnsupportedError(f"dimension is 1 at least, and even with concat; got {dimension}")
+        if padding_idx is not None and not -table.words <= padding_idx < table.words:
+            raise MismatchError(f"padding_idx is one of the words 0 to {table.words - 1}, got {padding_idx}")
+        self.num_embeddings, self.embedding_dim, self.combine = table.words, dimension, combine
+        self.padding_idx = padding_idx if padding_idx is None else padding_idx % table.words
+        width, spread = (dimension, 0.5**0.5) if combine == "sum" else (dimension // 2, 1.0)
+        self.row = nn.Parameter(spread * torch.randn(table.rows, width))
+        self.column = nn.Parameter(spread * torch.randn(table.columns, width))
+
+    def extra_repr(self) -> str:
+        return f"{self.table}, {self.embedding_dim}, combine={self.combine}"
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors of shape [..., dimension] for words of any shape; MismatchError where (on the CPU) one is no word."""
+        _check_range("words", ids, self.table.words)
+        rows = F.embedding(self.table.row[ids], self.row)
+        columns = F.embedding(self.table.column[ids], self.column)
+        found = rows + columns if self.combine == "sum" else torch.cat((rows, columns), -1)
+        return found if self.padding_idx is None else found.masked_fill((ids == self.padding_idx)[..., None], 0.0)
+
+
+class Scores(NamedTuple):
+    """What `TwoComponentSoftmax` returns, named as by `nn.AdaptiveLogSoftmaxWithLoss`.
+
+    Attributes:
+        output: log P of each target, of the targets' shape; 0 where the target is ignored.
+        loss: the mean of -log P over the targets that are not ignored.
+    """
+
+    output: Tensor
+    loss: Tensor
+
+
+class TwoComponentSoftmax(Tabled):
+    """A softmax over V words that costs as much as two over their square root; the face of the adaptive softmax.
+
+    The row is predicted from the hidden vector h, the column from h and the row r::
+
+        P(w | h) = P(row | h) P(column | g(h, row)),    g(h, r) = h + tanh(A h + b + u[r])
+
+    g stands for the recurrent half-step. Without the nonlinearity a row could only shift the columns' logits by
+    the same amounts in every context; with it, what h says of the columns depends on the row. The sum
+    keeps the way from h to the columns open from the first step on, whatever u is; and u is added after the matrix
+    product, so that to try another row costs d additions and no d x d product, which `topk` and `log_prob` live on.
+
+    Args:
+        table: which word (class) has which cell; another one of the same shape may be assigned later.
+        in_features: d, of the hidden vectors.
+        ignore_index: targets of this value count neither in the loss nor in its gradient.
+        dropout: share of the numbers of h and of g set to zero in training.
+        embedding: a `TwoComponentEmbedding` of the same table's shape and d numbers per vector whose vectors this layer
+            shares: for u, and for the output, where they are scaled by 1 / sqrt(d) as they are large. None for
+            vectors of its own.
+
+    Attributes:
+        row_out: parameter [R, d].
+        column_out: parameter [C, d].
+        row_in: parameter [R, d], u above.
+        step: A and b above.
+
+    Raises:
+        UnsupportedError: a number makes no sense.
+        MismatchError: the embedding does not fit.
+    """
+
+    def __init__(
+        self,
+        table: WordTable,
+        in_features: int,
+        *,
+        ignore_index: int = -100,
+        dropout: float = 0.0,
+        embedding: TwoComponentEmbedding | None = None,
+    ) -> None:
+        super().__init__(table)
+        if in_features < 1 or not 0 <= dropout < 1:
+            raise UnsupportedError(
+                f"in_features is 1 at least, dropout a share below 1; got {in_features} and {dropout}"
+            )
+        self.in_features, self.n_classes, self.ignore_index = in_features, table.words, ignore_index
+        self.dropout, self.step = nn.Dropout(dropout), nn.Linear(in_features, in_features)
+        self.row_bias = nn.Parameter(torch.zeros(table.rows))
+        self.column_bias = nn.Parameter(torch.zeros(table.columns))
+        if embedding is None:
+            self.scale = 1.0
+            spread = in_features**-0.5  # as nn.Linear
+            self.row_out = nn.Parameter(torch.empty(table.rows, in_features).uniform_(-spread, spread))
+            self.column_out = nn.Parameter(torch.empty(table.columns, in_features).uniform_(-spread, spread))
+            self.row_in = nn.Parameter(torch.randn(table.rows, in_features))
+        else:
+            wanted, found = (table.rows, table.columns, in_features), (*embedding.table.shape, embedding.row.shape[1])
+            if wanted != found:
+                raise MismatchError(
+                    f"the layer has {wanted[0]} rows, {wanted[1]} columns and {wanted[2]} features, the embedding "
+                    f"whose vectors it is to share {found[0]}, {found[1]} and {found[2]}; combine by sum, not concat"
+                )
+            self.scale = in_features**-0.5
+            self.row_out = self.row_in = embedding.row
+            self.column_out = embedding.column
+
+    def extra_repr(self) -> str:
+        return f"{self.table}, {self.in_features}"
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Scores:
+        """log P of the targets, and the loss.
+
+        Args:
+            hidden: shape [..., d].
+            target: shape [...], int64: words, or `ignore_index`.
+
+        Raises:
+            MismatchError: the shapes do not fit, or (on the CPU) a target is no word.
+        """
+        counted = target != self.ignore_index
+        known = target.masked_fill(~counted, 0)
+        self._check(hidden, known)
+        hidden = self.dropout(hidden)
+        rows, columns = self.table.row[known], self.table.column[known]
+        after = self._after_row(self.step(hidden), hidden, F.embedding(rows, self.row_in))
+        nll = self._row_nll(self._row_logits(hidden), rows)
+        nll = nll + self._column_nll(self._column_logits(after), rows, columns)
+        output = (-nll).masked_fill(~counted, 0.0)
+        return Scores(output, -output.sum() / counted.sum().clamp(min=1))
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """log P of every word, shape [N, V] of hidden [N, d]: all rows are computed."""
+        table, count = self.table, hidden.shape[0]
+        hidden = self.dropout(hidden)
+        row_log_probs, mixed = self._row_log_probs(hidden), self.step(hidden)
+        some = max(1, AT_ONCE // (max(1, count) * max(table.columns, self.in_features)))
+        found = []
+        for rows in torch.split(torch.arange(table.rows, device=hidden.device), some):
+            after = self._after_row(mixed[:, None], hidden[:, None], self.row_in[rows])
+            logits = self._mask_columns(self._column_logits(after), rows.expand(count, -1))
+            found.append(logits.log_softmax(-1) + row_log_probs[:, rows, None])
+        return torch.cat(found, 1).flatten(1)[:, table.cells]
+
+    def topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable words [N, k] of hidden [N, d], and their log-probabilities: exact; see `rank`."""
+        return self.rank(hidden, k)[:2]
+
+    @torch.no_grad()
+    def rank(self, hidden: Tensor, k: int) -> Ranking:
+        """`topk`, and how many rows had to be tried."""
+        hidden = self.dropout(hidden)
+        mixed = self.step(hidden)
+
+        def columns(places: Tensor, rows: Tensor) -> Tensor:
+            after = self._after_row(mixed[places], hidden[places], self.row_in[rows])
+            return self._mask_columns(self._column_logits(after), rows).log_softmax(-1)
+
+        return top_words(self._row_log_probs(hidden), columns, self.table, k)
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The most probable word of each hidden vector, shape [N] of [N, d]; few rows are tried."""
+        return self.rank(hidden, 1).words[:, 0]
+
+    def _row_logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden * self.scale, self.row_out, self.row_bias)
+
+    def _column_logits(self, after: Tensor) -> Tensor:
+        return F.linear(after * self.scale, self.column_out, self.column_bias)
+
+    def _row_log_probs(self, hidden: Tensor) -> Tensor:
+        return self._mask_rows(self._row_logits(hidden)).log_softmax(-1)
+
+    def _after_row(self, mixed: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
+        """g above, of A h + b, h and u[r]."""
+        change: Tensor = self.dropout(torch.tanh(mixed + rows))
+        return hidden + change
+
+    def _check(self, hidden: Tensor, target: Tensor) -> None:
+        if hidden.shape != (*target.shape, self.in_features):
+            raise MismatchError(
+                f"targets of shape {tuple(target.shape)} want hidden vectors of shape "
+                f"{(*target.shape, self.in_features)}, got {tuple(hidden.shape)}"
+            )
+        _check_range("targets", target, self.table.words)
+
+
+def _check_range(what: str, ids: Tensor, words: int) -> None:
+    """On the CPU only: a GPU would have to be waited for. Indexing alone would take -1 for the last word."""
+    if ids.device.type == "cpu" and ids.numel():
+        low, high = (int(value) for value in ids.aminmax())
+        if low < 0 or high >= words:
+            raise MismatchError(f"{what} are 0 to {words - 1}, got {low} to {high}")
