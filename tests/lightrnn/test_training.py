@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from paceline.lightrnn.table import WordTable
 from paceline.lightrnn.training import share_of_rate, train
 from paceline.lightrnn.vocabulary import Vocabulary
 from tests.helpers import same_bits, simulate, state_of
+from tests.processes.launch import Launch
 
 WORDS = 27
 COURSE = Course(rounds=2, epochs=2, batch=4, window=5, windows=3, rate=0.02, save_every=3)
@@ -239,3 +241,16 @@ def test_the_others_hear_that_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_state_folder_keeps_two(tmp_path: Path) -> None:
     trained(tmp_path)
     assert len(list((tmp_path / training.STATE).iterdir())) == training.KEEP
+
+
+@pytest.mark.processes
+def test_real_processes_add_up_costs_and_get_one_table(tmp_path: Path) -> None:
+    def place(rank: int) -> tuple[list[str], dict[str, str]]:
+        return [sys.executable, "-m", "tests.lightrnn.programs"], {}
+
+    with Launch("train", 2, tmp_path, place=place) as launch:
+        ended = launch.wait()
+        assert all(one.code == 0 for one in ended.values()), launch.said()
+    one, other = (json.loads(ended[rank].out) for rank in range(2))
+    assert one == other and one["costs"] is True
+    assert one["table"] != rounds.table_sum(model().table)

@@ -69,7 +69,7 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     """
     found: dict[int, list[float]] = {}
     for number, (fields, _) in enumerate(Text([path], "space")):
-        if number == 0 and len(fields) == 2:
+        if number == 0 and len(fields) == 2 and all(field.isdecimal() for field in fields):
             continue  # how many, and how long
         word = vocabulary[fields[0].lower() if vocabulary.lower else fields[0]]
         if word == vocabulary.unknown:
