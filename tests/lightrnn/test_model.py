@@ -223,11 +223,12 @@ def test_half_precision_where_it_is_asked_for(cell: str) -> None:
     exact = model.log_prob(words)[0]
     with torch.autocast("cpu", torch.bfloat16):
         log_probs, state = model.log_prob(words)
-        again, _ = model.log_prob(words, state)
+        again, state = model.log_prob(words, state)
         loss = -log_probs.mean()
     assert log_probs.dtype == again.dtype == torch.float32
     assert not torch.equal(log_probs, exact)
     torch.testing.assert_close(log_probs, exact, rtol=0.1, atol=0.1)
+    assert model.log_prob(words, state.detach())[0].dtype == torch.float32  # what autocast left goes on without it
     loss.backward()
     assert model.row_in.grad is not None and bool(model.row_in.grad.isfinite().all())
     whole = model.bfloat16().log_prob(words)[0]
