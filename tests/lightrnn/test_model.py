@@ -119,9 +119,8 @@ def test_gradients_are_those_of_finite_differences(kind: str, tied: bool) -> Non
 
     def loss(*values: Tensor) -> Any:
         changed = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(model, changed, (words,), tie_weights=True)
+        return torch.func.functional_call(model, changed, (words,), tie_weights=True)[0]
 
-    model.forward = lambda words: model.loss(words)[0]  # type: ignore[method-assign]
     assert torch.autograd.gradcheck(loss, tuple(value.detach().requires_grad_() for value in values))
 
 
@@ -223,11 +222,12 @@ def test_half_precision_where_it_is_asked_for(cell: str) -> None:
     exact = model.log_prob(words)[0]
     with torch.autocast("cpu", torch.bfloat16):
         log_probs, state = model.log_prob(words)
-        again, _ = model.log_prob(words, state)
+        again, state = model.log_prob(words, state)
         loss = -log_probs.mean()
     assert log_probs.dtype == again.dtype == torch.float32
     assert not torch.equal(log_probs, exact)
     torch.testing.assert_close(log_probs, exact, rtol=0.1, atol=0.1)
+    assert model.log_prob(words, state.detach())[0].dtype == torch.float32  # what autocast left goes on without it
     loss.backward()
     assert model.row_in.grad is not None and bool(model.row_in.grad.isfinite().all())
     whole = model.bfloat16().log_prob(words)[0]
@@ -321,6 +321,25 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path, name: str) -
         LightRNN.load(tmp_path)
 
 
+def test_a_save_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    model.save(tmp_path)
+    words = random_words(model)
+    wanted = model.log_prob(words)[0]
+    model.table = model.table.with_cells(model.table.cells.flip(0))
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr("paceline.lightrnn.table.save_file", full)
+        model.save(tmp_path)
+    assert torch.equal(LightRNN.load(tmp_path).log_prob(words)[0], wanted)
+    model.save(tmp_path)
+    assert not torch.equal(LightRNN.load(tmp_path).log_prob(words)[0], wanted)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_table_of_another_save_is_refused(tmp_path: Path) -> None:
     model = make()
     model.save(tmp_path)
@@ -337,6 +356,8 @@ def test_a_table_of_another_save_is_refused(tmp_path: Path) -> None:
         ({"dimension": 10**12}, "no model that can be made"),
         ({"dimension": "5"}, "no model that can be made"),
         ({"layers": 2}, "of shape None"),
+        ({"layers": 10**9}, "layers have more than"),
+        ({"layers": "2"}, "no model that can be made"),
         ({"cell": "gru"}, "makes it"),
         ({"size": 2}, "no model that can be made"),
         (None, "lacks"),
@@ -367,6 +388,22 @@ def test_a_network_of_ten_words_learns_a_round_dance() -> None:
     following = F.one_hot((words[:, -1] + 1) % 10, 10)
     found = model.distribution(model.log_prob(words)[1]).detach().exp()
     assert float((found * following).sum(1).min()) > 0.9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_gpu_gives_the_same(cell: str) -> None:
+    model = make(TABLES["with empty cells"], cell=cell, layers=2)
+    words = random_words(model)
+    wanted, best = model.log_prob(words)[0], model.next_words(model.begin(2), 3)
+    model.cuda()
+    assert model.table.cells.is_cuda
+    model.table = WordTable.random(10, 3, 4, seed=2)  # a table of the CPU follows the model
+    torch.testing.assert_close(model.log_prob(words.cuda())[0].cpu(), wanted)
+    found = model.next_words(model.begin(2), 3)
+    assert torch.equal(found[0].cpu(), best[0])
+    model.loss(words.cuda())[0].backward()
+    assert model.row_in.grad is not None and bool(model.row_in.grad.isfinite().all())
 
 
 @pytest.mark.slow

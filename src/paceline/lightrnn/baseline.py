@@ -18,7 +18,7 @@ from paceline import MismatchError, UnsupportedError
 from paceline.lightrnn import storage
 from paceline.lightrnn.language import LanguageModel
 from paceline.lightrnn.sizes import available_bytes, parameter_bytes
-from paceline.lightrnn.state import PADDING, State, check_words, make_recurrent, wide
+from paceline.lightrnn.state import PADDING, State, check_words, make_recurrent, run, wide
 
 FORMAT = "paceline word rnn 1"
 SPREAD = 0.1
@@ -101,7 +101,7 @@ class WordRNN(LanguageModel):
     def _outputs(self, words: Tensor, state: State) -> tuple[Tensor, State]:
         """The network's outputs [B, T, d], from which words [B, T] are predicted."""
         before = torch.cat((state.last[:, None], words[:, :-1]), 1)
-        outputs, hidden = self.recurrent(self.dropout(F.embedding(before, self.word_in)), state.hidden)
+        outputs, hidden = run(self.recurrent, self.dropout(F.embedding(before, self.word_in)), state.hidden)
         return self.dropout(outputs), State(hidden, words[:, -1])
 
     def log_prob(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:

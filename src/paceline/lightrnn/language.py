@@ -55,6 +55,10 @@ class LanguageModel(nn.Module):
         log_probs, state = self.log_prob(words, state)
         return -log_probs.sum() / (words != PADDING).sum().clamp(min=1), state
 
+    def forward(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """`loss`, for wrappers that train what calling the module gives, such as DistributedDataParallel."""
+        return self.loss(words, state)
+
     def advance(self, state: State, words: Tensor) -> State:
         """The state after one more word of each sequence, shape [B]."""
         return self.log_prob(words[:, None], state)[1]

@@ -24,7 +24,7 @@ from paceline import MismatchError
 from paceline.lightrnn import storage
 from paceline.lightrnn.language import LanguageModel
 from paceline.lightrnn.ranking import Ranking, top_words
-from paceline.lightrnn.state import PADDING, Hidden, State, check_words, make_recurrent
+from paceline.lightrnn.state import PADDING, Hidden, State, check_words, make_recurrent, run
 from paceline.lightrnn.table import WordTable
 from paceline.lightrnn.tabled import Tabled
 
@@ -110,7 +110,7 @@ class LightRNN(Tabled, LanguageModel):
         columns = F.embedding(self.table.column[before], self.column_in)
         rows = F.embedding(self.table.row[known], self.row_in)
         inputs = torch.stack((columns, rows), 2).flatten(1, 2)  # column(last), row(w1), column(w1), .., row(wT)
-        outputs, hidden = self.recurrent(self.dropout(inputs), state.hidden)
+        outputs, hidden = run(self.recurrent, self.dropout(inputs), state.hidden)
         outputs = self.dropout(outputs)
         return outputs[:, 0::2], outputs[:, 1::2], State(hidden, known[:, -1])
 
@@ -124,7 +124,7 @@ class LightRNN(Tabled, LanguageModel):
 
     def _half(self, vectors: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """One half-step of the vectors [n, d]: output [n, d], state."""
-        output, hidden = self.recurrent(self.dropout(vectors)[:, None], hidden)
+        output, hidden = run(self.recurrent, self.dropout(vectors)[:, None], hidden)
         return self.dropout(output[:, 0]), hidden
 
     def _after_column(self, state: State) -> tuple[Tensor, State]:

@@ -46,6 +46,14 @@ def each(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
     return change(hidden) if isinstance(hidden, Tensor) else tuple(change(h) for h in hidden)
 
 
+def run(network: nn.RNNBase, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    """The network's outputs and its state, from a state that may come out of autocast, or None for zeros."""
+    if hidden is not None:
+        hidden = each(hidden, lambda h: h.to(inputs.dtype))
+    found: tuple[Tensor, Hidden] = network(inputs, hidden)
+    return found
+
+
 def make_recurrent(cell: str, dimension: int, layers: int, dropout: float) -> nn.RNNBase:
     """The recurrent network, `batch_first`, input and hidden size `dimension`.
 

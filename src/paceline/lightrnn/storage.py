@@ -29,20 +29,22 @@ About = dict[str, Any]
 
 
 def save(folder: str | Path, format: str, about: About, model: nn.Module, table: WordTable | None = None) -> None:
-    """Write the files; each appears in one piece, model.json last."""
+    """Write the files. All are written beside the old ones first, which are replaced when nothing more can fail."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / (WEIGHTS + ".new")
-    save_file({name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}, beside)
-    os.replace(beside, folder / WEIGHTS)
-    files = [WEIGHTS]
+    names = [WEIGHTS] if table is None else [WEIGHTS, TABLE]
+    save_file({n: p.detach().cpu().contiguous() for n, p in model.named_parameters()}, _beside(folder, WEIGHTS))
     if table is not None:
-        table.save(folder / TABLE)
-        files.append(TABLE)
-    text = json.dumps({"format": format, "model": about, "sha256": {f: _sha256(folder / f) for f in files}}, indent=2)
-    beside = folder / (ABOUT + ".new")
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, folder / ABOUT)
+        table.save(_beside(folder, TABLE))
+    sums = {name: _sha256(_beside(folder, name)) for name in names}
+    text = json.dumps({"format": format, "model": about, "sha256": sums}, indent=2)
+    _beside(folder, ABOUT).write_text(text + "\n", encoding="utf-8")
+    for name in [*names, ABOUT]:
+        os.replace(_beside(folder, name), folder / name)
+
+
+def _beside(folder: Path, name: str) -> Path:
+    return folder / (name + ".new")
 
 
 def load(folder: str | Path, format: str, make: Callable[[About, WordTable | None], Model]) -> Model:
@@ -58,6 +60,8 @@ def load(folder: str | Path, format: str, make: Callable[[About, WordTable | Non
     table = WordTable.load(folder / TABLE) if TABLE in sums else None
     try:
         weights = load_file(folder / WEIGHTS)
+        if about.get("layers", 1) > len(weights):  # or it would take all day to find out
+            raise MismatchError(f"{about['layers']} layers have more than {len(weights)} tensors")
         with torch.device("meta"):  # what it would look like, before any memory is asked for
             shapes = _shapes(make(about, table))
     except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
