@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -137,14 +136,16 @@ def _key(source: Source, *texts: Text | None) -> str:
 
 def _there(source: Source, folder: Path, key: str) -> Data | None:
     """What was prepared from this very text; None where it was not, or is damaged."""
-    with contextlib.suppress(DataError, CheckpointError, OSError):
+    validation: Corpus | None = None
+    try:
         if (folder / CORPUS / "source.json").read_text(encoding="utf-8").strip() != key:
             return None
         vocabulary, whole = Vocabulary.load(folder / VOCABULARY), open_train(folder)
         if source.validation is not None:
-            return Data(vocabulary, whole, Corpus.open(folder / CORPUS / "validation"))
-        return Data(vocabulary, *whole.split(source.held_back))
-    return None
+            validation = Corpus.open(folder / CORPUS / "validation")
+    except (DataError, CheckpointError, OSError):
+        return None
+    return Data(vocabulary, whole, validation) if validation else Data(vocabulary, *whole.split(source.held_back))
 
 
 def _write_key(folder: Path, key: str) -> None:

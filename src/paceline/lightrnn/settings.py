@@ -116,6 +116,10 @@ class Source:
     vocabulary: int | None = None
     min_count: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 < self.held_back < 1:
+            raise UnsupportedError(f"what is held back is a share of the text between 0 and 1, got {self.held_back}")
+
 
 @dataclass(frozen=True)
 class Settings:
