@@ -9,7 +9,8 @@ through `FactoredCosts`, as in training.
     python benchmarks/lightrnn_allocation.py --words 1000000
 
 One line of JSON: seconds of clock and of all processor cores, costs in nats a position, the gap to the exact optimum
-where the words are at most `--exact` (relative to it, and relative to the distance from a random table to it), memory in MB.
+where the words are at most `--exact` (relative to it, and relative to the distance from a random table to it), memory
+in MB.
 """
 
 from __future__ import annotations

@@ -58,6 +58,8 @@ def solve_prices(
     from paceline.lightrnn.allocation.optional import minimize
 
     prices = np.zeros(candidates.lines) if start is None else start - start.min()
+    # Where too many words share few candidates no price is enough. Prices from a sample with all lines say what is.
+    most = None if start is None else 2 * float(prices.max()) + candidates.typical_margin()
     for level, temperature in enumerate(plan.temperatures):
         # In units of the temperature and of the capacity, so that L-BFGS' own thresholds mean the same everywhere.
         scale = capacity * temperature
@@ -71,7 +73,7 @@ def solve_prices(
             prices / temperature,
             jac=True,
             method="L-BFGS-B",
-            bounds=[(0, None)] * candidates.lines,
+            bounds=[(0, None if most is None else most / temperature)] * candidates.lines,
             options={"maxiter": plan.steps, "maxfun": 2 * plan.steps, "gtol": 0.005, "ftol": 1e-12},
         )
         prices = np.asarray(found.x, np.float64) * temperature
