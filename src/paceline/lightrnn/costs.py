@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each word costs in each row and each column of the table, summed over the text that is read.
 
-The cost of word w in row i is the sum over its positions of `-log P(row i | before)`, in column j of
-`-log P(column j | before, the word's row)` (Li et al., "LightRNN", NIPS 2016, section 3.3). `DenseCosts` holds these sums;
-`FactoredCosts` holds what they are made of and is linear in the words: with `log P(row i) = h . y_i + b_i - z` the sum over
-the positions of w is `Z_w - S_w . y_i - n_w b_i`, where S_w is the sum of the states h, n_w the count and Z_w the sum of the
-normalisers z. This is exact while the model's weights stay as they are.
+The cost of word w in row i is the sum over its positions of `-log P(row i | before)`, in column j of `-log P(column j
+| before, the word's row)` (Li et al., "LightRNN", NIPS 2016, section 3.3). `DenseCosts` holds these sums;
+`FactoredCosts` holds what they are made of and is linear in the words: with `log P(row i) = h . y_i + b_i - z` the
+sum over the positions of w is `Z_w - S_w . y_i - n_w b_i`, where S_w is the sum of the states h, n_w the count and
+Z_w the sum of the normalisers z. This is exact while the model's weights stay as they are.
 
-The normalisers are those of the model's present table: rows without words and empty cells have no part in them. A column
-whose cell in the present row is empty has a cost by the same formula, so that words may move there.
+The normalisers are those of the model's present table: rows without words and empty cells have no part in them. A
+column whose cell in the present row is empty has a cost by the same formula, so that words may move there.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class FactoredCosts:
         """
         if self._weights is not None and self._weights != _digest(model):
             raise MismatchError(
-                "the model's output vectors changed after the costs were gathered; gather all costs with frozen weights "
-                "and ask for their source before training goes on"
+                "the model's output vectors changed after the costs were gathered; gather all costs with frozen "
+                "weights and ask for their source before training goes on"
             )
         return _FactoredSource(self, model)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Re-allocation: the cells of a table given to the words anew, so that together they cost less.
 
-The costs are `l(w,i,j) = l_r(w,i) + l_c(w,j)` (`paceline.lightrnn.costs`), and what is sought is the perfect matching of
-words and cells of the least cost (Li et al., "LightRNN", NIPS 2016, section 3.3). Small vocabularies are matched exactly. For
-large ones the rows are a transportation problem that is solved exactly among each word's candidates (`prices`, `repair`),
-then the words of each row get their columns exactly (`inside`), then words that stand badly change row and column together
-(`joint`). No phase raises the cost, and a table that is not better than the one given is not handed out.
+The costs are `l(w,i,j) = l_r(w,i) + l_c(w,j)` (`paceline.lightrnn.costs`), and what is sought is the perfect matching
+of words and cells of the least cost (Li et al., "LightRNN", NIPS 2016, section 3.3). Small vocabularies are matched
+exactly. For large ones the rows are a transportation problem that is solved exactly among each word's candidates
+(`prices`, `repair`), then the words of each row get their columns exactly (`inside`), then words that stand badly
+change row and column together (`joint`). No phase raises the cost, and a table that is not better than the one given
+is not handed out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,8 @@ EXACT = 4000
 LINES = 8192
 """Rows or columns at most: their graph of changes has the square of it."""
 SWEEPS = 4
+SHARE = 0.98
+"""Of all that the words could gain at most: what the words that a sweep looks at could."""
 SETS = 1200
 """Sets of joint moves at most in one sweep."""
 FRACTION = 0.02
@@ -76,8 +80,8 @@ def reallocate(
         costs: of all words; finite.
         table: the present one.
         progress: is called with the phase's name, what is done of it and all there is to do.
-        resume: a folder: finished phases are kept there, and a call with the same arguments goes on after them; the file is
-            removed at the end.
+        resume: a folder: finished phases are kept there, and a call with the same arguments goes on after them; the
+            file is removed at the end.
         seed: of the sample of words that the first prices are made from.
         exact_words: up to so many words the exact matching is found, which takes `16 V**2` bytes or more.
 
@@ -137,9 +141,7 @@ class _Job:
         rows, columns = self.table.shape
         row = Side(self.costs.row_costs, self.table.words, rows, columns, "row")
         column = Side(self.costs.column_costs, self.table.words, columns, rows, "column")
-        found = self.phase(
-            "rows", lambda: dict(zip(("row", "row_prices"), row.spread(self.seed, self.told), strict=True))
-        )
+        found = self.phase("rows", lambda: row.spread(self.seed, self.told))
         self.phase("column prices", lambda: {"column_prices": column.priced(self.seed, self.told)[1]})
         bound = row.bound(found["row_prices"]) + column.bound(found["column_prices"])
         found = self.phase("columns", lambda: {"cells": self.columns(found["row"], found["column_prices"])})
@@ -156,7 +158,8 @@ class _Job:
         place = settle(
             self.costs.column_costs, row, rows, columns, prices, "column", lambda done: self.told("columns", done, rows)
         )
-        return row * columns + place
+        cells: np.ndarray = row * columns + place
+        return cells
 
     def sweeps(self, sets: Sets, standing: Standing, bound: float) -> None:
         """Joint moves, until they lower the cost by little."""
@@ -167,7 +170,7 @@ class _Job:
                     break
                 continue
             distance = _cost(sets, standing) - bound
-            gain, _ = sweep(sets, standing, 0.98, SETS, lambda done, total, name=name: self.told(name, done, total))
+            gain, _ = sweep(sets, standing, SHARE, SETS, partial(self.told, name))
             enough = np.array([gain <= FRACTION * distance])
             self.journal.write(name, self.seconds, cells=standing.cells, enough=enough)
             if enough.any():

@@ -69,8 +69,8 @@ def _in_order(
 def cheapest_places(cost: np.ndarray, prices: np.ndarray) -> np.ndarray:
     """Exact assignment of n words to places, cost of shape (n, places), n at most places.
 
-    Prices of places change the cost of every assignment of all places by the same sum, so with words of no cost for what
-    stays empty they change nothing but the search: good ones make it many times shorter.
+    Prices of places change the cost of every assignment of all places by the same sum, so with words of no cost for
+    what stays empty they change nothing but the search: good ones make it many times shorter.
     """
     words, places = cost.shape
     if words == 0:
@@ -86,7 +86,7 @@ def cheapest_places(cost: np.ndarray, prices: np.ndarray) -> np.ndarray:
 
 
 def even_prices(cost: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Prices, shape (places,), under which about one word chooses each place: some steps of Sinkhorn's iteration, cooling."""
+    """Prices, shape (places,), under which about one word chooses each place: Sinkhorn's iteration, cooling."""
     prices = start.astype(np.float32)
     near = np.partition(cost + prices, min(8, len(prices) - 1), axis=1)[:, : min(8, len(prices))]
     margin = float(np.median(near.mean(1) - near.min(1)))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joint moves: a few hundred words at a time change row and column together, exactly among their cells.
 
-After rows over all words and columns inside the rows no row alone and no column alone can be better, but words that want the
-same column of one row have not looked at other rows. How much a word could gain at most is known: its cost and the prices
-of its cell, less the cheapest row and the cheapest column under the prices. The sum of these regrets is the distance to the
-lower bound. Words with the greatest regrets are taken together with the words in the cells that they would like best, and
-the whole set is assigned anew to its own cells (a large neighbourhood; Ahuja, Ergun, Orlin, Punnen, "A survey of very
-large-scale neighborhood search techniques", Discrete Applied Mathematics 123, 2002). The cost never rises.
+After rows over all words and columns inside the rows no row alone and no column alone can be better, but words that
+want the same column of one row have not looked at other rows. How much a word could gain at most is known: its cost
+and the prices of its cell, less the cheapest row and the cheapest column under the prices. The sum of these regrets
+is the distance to the lower bound. Words with the greatest regrets are taken together with the words in the cells
+that they would like best, and the whole set is assigned anew to its own cells (a large neighbourhood; Ahuja, Ergun,
+Orlin, Punnen, "A survey of very large-scale neighborhood search techniques", Discrete Applied Mathematics 123, 2002).
+The cost never rises.
 """
 
 from __future__ import annotations

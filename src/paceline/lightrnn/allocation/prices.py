@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prices of the lines of a table (its rows, or its columns) that spread the words evenly: the smoothed dual.
 
-The transportation problem `min sum_w c(w, line(w))`, each line at most `capacity` words, has the dual
-`max_p sum_w min_i (c(w,i) + p_i) - capacity sum_i p_i` over `p >= 0`. The inner minimum is smoothed with a temperature t,
-`-t log sum_i exp(-(c + p_i) / t)`; the smooth problem in as few variables as there are lines is solved by L-BFGS, from a
-high temperature to a low one (entropic optimal transport: Cuturi, NIPS 2013; its dual by quasi-Newton steps: Cuturi and
+The transportation problem `min sum_w c(w, line(w))`, each line at most `capacity` words, has the dual `max_p sum_w
+min_i (c(w,i) + p_i) - capacity sum_i p_i` over `p >= 0`. The inner minimum is smoothed with a temperature t, `-t log
+sum_i exp(-(c + p_i) / t)`; the smooth problem in as few variables as there are lines is solved by L-BFGS, from a high
+temperature to a low one (entropic optimal transport: Cuturi, NIPS 2013; its dual by quasi-Newton steps: Cuturi and
 Peyre, SIAM J. Imaging Sciences 9, 2016). What is left at the lowest temperature, shortest paths repair exactly.
 """
 
@@ -58,22 +58,22 @@ def solve_prices(
     from paceline.lightrnn.allocation.optional import minimize
 
     prices = np.zeros(candidates.lines) if start is None else start - start.min()
+    # Where too many words share few candidates no price is enough. Prices from a sample with all lines say what is.
+    most = None if start is None else 2 * float(prices.max()) + candidates.typical_margin()
     for level, temperature in enumerate(plan.temperatures):
         # In units of the temperature and of the capacity, so that L-BFGS' own thresholds mean the same everywhere.
         scale = capacity * temperature
 
-        def loss(
-            scaled: np.ndarray, temperature: float = temperature, scale: float = scale
-        ) -> tuple[float, np.ndarray]:
-            value, load = smoothed(candidates, scaled * temperature, temperature)
-            return (capacity * temperature * scaled.sum() - value) / scale, 1.0 - load / capacity
+        def loss(scaled: np.ndarray, t: float = temperature, scale: float = scale) -> tuple[float, np.ndarray]:
+            value, load = smoothed(candidates, scaled * t, t)
+            return float(scaled.sum()) - value / scale, 1.0 - load / capacity
 
         found = minimize(
             loss,
             prices / temperature,
             jac=True,
             method="L-BFGS-B",
-            bounds=[(0, None)] * candidates.lines,
+            bounds=[(0, None if most is None else most / temperature)] * candidates.lines,
             options={"maxiter": plan.steps, "maxfun": 2 * plan.steps, "gtol": 0.005, "ftol": 1e-12},
         )
         prices = np.asarray(found.x, np.float64) * temperature
@@ -82,7 +82,7 @@ def solve_prices(
 
 
 def smoothed(candidates: Candidates, prices: np.ndarray, temperature: float) -> tuple[float, np.ndarray]:
-    """`sum_w -t log sum_i exp(-(c(w,i) + p_i) / t)` and its gradient, the words that choose each line, shape (lines,)."""
+    """`sum_w -t log sum_i exp(-(c(w,i) + p_i) / t)` and its gradient, shape (lines,): the words of each line."""
     p = torch.from_numpy(prices).float()
     load = torch.zeros(candidates.lines, dtype=torch.float64)
     value = 0.0

@@ -45,13 +45,8 @@ class Journal:
         if self.path is None:
             return
         self._probe = _probe(costs, table)
-        self._about = {
-            "format": FORMAT,
-            "words": table.words,
-            "rows": table.rows,
-            "columns": table.columns,
-            "seed": seed,
-        }
+        shape = {"words": table.words, "rows": table.rows, "columns": table.columns}
+        self._about = {"format": FORMAT, **shape, "seed": seed}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             self.finished = self._load(self.path)

@@ -2,11 +2,11 @@
 """From nearly even prices to the exact optimum: shortest augmenting paths on the graph of the lines.
 
 Every word begins in the line that is cheapest for it under the prices, so no move lowers the cost (complementary
-slackness), but some lines hold too many words. An arc from line i to line j is the cheapest change of one word of i to j.
-A shortest path from a full line to a line with room, by costs reduced by the prices, is taken by moving one word along each
-of its arcs; then the prices follow the distances. This keeps optimality, so the end is the optimum (successive shortest
-paths: Ahuja, Magnanti, Orlin, "Network Flows", 1993, section 9.7). One search serves all paths of its tree that share no
-arc. Cells without word are words that cost nothing anywhere.
+slackness), but some lines hold too many words. An arc from line i to line j is the cheapest change of one word of i
+to j. A shortest path from a full line to a line with room, by costs reduced by the prices, is taken by moving one
+word along each of its arcs; then the prices follow the distances. This keeps optimality, so the end is the optimum
+(successive shortest paths: Ahuja, Magnanti, Orlin, "Network Flows", 1993, section 9.7). One search serves all paths
+of its tree that share no arc. Cells without word are words that cost nothing anywhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Lines:
     @property
     def load(self) -> np.ndarray:
         """Words and empty cells in each line."""
-        return np.array([len(words) for words in self.members]) + self.empty
+        held: np.ndarray = np.array([len(words) for words in self.members]) + self.empty
+        return held
 
     def _spread_empty(self) -> np.ndarray:
         """Empty cells go to the lines of price 0, first where there is room."""

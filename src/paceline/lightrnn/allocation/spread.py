@@ -69,17 +69,21 @@ class Side:
         """What all words together cost at least on this side."""
         return dual_bound(self.costs, self.words, self.lines, self.capacity, prices, self.what)
 
-    def spread(self, seed: int, told: Told) -> tuple[np.ndarray, np.ndarray]:
-        """The cheapest line of each word, shape (V,), int64, where no line has too many; and the prices that prove it."""
+    def spread(self, seed: int, told: Told) -> dict[str, np.ndarray]:
+        """The cheapest line of each word where no line has too many, and the prices that prove it.
+
+        Returns:
+            By name: `row` (or `column`), shape (V,), int64; `row_prices`, shape (lines,), float64.
+        """
         candidates, prices = self.priced(seed, told)
         place, prices, full = repair(
             candidates, self.capacity, prices, lambda done, total: told(f"{self.what} words", done, total)
         )
         if len(full):
-            place = self._make_room(place, full)
-        return place, prices
+            place = self._make_room(place)
+        return {self.what: place, f"{self.what}_prices": prices}
 
-    def _make_room(self, place: np.ndarray, full: np.ndarray) -> np.ndarray:
+    def _make_room(self, place: np.ndarray) -> np.ndarray:
         """Words of lines that are too full take any line with room, by their real costs: no candidate had any."""
         load = np.bincount(place, minlength=self.lines)
         while (over := int(np.maximum(load - self.capacity, 0).sum())) > 0:

@@ -11,7 +11,7 @@ from paceline.lightrnn.costs import CostSource
 
 
 def best_cells(costs: CostSource) -> np.ndarray:
-    """The cells, shape (V,), int64, of the cheapest placement; `8 V R C` bytes and time of about the third power of V."""
+    """The cells, shape (V,), int64, of the cheapest placement; `8 V R C` bytes, time of about the third power of V."""
     words = np.arange(costs.words)
     row = checked(costs.row_costs, words, "row").astype(np.float64)
     column = checked(costs.column_costs, words, "column").astype(np.float64)
