@@ -20,17 +20,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CSS = (
-    "<style>.words td.long{min-width:16rem} .sample{white-space:pre-wrap;background:var(--panel);border-radius:10px;"
-    "padding:.8rem 1rem;margin:.7rem 0;font:.9em/1.5 ui-monospace,Menlo,'DejaVu Sans Mono',monospace;"
-    "overflow-wrap:anywhere} .lead code{overflow-wrap:anywhere}</style>"
+    "<style>.words td.text{min-width:16rem;white-space:pre-wrap} .lead code{overflow-wrap:anywhere} "
+    ".sample{white-space:pre-wrap;background:var(--panel);border-radius:10px;padding:.8rem 1rem;margin:.7rem 0;"
+    "font:.9em/1.5 ui-monospace,Menlo,'DejaVu Sans Mono',monospace;overflow-wrap:anywhere}</style>"
 )
 SHARED = (
     "Words of a row share one vector of the input and one of the output; the re-allocation brings words together that "
     "the text uses alike. Shown are the {axis}s whose words come most often, each with its most frequent words."
 )
 HEAT = (
-    "Rows and columns in the order of how often their words come; the darker, the more often. A frequent word shares "
-    "its vectors with rarer ones, so that frequent words spread over rows and columns instead of crowding in one."
+    "Rows and columns in the order of how often their words come; the darker, the more often. Words that are frequent "
+    "keep out of each other's way where they are used unlike: each takes rarer ones into its row and its column."
+)
+NEW_TABLE = (
+    "Costs are mean nats of a word of the training text, with the states before each word as they were. The new table "
+    "changes the input vectors too, so that perplexity rises at first and falls below the old one as training goes on."
 )
 
 
@@ -60,7 +64,7 @@ def _body(trained: Trained, name: str) -> list[str]:
         page.warning_box(falls(trained.history)),
         page.heading("Rounds"),
         _figure(_perplexities(trained.history), "Perplexity", "On text that is not trained on, behind each round.", 1),
-        page.table(_rows(trained.history), "Costs are mean nats of a word of the training text, with frozen weights."),
+        page.table(_rows(trained.history), NEW_TABLE if len(trained.history) > 1 else ""),
         page.heading("Size"),
         page.table(_sizes(trained), "The full softmax has a vector for each word at its input and at its output."),
     ]
@@ -126,7 +130,7 @@ def _table_parts(trained: Trained, table: Any) -> list[str]:
     parts.append(_figure(_heat(heat(table, trained.vocabulary)), "How often words come", HEAT, 2))
     for axis in ("row", "column"):
         rows = [
-            {axis: str(line), "comes": f"{count:,}", "words that share it": "  ".join(words)}
+            {axis: str(line), "comes": f"{count:,}", "words that share it": "   ".join(words)}
             for line, count, words in lines_of(table, trained.vocabulary, axis)
         ]
         parts += [page.heading(f"Words that share a {axis}"), f'<div class="words">{page.table(rows)}</div>']

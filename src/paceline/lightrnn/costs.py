@@ -49,11 +49,25 @@ class CostSource(Protocol):
 class OutputLayers(Protocol):
     """What the costs ask of a model: `LightRNN` has it."""
 
-    table: WordTable
-    row_out: Tensor
-    column_out: Tensor
-    row_bias: Tensor
-    column_bias: Tensor
+    @property
+    def table(self) -> WordTable:
+        """Which word has which cell."""
+
+    @property
+    def row_out(self) -> Tensor:
+        """Shape (R, d)."""
+
+    @property
+    def column_out(self) -> Tensor:
+        """Shape (C, d)."""
+
+    @property
+    def row_bias(self) -> Tensor:
+        """Shape (R,)."""
+
+    @property
+    def column_bias(self) -> Tensor:
+        """Shape (C,)."""
 
     def row_logits(self, h: Tensor) -> Tensor:
         """Shape (..., R), from states of shape (..., d)."""
