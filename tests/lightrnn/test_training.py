@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import paceline
-from paceline import CheckpointError, PeerLostError
+from paceline import CheckpointError, PeerLostError, UnsupportedError
 from paceline.lightrnn import rounds, training
 from paceline.lightrnn.corpus import Corpus
 from paceline.lightrnn.model import LightRNN
@@ -106,6 +106,18 @@ def test_costs_of_all_workers_add_up_to_those_of_one() -> None:
 def test_costs_may_be_gathered_while_training(tmp_path: Path) -> None:
     _, history = trained(tmp_path, course=replace(COURSE, costs="training", save_every=99))
     assert history[0]["cost_after"] < history[0]["cost_before"]
+
+
+def test_costs_kept_as_factors_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, dense = trained(tmp_path / "dense")
+    monkeypatch.setattr(rounds, "DENSE_BYTES", 0)
+    (_, factored), _ = simulate(lambda: trained(tmp_path / "factored", "averaging(period=3)"), 2)
+    assert factored[0]["cost_after"] < factored[0]["cost_before"]
+    _, alone = trained(tmp_path / "alone")
+    for name in ("cost_before", "cost_after"):
+        assert alone[0][name] == pytest.approx(dense[0][name], rel=1e-3)
+    with pytest.raises(UnsupportedError, match='costs="pass"'):
+        trained(tmp_path / "other", course=replace(COURSE, costs="training"))
 
 
 class Killed(Exception):

@@ -75,8 +75,8 @@ def train(
 ) -> None:
     """Train a language model on text, in rounds.
 
-    Started again with the same options, it goes on where it was stopped. Under torchrun or `paceline run` it is a
-    worker; several hosts need a folder that all of them see.
+    Started again with the same options, it goes on where it was stopped. On several hosts start it as
+    torchrun ... -m paceline lightrnn train ..., with a folder that all of them see.
     """
     with _refusing():
         from paceline.lightrnn.settings import Course, Settings, Shape, Source
@@ -91,6 +91,8 @@ def train(
             Source(names, held, held_back, tokens, lower, vocabulary, min_count),
         )
         if lightrnn_train.is_worker():
+            if lightrnn_train.is_first():
+                lightrnn_train.begin(settings, folder, fresh)
             lightrnn_train.work(folder, settings)
             return
         if workers < 1:

@@ -32,6 +32,11 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_first() -> bool:
+    """Whether this worker prepares what all of them read."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def begin(settings: Settings, folder: Path, fresh: bool) -> None:
     """Write the settings into the folder of the training, if none with others lies there."""
     path = folder / SETTINGS
@@ -49,18 +54,17 @@ def begin(settings: Settings, folder: Path, fresh: bool) -> None:
 
 def work(folder: Path, settings: Settings, threads: int | None = None) -> None:
     """Be the only worker, or one of several; returns when the training is over."""
-    rank = int(os.environ.get("RANK", "0"))
     timeout_s = float(os.environ.get("PACELINE_TIMEOUT_S", "600"))
     if threads is not None:
         torch.set_num_threads(threads)
     with shown() as show:
-        if rank == 0:
+        if is_first():
             data = prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
         else:
             data = await_prepared(settings.source, folder, timeout_s)
         model = build(settings.shape, data.vocabulary, settings.course.seed).to(_device())
         history = train(model, data, settings.course, folder, show=show)
-        if rank == 0:
+        if is_first():
             show.say(f"perplexity {history[-1]['perplexity']:.2f}; model: {folder}")
             _page(folder, show)
 

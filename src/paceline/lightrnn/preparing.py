@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -74,6 +75,8 @@ def prepare(source: Source, folder: Path, *, fixed: bool = False, say: Say = lam
         say(f"{text.damaged:,} wrong bytes of the text were replaced: it is no clean UTF-8")
     if vocabulary.lost:
         say(f"rare words were dropped while counting: one that came {vocabulary.lost:,} times or less may be missing")
+    if source.vocabulary is not None and len(vocabulary) < source.vocabulary and source.min_count <= 1:
+        say(f"the text has fewer different words than the {source.vocabulary:,} that were asked for")
     vocabulary.save(folder / VOCABULARY)
     say(f"{len(vocabulary):,} words in the vocabulary; writing the text as numbers")
     Corpus.ensure(text, vocabulary, folder / CORPUS / "train", lambda words: say(f"writing numbers: {words:,}"))
@@ -99,7 +102,7 @@ def await_prepared(source: Source, folder: Path, timeout_s: float) -> Data:
         found = _there(source, folder, key)
         if found is not None:
             return found
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        size = _size(folder)
         if size != seen:
             seen, since = size, time.monotonic()
         if time.monotonic() - since > timeout_s:
@@ -146,6 +149,15 @@ def _there(source: Source, folder: Path, key: str) -> Data | None:
     except (DataError, CheckpointError, OSError):
         return None
     return Data(vocabulary, whole, validation) if validation else Data(vocabulary, *whole.split(source.held_back))
+
+
+def _size(folder: Path) -> int:
+    """Bytes in a folder; files come and go meanwhile."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for path in folder.rglob("*"):
+            found += path.stat().st_size if path.is_file() else 0
+    return found
 
 
 def _write_key(folder: Path, key: str) -> None:

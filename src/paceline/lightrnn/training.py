@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline import CheckpointError, Rule
+from paceline import Rule, UnsupportedError
 from paceline.lightrnn import rounds
 from paceline.lightrnn.allocation import Allocation, reallocate
 from paceline.lightrnn.building import Model
@@ -141,6 +141,7 @@ class _Training:
             self.model.train(False)
         if self.run.world.rank == 0:
             self.model.save(self.folder)
+            shutil.rmtree(self.folder / ALLOCATION, ignore_errors=True)
         return self.position.history
 
     # -- within a round ---------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class _Training:
     def _begin_costs(self, model: LightRNN) -> None:
         if self.position.costs is None and not self.position.costs_lost:
             if not rounds.fits_dense(model.table):
-                raise CheckpointError(
+                raise UnsupportedError(
                     "costs are exact only for weights that stand still where they are kept as factors, and this table "
                     'is too large for others; take costs="pass"'
                 )
