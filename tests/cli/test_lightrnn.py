@@ -17,7 +17,22 @@ from paceline.lightrnn.building import load_model
 from paceline.lightrnn.settings import Settings
 from paceline.lightrnn.training import HISTORY, STATE
 
-SMALL = ("--dimension", "8", "--rounds", "2", "--batch", "4", "--window", "5", "--windows", "3", "--rate", "0.02")
+SMALL = (
+    "--dimension",
+    "8",
+    "--rounds",
+    "2",
+    "--short",
+    "0",
+    "--batch",
+    "4",
+    "--window",
+    "5",
+    "--windows",
+    "3",
+    "--rate",
+    "0.02",
+)
 
 
 def run(*arguments: object, given: bytes | None = None) -> Result:

@@ -29,7 +29,9 @@ from tests.helpers import same_bits, simulate, state_of
 from tests.processes.launch import Launch
 
 WORDS = 27
-COURSE = Course(rounds=2, epochs=2, batch=4, window=5, windows=3, rate=0.02, save_every=3)
+COURSE = Course(rounds=2, short=0, epochs=2, batch=4, window=5, windows=3, rate=0.02, save_every=3)
+BOTH = {"pass": replace(COURSE, short=2, share=0.4, rounds=1), "training": replace(COURSE, costs="training")}
+"""By the way in which costs are gathered."""
 
 
 def chain(n: int, seed: int = 0) -> Corpus:
@@ -74,6 +76,16 @@ def test_rounds_of_one_worker(tmp_path: Path) -> None:
     assert mine.table != first.table and LightRNN.load(tmp_path).table == mine.table
     assert json.loads((tmp_path / "history.json").read_text())["rounds"] == history
     assert not mine.training
+
+
+def test_short_rounds_read_a_part_of_the_text_each(tmp_path: Path) -> None:
+    course = replace(COURSE, short=2, share=0.2, rounds=1)
+    (mine, history), (other, _) = simulate(lambda: trained(tmp_path, "bmuf(period=2)", course), 2)
+    assert [row["words"] for row in history] == [60, 60, 600]
+    assert all(row["cost_after"] <= row["cost_before"] for row in history[:2]) and "cost_before" not in history[2]
+    assert mine.table == other.table != model().table
+    with pytest.raises(UnsupportedError, match="no more than all of it; got 3 rounds with a share of 0"):
+        replace(COURSE, short=3, share=0.5)
 
 
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=4)", "asgd"])
@@ -144,19 +156,25 @@ class Killer:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[LightRNN, Any]]:
     """Trainings that nobody killed, by the way in which costs are gathered."""
     return {
-        costs: trained(tmp_path_factory.mktemp(costs), course=replace(COURSE, costs=costs, save_every=99))
-        for costs in ("pass", "training")
+        costs: trained(tmp_path_factory.mktemp(costs), course=replace(course, save_every=99))
+        for costs, course in BOTH.items()
     }
 
 
 @pytest.mark.parametrize(
     ("about", "at", "costs"),
-    [("round 1", 4, "pass"), ("round 1", 9, "training"), ("allocating", 1, "pass"), ("round 2", 2, "training")],
+    [
+        ("round 2", 2, "pass"),
+        ("round 3", 5, "pass"),
+        ("allocating", 1, "pass"),
+        ("round 1", 9, "training"),
+        ("round 2", 2, "training"),
+    ],
 )
 def test_a_training_that_was_killed_goes_on_with_the_same_bits(
     about: str, at: int, costs: str, whole: dict[str, tuple[LightRNN, Any]], tmp_path: Path
 ) -> None:
-    course = replace(COURSE, costs=costs)
+    course = BOTH[costs]
     with pytest.raises(Killed):
         trained(tmp_path, course=course, show=Killer(about, at))
     again, later = trained(tmp_path, course=course)

@@ -50,6 +50,8 @@ def train(
     output: Annotated[str, typer.Option(help="lightrnn, or to compare with it full or adaptive.")] = "lightrnn",
     table: Annotated[str, typer.Option(help="First table: random, frequency, or a file of vectors.")] = "random",
     rounds: Annotated[int, typer.Option(help="Rounds; between two of them words are allocated anew.")] = 3,
+    short: Annotated[int, typer.Option(help="Short rounds before them, which find a table to begin with.")] = 3,
+    share: Annotated[float, typer.Option(help="Part of the text that a short round reads.")] = 0.1,
     epochs: Annotated[int, typer.Option(help="Passes over the text in a round.")] = 1,
     batch: Annotated[int, typer.Option(help="Passages read side by side.")] = 20,
     window: Annotated[int, typer.Option(help="Words between two steps of the optimizer.")] = 35,
@@ -87,7 +89,9 @@ def train(
         held = None if validation is None else str(validation)
         settings = Settings(
             Shape(dimension, layers, cell, tied, dropout, output, table),
-            Course(rounds, epochs, batch, window, windows, optimizer, rate, clip, costs, save_every, seed),
+            Course(
+                rounds, short, share, epochs, batch, window, windows, optimizer, rate, clip, costs, save_every, seed
+            ),
             Source(names, held, held_back, tokens, lower, vocabulary, min_count),
         )
         if lightrnn_train.is_worker():

@@ -175,6 +175,36 @@ class Passages(Dataset[Tensor]):
         return words
 
 
+class Parts(Dataset[Tensor]):
+    """Parts of a corpus, as passages, of which one at a time is the dataset; all have the same number of passages.
+
+    Args:
+        corpus: the words.
+        parts: how many there are.
+        share: of the corpus, for each.
+        length: of a passage, words.
+        multiple: see `Passages`.
+
+    Attributes:
+        part: the one that is read now, from 0.
+    """
+
+    def __init__(self, corpus: Corpus, parts: int, share: float, length: int, multiple: int) -> None:
+        size = max(1, int(share * len(corpus)))
+        self.all = corpus.part(0, min(size * parts, len(corpus)))
+        self._passages = [
+            Passages(corpus.part(k * size, min((k + 1) * size, len(corpus))), length, multiple) for k in range(parts)
+        ]
+        self.part = 0
+
+    def __len__(self) -> int:
+        return len(self._passages[self.part])
+
+    def __getitem__(self, number: int) -> Tensor:
+        """Shape (length,), int64."""
+        return self._passages[self.part][number]
+
+
 def lanes(corpus: Corpus, number: int, window: int, part: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
     """The corpus cut into `number` consecutive parts that are read side by side, a window after the other.
 

@@ -50,6 +50,8 @@ class Course:
 
     Attributes:
         rounds: of training on one table; between two of them the words are allocated anew.
+        short: rounds before these, each on its own small part of the text: a table gets good long before a model does.
+        share: of the text, for a short round.
         epochs: passes over the text in a round.
         batch: passages that are read side by side.
         window: words of a passage between two steps of the optimizer.
@@ -63,6 +65,8 @@ class Course:
     """
 
     rounds: int = 3
+    short: int = 3
+    share: float = 0.1
     epochs: int = 1
     batch: int = 20
     window: int = 35
@@ -78,6 +82,11 @@ class Course:
         for name in ("rounds", "epochs", "batch", "window", "windows", "save_every"):
             if getattr(self, name) < 1:
                 raise UnsupportedError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.short < 0 or not 0 < self.share * max(1, self.short) <= 1:
+            raise UnsupportedError(
+                f"short rounds take parts of the text, together no more than all of it; got {self.short} rounds with a "
+                f"share of {self.share:g} each"
+            )
         _among("optimizer", self.optimizer, tuple(OPTIMIZERS))
         _among("costs", self.costs, COSTS)
         if not self.highest_rate > 0 or not self.clip > 0:

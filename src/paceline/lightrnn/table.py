@@ -75,6 +75,9 @@ class WordTable:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __deepcopy__(self, memo: object) -> WordTable:
+        return self  # it never changes, and a copy of a model need not hold it twice
+
     def __repr__(self) -> str:
         return f"WordTable({self.words} words, {self.rows} x {self.columns})"
 

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from paceline import Rule, UnsupportedError
 from paceline.lightrnn import rounds
 from paceline.lightrnn.allocation import Allocation, reallocate
 from paceline.lightrnn.building import Model
-from paceline.lightrnn.corpus import Passages
+from paceline.lightrnn.corpus import Corpus, Parts, Passages
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.position import Position
 from paceline.lightrnn.preparing import Data
@@ -112,14 +113,18 @@ class _Training:
     ) -> None:
         self.model, self.data, self.course, self.folder = model, data, course, folder
         self.table_model = model if isinstance(model, LightRNN) else None
-        kinds: dict[str, Any] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        kinds: dict[str, Any] = {"adam": partial(torch.optim.Adam, fused=True), "sgd": torch.optim.SGD}
         self.optimizer = kinds[course.optimizer](model.parameters(), lr=course.highest_rate)
         self.run = paceline.attach(model, self.optimizer, rule, seed=course.seed)
         self.show: Show = show if self.run.world.rank == 0 else Silent()
         # whole batches: however many workers share the last ones, each gets a part, and all make as many steps
         multiple = course.batch * math.ceil(self.run.world.size / course.batch)
+        self.short = course.short if self.table_model is not None else 0  # rounds
+        self.rounds = self.short + course.rounds
         passages = Passages(data.train, course.length, multiple)
         self.share = self.run.share(DataLoader(passages, course.batch, shuffle=True))
+        self.parts = Parts(data.train, max(1, self.short), course.share, course.length, multiple)
+        self.short_share = self.run.share(DataLoader(self.parts, course.batch, shuffle=True))
         self.position = Position(model, self.run.world.size)
         self.scheduler = LambdaLR(self.optimizer, lambda step: share_of_rate(self._done()))
         self._since_save = 0
@@ -133,7 +138,7 @@ class _Training:
                 if resume and has_state(self.folder):
                     self.run.resume(self.folder / STATE)
                     self.show.say(f"going on in round {self.position.round + 1}")
-                while self.position.round < self.course.rounds:
+                while self.position.round < self.rounds:
                     if not self.position.trained:
                         self._train_round()
                     self._end_round()
@@ -148,17 +153,31 @@ class _Training:
 
     def _done(self) -> float:
         """Share of the round."""
-        behind = self.share.epoch - self.position.round * self.course.epochs
-        return min(1.0, max(0.0, (behind + self.share.progress) / self.course.epochs))
+        share, first, epochs = self._pass
+        done: float = (share.epoch - first + share.progress) / epochs
+        return min(1.0, max(0.0, done))
+
+    @property
+    def _is_short(self) -> bool:
+        return self.position.round < self.short
+
+    @property
+    def _pass(self) -> tuple[Any, int, int]:
+        """What the round reads: a loader, the epoch with which the round begins, and how many it has."""
+        number = self.position.round
+        if self._is_short:
+            return self.short_share, number, 1
+        return self.share, (number - self.short) * self.course.epochs, self.course.epochs
 
     def _train_round(self) -> None:
-        epochs = self.course.epochs
+        share, first, epochs = self._pass
+        self.parts.part = self.position.round if self._is_short else 0
         self.model.train()
-        while self.run.epoch < (self.position.round + 1) * epochs:
-            last = self.run.epoch == (self.position.round + 1) * epochs - 1
+        while share.epoch < first + epochs:
+            last = share.epoch == first + epochs - 1
             if last and self.course.costs == "training" and self.table_model is not None:
                 self._begin_costs(self.table_model)
-            for passages in self.share:
+            for passages in share:
                 began = time.perf_counter()
                 self._read(passages.to(place(self.model)))
                 self.position.seconds += time.perf_counter() - began
@@ -209,14 +228,14 @@ class _Training:
     def _shown(self) -> None:
         position = self.position
         rate = position.words / max(position.seconds, 1e-9) * self.run.world.size
-        what = f"round {position.round + 1} of {self.course.rounds}"
+        what = f"round {position.round + 1} of {self.rounds}"
         self.show.doing(what, self._done(), 1.0, f"{rate:,.0f} words/s")
 
     # -- behind it --------------------------------------------------------------------------------
 
     def _end_round(self) -> None:
         position = self.position
-        again = self.table_model is not None and position.round + 1 < self.course.rounds
+        again = self.table_model is not None and position.round + 1 < self.rounds
         if not position.trained:
             with self.run.global_model():
                 position.row = self._measured()
@@ -265,10 +284,11 @@ class _Training:
         """Costs of all workers together, in a file of worker 0; its checksum."""
         costs, run = self.position.costs, self.run
         if costs is None:
-            total = len(self.data.train) / run.world.size
+            text = self._text_of_costs
+            total = len(text) / run.world.size
             costs = rounds.gather(
                 model,
-                self.data.train,
+                text,
                 length=self.course.length,
                 window=self.course.window,
                 batch=self.course.batch,
@@ -279,6 +299,11 @@ class _Training:
         path = self.folder / COSTS
         found = rounds.by_one(run, lambda: rounds.save_costs(path, costs, model.table))
         return str(found or "")
+
+    @property
+    def _text_of_costs(self) -> Corpus:
+        """Behind a short round, all that short rounds read: it has words that this one has not."""
+        return self.parts.all if self._is_short else self.data.train
 
     def _allocate(self, model: LightRNN) -> None:
         """Give all workers the new table, and complete the round's row."""
@@ -293,7 +318,7 @@ class _Training:
         after = self._perplexity("evaluating the new table")
         self.position.row["perplexity_reallocated"] = after
         if found is not None:
-            words = max(1, len(self.data.train))
+            words = max(1, len(self._text_of_costs))
             costs = {"cost_before": found.before, "cost_after": found.after, "lower_bound": found.lower_bound}
             self.position.row |= {name: float(value) / words for name, value in costs.items()}
             self.position.row |= {"allocation_s": round(found.seconds, 3), "method": str(found.method)}
