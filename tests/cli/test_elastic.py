@@ -18,6 +18,7 @@ from typer.testing import Result
 
 from paceline.cli import kept, supervise
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
+from tests.ports import free_port
 
 DEADLINE_S = 150.0
 
@@ -46,12 +47,6 @@ DIES_ONCE = """if place == {place!r} and turn == 1 and generation.exchange == 3:
             os.kill(os.getpid(), 9)
         if turn == 2 and len(generation.members) == {size}:
             open("enough", "w").close()"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def events(log: Path, kind: str) -> list[dict[str, Any]]:
