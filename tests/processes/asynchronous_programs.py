@@ -364,7 +364,7 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
     before = loss_of(model)
     model.train()
     error = ""
-    steps = 0
+    steps, more = 0, 10  # so many once it is enough: who left before that has made fewer
     try:
         with paceline.attach(model, optimizer, rule, timeout_s=float(timeout_s), log=directory / "log") as run:
             for x, y in batches(10**9):
@@ -372,7 +372,8 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
                 steps += 1
                 if steps == int(least):
                     (directory / f"going.{RANK}").touch()
-                if reached(directory / "enough") or reached(directory / f"leave.{RANK}"):
+                more -= reached(directory / "enough")
+                if not more or reached(directory / f"leave.{RANK}"):
                     break
                 if reached(directory / "save") and not reached(directory / f"saved.{RANK}"):
                     said = ""
@@ -395,6 +396,6 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()
