@@ -22,7 +22,7 @@ from paceline.cli import app
 from tests.ports import free_port
 from tests.transport.test_tls import Authority
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 Script = Callable[[str], Path]
 
 
@@ -352,8 +352,8 @@ def test_two_hosts_start_again_together(script: Script) -> None:
         started(*common, "--host-index", 0, "--log", "a", path) as first,
         started(*common, "--host-index", 1, "--log", "b", path) as second,
     ):
-        out_1, err_1 = second.communicate(timeout=2 * DEADLINE_S)
-        out_0, err_0 = first.communicate(timeout=2 * DEADLINE_S)
+        out_1, err_1 = second.communicate(timeout=DEADLINE_S)
+        out_0, err_0 = first.communicate(timeout=DEADLINE_S)
     assert (first.returncode, second.returncode) == (0, 0), err_0 + err_1
     assert "[0] start 2" in out_0 and "[1] start 2" in out_1
     assert "the run ended: worker 1 on" in err_0 and "(2 of 2 times)" in err_0 and "(2 of 2 times)" in err_1
