@@ -27,6 +27,7 @@ from paceline.asynchronous.threads import ThreadedService
 from paceline.transport import Transport, process
 from paceline.transport.channel import HEADER_BYTES, Header, Late, Listener, connect
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
+from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
 WORKERS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -359,6 +360,7 @@ def reached(path: Path) -> bool:
 
 def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "60") -> None:
     """Train until the test says `enough`; say in a file when it is under way."""
+    all_here(directory)
     model = make_big()
     optimizer = OPTIMIZERS[kind](model.parameters())
     before = loss_of(model)

@@ -20,6 +20,7 @@ from torch import nn
 import paceline
 from paceline import update
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
+from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -178,6 +179,7 @@ def endless(directory: Path, rule: str, timeout_s: str) -> None:
     model = make_net()
     optimizer = sgd(model.parameters())
     last = time.monotonic()
+    all_here(directory)
     try:
         run = paceline.attach(model, optimizer, rule, timeout_s=float(timeout_s))
         for step in range(10**9):
