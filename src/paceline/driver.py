@@ -80,6 +80,10 @@ class Driver(Protocol):
     def ahead(self) -> GlobalModel | None:
         """What knows the global model, where the user's differs from it."""
 
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether this worker writes, or takes part in writing, the steps that are due; else others do."""
+
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
 

@@ -204,6 +204,11 @@ class Engine:
     def _number(self, optimizer: Optimizer) -> int:
         return next(k for k, (one, _) in enumerate(self._owned) if one is optimizer)
 
+    @property
+    def keeps_steps(self) -> bool:
+        """All write the steps that are due together."""
+        return True
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Make sure that the gradients are the workers' mean."""
         if not self.gradients_due or (self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done):

@@ -188,13 +188,6 @@ class Run:
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._closed:
             return
-        if isinstance(self._engine, elastic.Elastic) and self._engine.must_resume:
-            raise CheckpointError(
-                self.world.sign(
-                    "everybody who held the model of this run is gone, so that it goes on from its last checkpoint "
-                    "only: call run.resume() before the training loop, or start a new run in another log directory"
-                )
-            )
         if self._engine is not None:
             self._engine.after_step(optimizer)
         if optimizer is not self._optimizers[-1] or skipped(optimizer):
@@ -207,8 +200,8 @@ class Run:
         self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
         self._tuner.look()
         if self._keeper is not None:
-            others = isinstance(self._engine, elastic.Elastic) and not self._engine.first
-            (self._keeper.follow if others else self._keeper.stepped)()
+            keeps = self._engine is None or self._engine.keeps_steps
+            (self._keeper.stepped if keeps else self._keeper.follow)()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.asynchronous import meeting
 from paceline.errors import UnsupportedError
-from paceline.transport import Transport
+from paceline.transport import Transport, whereabouts
 from paceline.world import World
 
 FAR, NEAR = "10.0.0.1", "10.0.0.2"
@@ -42,10 +42,11 @@ def test_the_address(monkeypatch: pytest.MonkeyPatch, master: str | None, others
         asked.append(towards)
         return "127.0.0.1" if towards == "127.0.0.1" else NEAR
 
-    monkeypatch.setattr(meeting, "own_address", own_address)
+    monkeypatch.setattr(whereabouts, "own_address", own_address)
     if master is not None:
         monkeypatch.setenv("MASTER_ADDR", master)
-    assert meeting.find_address(Said(("a", "b"), others)) == wanted
+    said = Said(("a", "b"), others)
+    assert whereabouts.find_address(said.world, said.gather_json) == wanted
     assert asked[-1] == (FAR if master == "127.0.0.1" and FAR in others else master or "b")
 
 
@@ -53,10 +54,10 @@ def test_where_no_way_leads_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
     def nowhere(towards: str) -> str:
         raise UnsupportedError(f"there is no way from here to {towards!r}")
 
-    monkeypatch.setattr(meeting, "own_address", nowhere)
+    monkeypatch.setattr(whereabouts, "own_address", nowhere)
     with pytest.raises(UnsupportedError, match=r"'b'; set MASTER_ADDR to an address of rank 0's host"):
-        meeting.find_address(Said(("a", "b"), []))
-    assert meeting.find_address(Said(("a", "a"), [])) == "127.0.0.1"
+        whereabouts.find_address(Said(("a", "b"), []).world, Said(("a", "b"), []).gather_json)
+    assert whereabouts.find_address(Said(("a", "a"), []).world, Said(("a", "a"), []).gather_json) == "127.0.0.1"
 
 
 class Threads:

@@ -85,7 +85,7 @@ class Faulty(Launch):
     def survive(self, ranks: list[int]) -> list[Ended]:
         """Let those who are left come to the end; they all do, with one good model."""
         (self.directory / "enough").touch()
-        ended = self.wait(ranks, 60.0)
+        ended = self.wait(ranks)
         assert all(one.code == 0 for one in ended.values()), self.said()
         _, numbers = models(self.directory, "model", ranks)
         assert all(one["after"] < 0.7 * one["before"] for one in numbers), numbers
@@ -299,7 +299,7 @@ def test_a_stopped_worker_is_given_up_and_learns_it(workers: int, rule: str, vic
         launch.strike(victim, signal.SIGSTOP)
         until_lost(launch, left, victim)
         launch.strike(victim, signal.SIGCONT)
-        ended = launch.wait([victim], 30.0)[victim]
+        ended = launch.wait([victim])[victim]
         assert ended.code != 0
         assert "PeerLostError: the other workers went on without this one" in ended.err, ended.err
         assert not events(tmp_path / "log", victim, "lost")

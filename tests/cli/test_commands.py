@@ -53,7 +53,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
         env={"PYTHONPATH": str(Path(paceline.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=True,
     )
     assert done.stdout == f"paceline {paceline.__version__}\n"

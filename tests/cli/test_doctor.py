@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import paceline
 from paceline.cli import app
 from paceline.sim.network import EmulatedNetwork
-from tests.processes.launch import free_port
+from tests.ports import free_port
 
 DEADLINE_S = 120.0
 SOURCE = str(Path(paceline.__file__).parents[1])

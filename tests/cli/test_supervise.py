@@ -18,7 +18,7 @@ from paceline.cli.process import UNKNOWN, Files, Identity, Process
 from paceline.cli.supervise import MOST, PAUSES_S, WINDOW_S, Supervisor, What
 from tests.cli.test_run import alive, assert_gone
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 Start = Callable[..., Process]
 
 

@@ -165,7 +165,9 @@ class Run:
 
     def leave_early(self, one: Worker) -> None:
         """It ends its pass, and gives back what it holds."""
-        self.send(one, "tell", self.next(one), "left", [0, one.epoch, [list(mark) for mark in one.held.marks()]])
+        marks = one.held.marks()
+        one.held.settle(marks)
+        self.send(one, "tell", self.next(one), "left", [0, one.epoch, [list(mark) for mark in marks]])
 
     def enter(self, one: Worker) -> None:
         """It comes to the exchange, with what it holds."""
@@ -232,7 +234,6 @@ class Run:
             one.pending = None
             self.answered(one, *said.numbers)
         elif said.kind == "ack":
-            one.held.settle(one.pending[3][-1])
             one.pending = None
         else:
             raise AssertionError(said)

@@ -110,6 +110,9 @@ def test_members_that_talk_nonsense_are_lost_and_the_others_go_on() -> None:
             log.wait("lost", worker=other.worker)
             if one.worker in one.generation.newcomers and one.generation.number > generation.number:
                 one.holds_state(one.generation.number)
+        newest = control_plane.status()["generation"]
+        with one._changed:  # the last one's loss may be in the log before this worker hears of it
+            assert one._changed.wait_for(lambda: one.generation.number == newest, SOON)
         generation = one.generation
         verdict = one.commit(generation.number, generation.exchange + 1, [], {})
         assert verdict.committed

@@ -12,7 +12,18 @@ from tests.control.model import Run, Worker, act, beat, come_back
 
 STEPS = 60
 EVERY = 1
-TROUBLES = ("restart", "crash", "die", "freeze", "fail", "join", "die and restart", "crash and die", "leave")
+TROUBLES = (
+    "restart",
+    "crash",
+    "die",
+    "freeze",
+    "fail",
+    "join",
+    "die and restart",
+    "crash and die",
+    "leave",
+    "leave and restart",
+)
 
 
 def step(run: Run, draw: random.Random) -> None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,18 @@ def test_what_is_no_stream_is_refused() -> None:
 
 # -- WebDataset ------------------------------------------------------------------------------------
 
-# webdataset leaves it to Python to close its files, which Python remarks
-leaves_files_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+@pytest.fixture
+def _closed_here() -> Iterator[None]:
+    """What lies in cycles is cleared before the next test, which may not be told of it."""
+    yield
+    gc.collect()
+
+
+def leaves_files_open(test: Callable[..., None]) -> Callable[..., None]:
+    """webdataset leaves it to Python to close its files, which Python remarks."""
+    ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    return pytest.mark.usefixtures("_closed_here")(ignored(test))
 
 
 def _tars(folder: Path) -> str:

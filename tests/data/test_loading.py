@@ -117,6 +117,12 @@ def keep(batch: list[Any]) -> list[Any]:
     return batch
 
 
+@pytest.fixture(autouse=True)
+def _nobody_there() -> None:
+    """Loader processes of an earlier test may still lie in a circle of references."""
+    gc.collect()
+
+
 def nobody_left() -> bool:
     """No child process lives; those that are asked to end get the time."""
     children = multiprocessing.active_children()

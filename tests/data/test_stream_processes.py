@@ -12,6 +12,7 @@ from tests.data.test_files import number_files
 from tests.processes.launch import Launch, run
 from tests.processes.stream_programs import KILLED
 
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 SIZES = [9, 40, 0, 13, 30, 21, 5, 40]
 
 
@@ -24,7 +25,6 @@ def seen(folder: Path, rank: int, epoch: int) -> list[int]:
     return [i for one, batch in rows if one == epoch for i in batch]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("rule", ["sync", "asgd"])
 @pytest.mark.parametrize("processes", [0, 2])
 def test_every_sample_once(rule: str, processes: int, tmp_path: Path) -> None:
@@ -34,7 +34,6 @@ def test_every_sample_once(rule: str, processes: int, tmp_path: Path) -> None:
         assert sorted(i for rank in range(2) for i in seen(tmp_path, rank, epoch)) == everything()
 
 
-@pytest.mark.processes
 def test_what_a_killed_worker_left_of_its_shard_is_done_by_others(tmp_path: Path) -> None:
     number_files(tmp_path, SIZES)
     with Launch("train", 3, tmp_path, "asgd", "0", "1", module="stream_programs") as launch:

@@ -27,6 +27,7 @@ from paceline.asynchronous.threads import ThreadedService
 from paceline.transport import Transport, process
 from paceline.transport.channel import HEADER_BYTES, Header, Late, Listener, connect
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
+from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
 WORKERS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -359,12 +360,13 @@ def reached(path: Path) -> bool:
 
 def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "60") -> None:
     """Train until the test says `enough`; say in a file when it is under way."""
+    all_here(directory)
     model = make_big()
     optimizer = OPTIMIZERS[kind](model.parameters())
     before = loss_of(model)
     model.train()
     error = ""
-    steps = 0
+    steps, more = 0, 10  # so many once it is enough: who left before that has made fewer
     try:
         with paceline.attach(model, optimizer, rule, timeout_s=float(timeout_s), log=directory / "log") as run:
             for x, y in batches(10**9):
@@ -372,7 +374,8 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
                 steps += 1
                 if steps == int(least):
                     (directory / f"going.{RANK}").touch()
-                if reached(directory / "enough") or reached(directory / f"leave.{RANK}"):
+                more -= reached(directory / "enough")
+                if not more or reached(directory / f"leave.{RANK}"):
                     break
                 if reached(directory / "save") and not reached(directory / f"saved.{RANK}"):
                     said = ""
@@ -395,6 +398,6 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

@@ -19,8 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.processes import counting
-from tests.processes.launch import free_port
 
 DEADLINE_S = 150.0
 

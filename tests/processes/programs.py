@@ -20,6 +20,7 @@ from torch import nn
 import paceline
 from paceline import update
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
+from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -178,6 +179,7 @@ def endless(directory: Path, rule: str, timeout_s: str) -> None:
     model = make_net()
     optimizer = sgd(model.parameters())
     last = time.monotonic()
+    all_here(directory)
     try:
         run = paceline.attach(model, optimizer, rule, timeout_s=float(timeout_s))
         for step in range(10**9):
@@ -237,6 +239,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     update.SMALL_ELEMENTS = update.SMALL_CODED = SMALL
-    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

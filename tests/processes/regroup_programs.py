@@ -45,6 +45,6 @@ def resume(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(180, exit=True)
     globals()[sys.argv[1]](Path(sys.argv[2]))
     faulthandler.cancel_dump_traceback_later()

@@ -18,6 +18,7 @@ import paceline
 from paceline.errors import PeerLostError
 from paceline.transport import connect
 from tests.helpers import make_data, make_net, momentum_sgd
+from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
 RULES: dict[str, dict[str, Any]] = {
@@ -57,6 +58,7 @@ def same(directory: Path, tls: str) -> None:
 
 def lost(directory: Path, timeout_s: str) -> None:
     """Sum until somebody is missing, and say who."""
+    all_here(directory)
     t = connect(float(timeout_s), None, "channel")
     x = torch.ones(1_000_000)
     t.all_reduce(x).wait()

@@ -25,6 +25,7 @@ from paceline.errors import ClosedError, PeerLostError
 from paceline.pipeline import Pipeline
 from paceline.topology import Hierarchical
 from paceline.transport import Transport, connect, process
+from tests.processes.together import all_here
 from tests.topology.test_routes import finish
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -228,6 +229,7 @@ def hierarchical(directory: Path) -> None:
 
 def absent(directory: Path) -> None:
     """Rank 1 does not come to open a channel."""
+    all_here(directory)
     transport = connect(3)
     if RANK == 0:
         try:
@@ -240,6 +242,7 @@ def absent(directory: Path) -> None:
 
 def silent(directory: Path) -> None:
     """Rank 0 waits for a message that nobody sends."""
+    all_here(directory)
     transport = connect(3)
     if RANK == 0:
         try:
@@ -256,6 +259,6 @@ def silent(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(180, exit=True)
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

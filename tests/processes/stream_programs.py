@@ -45,6 +45,6 @@ def train(directory: Path, rule: str, processes: str, killed: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(100, exit=True)  # a deadline of its own, with a trace
+    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

@@ -31,7 +31,7 @@ def test_the_same_model_as_over_gloo(tmp_path: Path) -> None:
                 torch.testing.assert_close(ring[key], value)
 
 
-@pytest.mark.parametrize(("fault", "timeout_s", "says"), [("KILL", "60", "is lost"), ("STOP", "2", "did not answer")])
+@pytest.mark.parametrize(("fault", "timeout_s", "says"), [("KILL", "60", "is lost"), ("STOP", "4", "did not answer")])
 def test_a_process_that_is_lost_is_named_by_the_others(fault: str, timeout_s: str, says: str, tmp_path: Path) -> None:
     with Launch("lost", 3, tmp_path, timeout_s, module="ring_programs") as launch:
         for rank in range(3):

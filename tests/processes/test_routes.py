@@ -77,7 +77,7 @@ def test_a_worker_killed_while_channels_are_in_use(tmp_path: Path) -> None:
             for number in range(5):
                 launch.until(f"going.{rank}.{number}")
         os.killpg(launch.processes[2].pid, signal.SIGKILL)
-        launch.wait([0, 1, 3], deadline_s=30)
+        launch.wait([0, 1, 3], deadline_s=50)
         for rank in (0, 1, 3):
             said = (tmp_path / f"error.{rank}").read_text().splitlines()
             lines = [line for line in said if "did not answer" in line]  # below each is a table of who waits for whom

@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes.launch import Launch, run
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def test_everybody_is_named_with_what_it_does(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_everybody_is_named_with_what_it_does(tmp_path: Path) -> None:
             launch.until(f"there.{rank}")
         os.killpg(launch.processes[3].pid, signal.SIGSTOP)
         os.killpg(launch.processes[4].pid, signal.SIGKILL)
-        ended = launch.wait([0, 2], deadline_s=60)
+        ended = launch.wait([0, 2])
     assert all(one.code != 0 for one in ended.values())
     text = (tmp_path / "error.0").read_text()
     first, *lines = text.splitlines()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.transport import channel
 from paceline.transport.authority import Authority
 from paceline.transport.channel import TLS, Late, Listener
 from paceline.transport.frames import MAGIC
@@ -171,8 +172,9 @@ def come(file: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
     return str(address), int(port)
 
 
-def test_strangers_do_not_push_out_a_worker_of_another_host(tmp_path: Path) -> None:
+def test_strangers_do_not_push_out_a_worker_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose handshake takes its time finds its place kept, with ever more strangers behind it."""
+    monkeypatch.setattr(channel, "HANDSHAKE_S", SOON)  # it is never too late here
     tls = Authority.new().issue(tmp_path / "worker", "worker")
     with contextlib.ExitStack() as stack, Listener(HERE, tls) as listener:
         slow = stack.enter_context(socket.create_connection((HERE, listener.port), timeout=SOON))

@@ -89,8 +89,10 @@ def test_a_witness_answers_when_it_is_asked() -> None:
 def test_a_witness_that_nobody_asks_ends_with_its_connection() -> None:
     ours = store()
     witness = Witness(ours, "one", 0, lambda: Doing("busy"))
-    thread = next(t for t in threading.enumerate() if t.name == "paceline-witness")
+    thread = witness._thread
+    assert thread is not None and thread.is_alive()
     witness.end()
+    thread.join(20)
     assert not thread.is_alive() and not ours.check([Asked(ours, "one").answer(0)])
     witness.end()
 
@@ -98,7 +100,8 @@ def test_a_witness_that_nobody_asks_ends_with_its_connection() -> None:
 def test_a_witness_survives_the_end_of_its_store() -> None:
     ours = store()
     witness = Witness(ours.clone(), "one", 0, lambda: Doing("busy"))
-    thread = next(t for t in threading.enumerate() if t.name == "paceline-witness")
+    thread = witness._thread
+    assert thread is not None
     del ours
     thread.join(20)
     assert not thread.is_alive()

@@ -9,23 +9,21 @@ end all tell each other whether they met everybody, so that either all begin or 
 from __future__ import annotations
 
 import hmac
-import ipaddress
-import os
 import secrets
 import threading
 import time
 
-from paceline.errors import MismatchError, PacelineError, PeerLostError, UnsupportedError
+from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
-from paceline.transport.channel import TLS, Channel, Late, Listener, connect, own_address
+from paceline.transport.channel import TLS, Channel, Late, Listener, connect
 from paceline.transport.strangers import turned_away
+from paceline.transport.whereabouts import find_address
 from paceline.world import World
 
 HELLO = 1
 """The kind of the first frame of a connection: (rank), and the token as its note."""
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""
-LOOPBACK = "127.0.0.1"
 
 Channels = dict[int, Channel]
 
@@ -41,7 +39,7 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
     door: _Door | None = None
     outgoing: Channels = {}
     try:
-        with Listener(find_address(transport), tls) as listener:
+        with Listener(find_address(transport.world, transport.gather_json), tls) as listener:
             mine = {"address": listener.address, "port": listener.port, "tls": bool(tls)}
             everybody = transport.gather_json({**mine, "token": secrets.token_hex(16)})
             if len({one["tls"] for one in everybody}) > 1:
@@ -160,38 +158,3 @@ class _Door:
             self.incoming[rank] = channel
             self._changed.notify_all()
             return True
-
-
-def find_address(transport: Transport) -> str:
-    """The address at which the others reach this worker: of the interface that leads to where all have met.
-
-    The host on which the workers met may know itself by a loopback address only. Where others have a real one, it takes
-    the address of its interface that leads to them.
-    """
-    own = _towards_master(transport.world)
-    others = [one for one in transport.gather_json(own) if not _is_loopback(one)]
-    return own_address(others[0]) if _is_loopback(own) and others else own
-
-
-def _towards_master(world: World) -> str:
-    master = os.environ.get("MASTER_ADDR")
-    hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
-    if master is None:  # the user made the group in another way
-        if not hosts:
-            return LOOPBACK
-        try:
-            return own_address(hosts[0])
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                world.sign(f"{error}; set MASTER_ADDR to an address of rank 0's host that all workers reach")
-            ) from error
-    try:
-        return own_address(master)
-    except UnsupportedError:
-        if not hosts:
-            return LOOPBACK
-        raise
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%")[0]).is_loopback

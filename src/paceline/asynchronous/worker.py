@@ -185,6 +185,11 @@ class Asynchronous:
         """Whether gradients are pushed before the next step."""
         return self._gradient and not self.closed
 
+    @property
+    def keeps_steps(self) -> bool:
+        """All write the steps that are due together."""
+        return True
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Push the gradients, and take what has been pulled."""
         if skipped(optimizer):

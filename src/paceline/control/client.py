@@ -173,6 +173,9 @@ class Member(Hearing):
         self._check()
         if kind == "holds":
             return  # said by itself whenever it is needed
+        if kind == "left":  # at once: a server that had heard it, and was started again, would lease them anew
+            with self._changed:
+                self._holdings.settle(values[-1])
         self._link.request(wire.TELL, (self._next(),), [kind, *values])
 
     def ledger(self) -> dict[str, Any]:

@@ -128,12 +128,12 @@ class Hearing:
                 loader, epoch, begin, end = frame.numbers[2:6]
                 self._holdings.add((loader, epoch, begin, end))
             elif kind == "verdict" and frame.numbers[1]:
-                self._holdings.settle(request[2]["marks"])
+                self._holdings.settle([*request[2]["marks"], *request[2]["returned"]])
                 self._state = request[1][2]
             elif request[0] == wire.TELL:
                 if kind == "wrong":
                     raise MismatchError(check.text(frame.note, check.REASON, "what is wrong"))
-                if request[2][0] in ("done", "left"):
+                if request[2][0] == "done":
                     self._holdings.settle(request[2][-1])
                 return
             self._answers[frame.numbers[0]] = frame

@@ -10,7 +10,7 @@ from paceline.data.ranges import Ranges
 
 
 class Holdings:
-    """Leases that were given and are not settled: neither committed, nor given back with an answer."""
+    """Leases that were given and are not settled: neither committed, nor given back."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Ranges] = {}

@@ -227,8 +227,8 @@ class Elastic:
         return Moment(exchange, exchange)
 
     @property
-    def first(self) -> bool:
-        """Whether this worker is the one that keeps the steps of the run."""
+    def keeps_steps(self) -> bool:
+        """Only the first worker does: all hold the same."""
         return self._live.rank == 0
 
     def on_pause(self, save: Callable[[], None]) -> None:
@@ -251,7 +251,14 @@ class Elastic:
         """Nothing."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Nothing."""
+        """Refuse to train a model that is not the run's."""
+        if self.must_resume:
+            raise CheckpointError(
+                self._live.transport.world.sign(
+                    "everybody who held the model of this run is gone, so that it goes on from its last checkpoint "
+                    "only: call run.resume() before the training loop, or start a new run in another log directory"
+                )
+            )
 
     # -- over time --------------------------------------------------------------------------------
 

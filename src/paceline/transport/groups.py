@@ -205,7 +205,7 @@ class Connection:
             number = self._operations if number is None else number
         if first:
             try:
-                self._reason = _first_line(error)
+                self._reason = first_line(error)
                 self._judge(self._roll_call(Doing("waits", operation, number)))
             finally:
                 self._judged.set()
@@ -303,6 +303,7 @@ def _under(prefix: str, store: Any) -> Any:
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of torch says, without the trace that it brings along."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__

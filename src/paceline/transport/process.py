@@ -24,7 +24,8 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedError
 from paceline.transport import attempt
-from paceline.transport.base import Pending, Transport, check_sizes, world_within
+from paceline.transport.base import Pending, check_sizes, world_within
+from paceline.transport.branches import Branching
 from paceline.transport.groups import Begin, Connection, Slot
 from paceline.world import World, host_name
 
@@ -40,7 +41,7 @@ def launched() -> bool:
     return all(name in os.environ for name in LAUNCHER_VARIABLES)
 
 
-class ProcessTransport(Transport):
+class ProcessTransport(Branching["ProcessTransport"]):
     """A connection among the processes of `group` (all of them by default).
 
     Args:
@@ -66,9 +67,8 @@ class ProcessTransport(Transport):
     ) -> None:
         super().__init__(world, parent)
         self.name, self.timeout_s = connection.backend, connection.timeout_s
-        self._connection, self._label, self._ranks = connection, label, ranks
-        self._channels: list[ProcessTransport] = []
-        self._parts: list[ProcessTransport] = []
+        self._take_root(label, ranks)
+        self._connection = connection
         self._slot: Slot = connection.open(label, ranks)
 
     def _further(self, label: str, ranks: list[int], world: World) -> ProcessTransport:
@@ -90,26 +90,6 @@ class ProcessTransport(Transport):
         if device.type != "cpu" and not cuda:
             return torch.device("cpu")
         return device
-
-    def open_channels(self, number: int) -> None:
-        """Make the groups of the channels, in order."""
-        while len(self._channels) + 1 < number:
-            label = f"channel{len(self._channels) + 1}"
-            self._channels.append(self._further(label, self._ranks, self.world))
-
-    def channel(self, k: int) -> Transport:
-        """Channel `k`; 0 is this connection."""
-        if not 0 <= k <= len(self._channels):
-            raise IndexError(f"channel {k} was not opened: open_channels({k + 1}) comes first, on every worker")
-        return self if k == 0 else self._channels[k - 1]
-
-    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        """The connection within this worker's group."""
-        number, mine = self._group_of(groups)
-        ranks = [self._ranks[rank] for rank in mine]
-        part = self._further(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
-        self._parts.append(part)
-        return part
 
     def all_reduce(self, x: Tensor) -> Pending:
         self.count("all_reduce", x)

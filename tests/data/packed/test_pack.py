@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import tarfile
 import threading
@@ -100,6 +101,7 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
     found = list(webdataset.WebDataset(urls, shardshuffle=False))
     assert [sample["__key__"] for sample in found] == [f"{number:09d}" for number in range(30)]
     assert by_key({k: v for k, v in s.items() if not k.startswith("__")} for s in found) == made
+    gc.collect()  # its open files, of which no other test may be told
 
 
 def test_the_offsets_are_where_samples_begin(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import PeerLostError, UnsupportedError
-from paceline.transport import connect, virtual
+from paceline.transport import connect, virtual, whereabouts
 from paceline.transport.ring import meeting
 from paceline.world import World
 from tests.transport.connections import SOON
@@ -51,11 +51,11 @@ def test_an_address_that_the_others_reach(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(towards)
         return "127.0.0.1" if towards == "127.0.0.1" else "10.0.0.1"
 
-    monkeypatch.setattr(meeting, "own_address", own)
+    monkeypatch.setattr(whereabouts, "own_address", own)
     world = World(0, 2, 0, 1, "a", ("a", "b"))
-    assert meeting._address(world, lambda subject, value: [value, "10.0.0.2"]) == "10.0.0.1"
+    assert whereabouts.find_address(world, lambda value: [value, "10.0.0.2"]) == "10.0.0.1"
     assert asked == ["127.0.0.1", "10.0.0.2"]
-    assert meeting._address(world, lambda subject, value: [value, "127.0.0.1"]) == "127.0.0.1"
+    assert whereabouts.find_address(world, lambda value: [value, "127.0.0.1"]) == "127.0.0.1"
 
 
 def test_without_a_launcher_it_is_a_cluster_of_one() -> None:

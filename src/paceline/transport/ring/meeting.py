@@ -6,7 +6,6 @@ Nothing of torch.distributed but its store is used, and that only here: no group
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import time
@@ -18,13 +17,14 @@ import torch.distributed as dist
 
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.transport.base import Alone, Transport, world_within
-from paceline.transport.channel import TLS, own_address
+from paceline.transport.channel import TLS
+from paceline.transport.groups import first_line
 from paceline.transport.process import LAUNCHER_VARIABLES, fresh_name
 from paceline.transport.ring.door import Door
 from paceline.transport.ring.transport import RingTransport
+from paceline.transport.whereabouts import find_address
 from paceline.world import World, host_name
 
-LOOPBACK = "127.0.0.1"
 ADDRESS_BYTES = 4096
 """What one worker says of itself, at most."""
 
@@ -68,7 +68,7 @@ def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | No
 
     world = World(rank, size, 0, 1, world.host, tuple(str(host) for host in tell("host", world.host)))
     world = world_within(world, range(size))
-    door = Door(_address(world, tell), tls)
+    door = Door(find_address(world, lambda own: tell("address", own)), tls)
     try:
         addresses = [(str(address), int(port)) for address, port in tell("door", [door.address, door.port])]
         return OwnDoor(door, name, world, addresses, timeout_s, tls)
@@ -112,7 +112,7 @@ def _tell(store: Any, place: str, world: World, value: Any, timeout_s: float) ->
             ]
             who = world.names(absent) if absent else "the store where the workers met"
             raise PeerLostError(
-                world.sign(f"{who} did not come to the meeting within {timeout_s:g} s: {_first_line(error)}")
+                world.sign(f"{who} did not come to the meeting within {timeout_s:g} s: {first_line(error)}")
             ) from error
         if len(text) > ADDRESS_BYTES:
             raise UnsupportedError(world.sign(f"{world.name(rank)} says {len(text)} bytes of itself at {place}"))
@@ -125,30 +125,3 @@ def _there(store: Any, place: str, rank: int) -> bool:
         return bool(store.check([f"{place}/{rank}"]))
     except RuntimeError:
         return True
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def _address(world: World, tell: Tell) -> str:
-    """The address at which the others reach this worker: of the interface that leads to where all have met.
-
-    The host where they met may know itself by a loopback address only. Where others have a real one, it takes the
-    address of its interface that leads to them.
-    """
-    hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
-    try:
-        own = own_address(os.environ.get("MASTER_ADDR") or (hosts[0] if hosts else LOOPBACK))
-    except UnsupportedError as error:
-        if hosts:
-            raise UnsupportedError(
-                world.sign(f"{error}; set MASTER_ADDR to an address of rank 0's host that all workers reach")
-            ) from error
-        own = LOOPBACK
-    others = [str(one) for one in tell("address", own) if not _is_loopback(str(one))]
-    return own_address(others[0]) if _is_loopback(own) and others else own
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%")[0]).is_loopback

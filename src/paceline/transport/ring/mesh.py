@@ -275,7 +275,8 @@ class Mesh:
             elif definite and not self._broken.definite:
                 self._broken.definite = True
             ended = self._drop() if first else []
-            word = Word(why, tuple(sorted(self.lost)), definite, self._at(), case)
+            waits = {operation.slot.label for operation in ended if operation.key.role == COLLECTIVE}
+            word = Word(why, tuple(sorted(self.lost)), definite, self._at(), tuple(sorted(waits)), case)
             self._changed.notify_all()
         for operation in ended:
             operation.kill()

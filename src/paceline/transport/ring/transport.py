@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from paceline.transport.base import Pending, Transport, check_sizes, world_within
+from paceline.transport.base import Pending, check_sizes
+from paceline.transport.branches import Branching
 from paceline.transport.channel import TLS
 from paceline.transport.ring.door import Door
 from paceline.transport.ring.mesh import Mesh
@@ -17,7 +18,7 @@ from paceline.transport.ring.wire import EAGER, RECEIVING, SENDING, flat
 from paceline.world import World
 
 
-class RingTransport(Transport):
+class RingTransport(Branching["RingTransport"]):
     """A connection of the workers whose doors are at `addresses`.
 
     It returns at once: the connections come about in the background, and the first operation waits for them. An
@@ -49,9 +50,8 @@ class RingTransport(Transport):
 
     def _set_up(self, mesh: Mesh, world: World, label: str, ranks: list[int], parent: RingTransport | None) -> None:
         super().__init__(world, parent)
-        self._mesh, self._label, self._ranks = mesh, label, ranks
-        self._channels: list[RingTransport] = []
-        self._parts: list[RingTransport] = []
+        self._take_root(label, ranks)
+        self._mesh = mesh
         self._slot = mesh.open(label, ranks)
 
     def _further(self, label: str, ranks: list[int], world: World) -> RingTransport:
@@ -81,26 +81,6 @@ class RingTransport(Transport):
     def waiting(self) -> list[str]:
         """What is under way now, on all channels and parts: "all_reduce, from rank 2 on b for 3.1 s"."""
         return self._mesh.waiting()
-
-    def open_channels(self, number: int) -> None:
-        """Make the channels, in order; nothing has to be agreed on with the others."""
-        while len(self._channels) + 1 < number:
-            label = f"channel{len(self._channels) + 1}"
-            self._channels.append(self._further(label, self._ranks, self.world))
-
-    def channel(self, k: int) -> Transport:
-        """Channel `k`; 0 is this connection."""
-        if not 0 <= k <= len(self._channels):
-            raise IndexError(f"channel {k} was not opened: open_channels({k + 1}) comes first, on every worker")
-        return self if k == 0 else self._channels[k - 1]
-
-    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        """The connection within this worker's group."""
-        number, mine = self._group_of(groups)
-        ranks = [self._ranks[rank] for rank in mine]
-        part = self._further(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
-        self._parts.append(part)
-        return part
 
     def all_reduce(self, x: Tensor) -> Pending:
         self.count("all_reduce", x)

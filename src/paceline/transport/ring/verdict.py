@@ -53,6 +53,7 @@ class Word:
         lost: ranks that it knows to be lost.
         definite: nobody needs to be asked.
         at: operations begun, by slot, and by slot and partner for messages (">" to, "<" from).
+        waits: slots at which a collective operation was under way.
         case: what failed, where an exchange did.
     """
 
@@ -60,6 +61,7 @@ class Word:
     lost: tuple[int, ...]
     definite: bool
     at: Mapping[str, int]
+    waits: tuple[str, ...]
     case: Case | None
 
     def note(self) -> dict[str, Any]:
@@ -68,19 +70,22 @@ class Word:
         said = None
         if case is not None:
             said = [case.name, case.slot, case.number, case.role, case.owner, list(case.members)]
-        return {"why": self.why, "lost": list(self.lost), "definite": self.definite, "at": self.at, "case": said}
+        known = {"why": self.why, "lost": list(self.lost), "definite": self.definite}
+        return {**known, "at": self.at, "waits": list(self.waits), "case": said}
 
     @classmethod
     def read(cls, note: Any, size: int) -> Word:
         """What another one says; MismatchError where that makes no sense."""
         try:
-            why, lost, definite, at, said = (note[key] for key in ("why", "lost", "definite", "at", "case"))
+            keys = ("why", "lost", "definite", "at", "waits", "case")
+            why, lost, definite, at, waits, said = (note[key] for key in keys)
             case = None
             if said is not None:
                 name, slot, number, role, owner, members = said
                 case = Case(str(name)[:500], str(slot)[:500], int(number), int(role), int(owner), _ranks(members, size))
             counts = {str(place): int(count) for place, count in at.items()}
-            return cls(str(why)[:2000], _ranks(lost, size), bool(definite), counts, case)
+            slots = tuple(str(slot)[:500] for slot in waits)
+            return cls(str(why)[:2000], _ranks(lost, size), bool(definite), counts, slots, case)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MismatchError(f"it breaks off in words that nobody understands: {error!r}") from error
 
@@ -93,13 +98,18 @@ def _ranks(values: Any, size: int) -> tuple[int, ...]:
 
 
 def missing(case: Case, me: int, words: Mapping[int, Word]) -> tuple[list[int], list[int]]:
-    """Of the members of `case`, those who have said nothing, and those who say that they have not come to it."""
+    """Of the members of `case`, those who have said nothing, and those who say that they have not come to it.
+
+    Who waits there for an exchange before it is not to blame, as long as there is anybody else: he waits for that one.
+    """
     others = [rank for rank in case.members if rank != me]
     silent = [rank for rank in others if rank not in words]
     behind = [rank for rank in others if rank in words and words[rank].at.get(case.place(), 0) < case.number]
     if case.role != COLLECTIVE:  # a message: whoever found out is not behind in what only the other one counts
         behind = [rank for rank in behind if rank != case.owner]
-    return silent, behind
+        return silent, behind
+    absent = [rank for rank in behind if case.slot not in words[rank].waits]
+    return silent, absent if absent or silent else behind
 
 
 def sentence(world: World, silent: Sequence[int], behind: Sequence[int], others: Sequence[int]) -> str:

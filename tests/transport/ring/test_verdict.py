@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is to blame, from what everybody says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.errors import MismatchError
+from paceline.transport.ring.verdict import Case, Word, missing
+from paceline.transport.ring.wire import COLLECTIVE
+
+CASE = Case("all_reduce", "all", 8, COLLECTIVE, 0, (0, 1, 2))
+
+
+def word(begun: int, *waits: str) -> Word:
+    """Of a worker that has begun so many operations."""
+    return Word("nothing moved", (), False, {"all": begun}, waits, CASE)
+
+
+@pytest.mark.parametrize(
+    ("words", "silent", "behind"),
+    [
+        ({2: word(8, "all")}, [1], []),
+        ({2: word(7, "all")}, [1], []),  # it waits for the silent one, at an exchange before this
+        ({2: word(7)}, [1], [2]),
+        ({2: word(7, "part")}, [1], [2]),
+        ({1: word(6), 2: word(7, "all")}, [], [1]),
+        ({1: word(7), 2: word(7)}, [], [1, 2]),
+        ({1: word(7, "all"), 2: word(7, "all")}, [], [1, 2]),
+        ({1: word(8), 2: word(8)}, [], []),
+    ],
+)
+def test_who_waits_for_an_earlier_exchange_is_not_to_blame(
+    words: dict[int, Word], silent: list[int], behind: list[int]
+) -> None:
+    assert missing(CASE, 0, words) == (silent, behind)
+
+
+def test_words_come_back_from_json() -> None:
+    said = word(7, "all", "part")
+    assert Word.read(json.loads(json.dumps(said.note())), 3) == said
+    with pytest.raises(MismatchError, match="words that nobody understands"):
+        Word.read({**said.note(), "waits": None}, 3)
