@@ -70,7 +70,8 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path) -> None:
     broken_off(tmp_path, "columns")
     path = tmp_path / FILE
     whole = path.read_bytes()
-    for damaged in (whole[:-9], whole[:40], b"", b"{}" * 50):
+    flipped = whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:]
+    for damaged in (flipped, whole[:-9], whole[:40], b"", b"{}" * 50):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=FILE):
             reallocate(costs(), TABLE, resume=tmp_path, exact_words=0)

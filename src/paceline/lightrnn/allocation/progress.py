@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,8 +59,8 @@ class Journal:
         self.finished.seconds = seconds
         if self.path is None:
             return
-        about = {**self._about, "phases": self.finished.phases, "seconds": seconds}
         tensors = {**self._probe, **self.finished.arrays}
+        about = {**self._about, "phases": self.finished.phases, "seconds": seconds, "checksum": _checksum(tensors)}
         beside = self.path.with_name(self.path.name + ".new")
         save_file(
             {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()},
@@ -79,10 +80,15 @@ class Journal:
                 about = json.loads((file.metadata() or {}).get("about", "{}"))
                 arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
             phases, seconds = about.pop("phases", None), about.pop("seconds", None)
+            checksum = about.pop("checksum", None)
         except (OSError, SafetensorError, ValueError, AttributeError) as error:
             raise CheckpointError(f"cannot read {path}: {error}; remove it to begin the re-allocation anew") from error
         if about.get("format") != FORMAT or not isinstance(phases, list):
             raise CheckpointError(f"{path} is no re-allocation that was broken off; give another folder to resume")
+        if checksum != _checksum(arrays):
+            raise CheckpointError(
+                f"{path} is damaged: its checksum is wrong; remove it to begin the re-allocation anew"
+            )
         for name, value in self._about.items():
             if about.get(name) != value:
                 raise CheckpointError(
@@ -95,6 +101,13 @@ class Journal:
                 what = "table" if name == "probe_table" else "costs"
                 raise CheckpointError(f"{path} is of a re-allocation with another {what}; remove it to begin anew")
         return Finished(phases, arrays, float(seconds))
+
+
+def _checksum(arrays: dict[str, np.ndarray]) -> int:
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), zlib.crc32(name.encode(), found))
+    return found
 
 
 def _alike(mine: np.ndarray, theirs: np.ndarray) -> bool:
