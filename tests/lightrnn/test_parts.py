@@ -96,7 +96,10 @@ def test_the_probabilities_are_those_of_the_equation(kind: str) -> None:
     for word in range(table.words):
         row, column = int(table.row[word]), int(table.column[word])
         rows = (hidden @ layer.row_out.T + layer.row_bias).masked_fill(~(table.word >= 0).any(1), -float("inf"))
-        after = hidden + torch.tanh(hidden @ layer.step.weight.T + layer.step.bias + layer.row_in[row])
+        u = layer.row_in[row]
+        change = torch.tanh(hidden @ layer.step.weight[:5].T + layer.step.bias[:5] + u)
+        gate = torch.sigmoid(hidden @ layer.step.weight[5:].T + layer.step.bias[5:] + layer.row_gate.weight @ u)
+        after = gate * hidden + (1 - gate) * change
         columns = (after @ layer.column_out.T + layer.column_bias).masked_fill(table.word[row] < 0, -float("inf"))
         wanted = rows.log_softmax(1)[:, row] + columns.log_softmax(1)[:, column]
         torch.testing.assert_close(found[:, word], wanted)
@@ -165,7 +168,7 @@ def test_vectors_can_be_shared_with_the_embedding() -> None:
     layer = TwoComponentSoftmax(TABLES["full"], 5, embedding=embedding)
     assert layer.row_out is layer.row_in is embedding.row and layer.column_out is embedding.column
     both = nn.ModuleList([embedding, layer])
-    assert sum(p.numel() for p in both.parameters()) == 7 * 5 + 7 + 5 * 6
+    assert sum(p.numel() for p in both.parameters()) == 7 * 5 + 7 + 10 * 6 + 5 * 5
     torch.testing.assert_close(layer.log_prob(torch.randn(2, 5)).exp().sum(1), torch.ones(2))
     with pytest.raises(MismatchError, match="concat"):
         half = TwoComponentEmbedding(TABLES["full"], 6, combine="concat")
@@ -259,4 +262,4 @@ def test_a_classifier_of_a_hundred_thousand_classes_is_small_and_learns() -> Non
     assert losses[-1] < 1.0
     assert float((layer.predict(model(inputs)) == target).float().mean()) > 0.9
     ordinary = (width + 1) * classes
-    assert ordinary / sum(p.numel() for p in layer.parameters()) > 90
+    assert ordinary / sum(p.numel() for p in layer.parameters()) > 80
