@@ -21,9 +21,10 @@ from paceline.lightrnn import rounds, training
 from paceline.lightrnn.corpus import Corpus
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.preparing import Data
+from paceline.lightrnn.rates import share_of_rate
 from paceline.lightrnn.settings import Course
 from paceline.lightrnn.table import WordTable
-from paceline.lightrnn.training import share_of_rate, train
+from paceline.lightrnn.training import train
 from paceline.lightrnn.vocabulary import Vocabulary
 from tests.helpers import same_bits, simulate, state_of
 from tests.processes.launch import Launch
@@ -107,8 +108,10 @@ def gathered(mine: LightRNN, part: tuple[int, int] = (0, 1)) -> list[torch.Tenso
     return list(rounds.gather(mine, chain(600), length=15, window=5, batch=4, part=part).tensors())
 
 
-def test_costs_of_all_workers_add_up_to_those_of_one() -> None:
+@pytest.mark.parametrize("most", [rounds.DENSE_BYTES, 0], ids=["dense", "factored"])
+def test_costs_of_all_workers_add_up_to_those_of_one(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = model()
+    monkeypatch.setattr(rounds, "DENSE_BYTES", most)
     parts = [gathered(mine, (k, 3)) for k in range(3)]
     for whole, *some in zip(gathered(mine), *parts, strict=True):
         assert torch.allclose(whole, torch.stack(some).sum(0), rtol=1e-4, atol=1e-3)
@@ -118,18 +121,6 @@ def test_costs_of_all_workers_add_up_to_those_of_one() -> None:
 def test_costs_may_be_gathered_while_training(tmp_path: Path) -> None:
     _, history = trained(tmp_path, course=replace(COURSE, costs="training", save_every=99))
     assert history[0]["cost_after"] < history[0]["cost_before"]
-
-
-def test_costs_kept_as_factors_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, dense = trained(tmp_path / "dense")
-    monkeypatch.setattr(rounds, "DENSE_BYTES", 0)
-    (_, factored), _ = simulate(lambda: trained(tmp_path / "factored", "averaging(period=3)"), 2)
-    assert factored[0]["cost_after"] < factored[0]["cost_before"]
-    _, alone = trained(tmp_path / "alone")
-    for name in ("cost_before", "cost_after"):
-        assert alone[0][name] == pytest.approx(dense[0][name], rel=1e-3)
-    with pytest.raises(UnsupportedError, match='costs="pass"'):
-        trained(tmp_path / "other", course=replace(COURSE, costs="training"))
 
 
 class Killed(Exception):
@@ -180,6 +171,17 @@ def test_a_training_that_was_killed_goes_on_with_the_same_bits(
     again, later = trained(tmp_path, course=course)
     assert same_bits(state_of(again), state_of(whole[costs][0])) and again.table == whole[costs][0].table
     assert untimed(later) == untimed(whole[costs][1])
+
+
+def test_costs_kept_as_factors_are_the_same(
+    whole: dict[str, tuple[LightRNN, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "DENSE_BYTES", 0)
+    _, factored = trained(tmp_path, course=replace(COURSE, save_every=99))
+    for name in ("cost_before", "cost_after"):
+        assert factored[0][name] == pytest.approx(whole["pass"][1][0][name], rel=1e-3)
+    with pytest.raises(UnsupportedError, match='costs="pass"'):
+        trained(tmp_path / "other", course=replace(COURSE, costs="training"))
 
 
 def untimed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -25,8 +25,8 @@ CSS = (
     "font:.9em/1.5 ui-monospace,Menlo,'DejaVu Sans Mono',monospace;overflow-wrap:anywhere}</style>"
 )
 SHARED = (
-    "Words of a row share one vector of the input and one of the output; the re-allocation brings words together that "
-    "the text uses alike. Shown are the {axis}s whose words come most often, each with its most frequent words."
+    "Words of a {axis} share one vector of the input and one of the output; the re-allocation brings words together "
+    "that the text uses alike. Shown are the {axis}s whose words come most often, each with its most frequent words."
 )
 HEAT = (
     "Rows and columns in the order of how often their words come; the darker, the more often. Words that are frequent "
@@ -34,7 +34,7 @@ HEAT = (
 )
 NEW_TABLE = (
     "Costs are mean nats of a word of the training text, with the states before each word as they were. The new table "
-    "changes the input vectors too, so that perplexity rises at first and falls below the old one as training goes on."
+    "changes the input vectors too: perplexity rises at first, and usually falls below the old one in the next round."
 )
 
 

@@ -14,9 +14,8 @@ import math
 import os
 import shutil
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,41 +31,15 @@ from paceline.lightrnn.corpus import Corpus, Parts, Passages
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.position import Position
 from paceline.lightrnn.preparing import Data
+from paceline.lightrnn.rates import make_optimizer, share_of_rate
 from paceline.lightrnn.scoring import Score, place, score
 from paceline.lightrnn.settings import Course
+from paceline.lightrnn.show import Show, Silent
 from paceline.lightrnn.state import PADDING, State
 
 STATE, HISTORY, COSTS, ALLOCATION = "state", "history.json", "costs.safetensors", "allocation"
 LOG_EVERY = 20  # steps
 KEEP = 2  # saved states
-WARM_UP, LOWEST = 0.02, 0.05  # of a round; of the highest rate
-
-
-class Show(Protocol):
-    """What is told how far a training is; on worker 0 only."""
-
-    def doing(self, what: str, done: float, total: float, note: str = "") -> None:
-        """So much of it is done; it may be called often, and from another thread."""
-
-    def say(self, text: str) -> None:
-        """Something is over."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def doing(self, what: str, done: float, total: float, note: str = "") -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-
-def share_of_rate(done: float) -> float:
-    """The learning rate as a share of the highest: up over the first 2 % of a round, then down along a cosine."""
-    if done < WARM_UP:
-        return (done + WARM_UP / 20) / (WARM_UP * 1.05)
-    return LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
 def train(
@@ -113,8 +86,7 @@ class _Training:
     ) -> None:
         self.model, self.data, self.course, self.folder = model, data, course, folder
         self.table_model = model if isinstance(model, LightRNN) else None
-        kinds: dict[str, Any] = {"adam": partial(torch.optim.Adam, fused=True), "sgd": torch.optim.SGD}
-        self.optimizer = kinds[course.optimizer](model.parameters(), lr=course.highest_rate)
+        self.optimizer = make_optimizer(model, course)
         self.run = paceline.attach(model, self.optimizer, rule, seed=course.seed)
         self.show: Show = show if self.run.world.rank == 0 else Silent()
         # whole batches: however many workers share the last ones, each gets a part, and all make as many steps
