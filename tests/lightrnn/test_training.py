@@ -177,7 +177,7 @@ def test_costs_kept_as_factors_are_the_same(
     whole: dict[str, tuple[LightRNN, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "DENSE_BYTES", 0)
-    _, factored = trained(tmp_path, course=replace(COURSE, save_every=99))
+    _, factored = trained(tmp_path, course=replace(BOTH["pass"], save_every=99))
     for name in ("cost_before", "cost_after"):
         assert factored[0][name] == pytest.approx(whole["pass"][1][0][name], rel=1e-3)
     with pytest.raises(UnsupportedError, match='costs="pass"'):
