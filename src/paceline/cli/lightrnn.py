@@ -60,7 +60,7 @@ def train(
     rate: Annotated[float | None, typer.Option(help="Highest learning rate; by default the optimizer's own.")] = None,
     clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
     costs: Annotated[
-        str, typer.Option(help="Gathered in a pass of their own, or in training: pass, training.")
+        str, typer.Option(help="Gathered in a pass of their own, in training, or words stay: pass, training, none.")
     ] = "pass",
     validation: Annotated[Path | None, typer.Option(help="Text to judge by; default: the last part of TEXT.")] = None,
     held_back: Annotated[float, typer.Option(help="Share of TEXT that this last part is.")] = 0.02,

@@ -15,7 +15,7 @@ FORMAT = "paceline lightrnn settings 1"
 OUTPUTS = ("lightrnn", "full", "adaptive")
 OPTIMIZERS = {"adam": 0.002, "sgd": 5.0}
 """Names, and the learning rates that they begin with where none is given."""
-COSTS = ("pass", "training")
+COSTS = ("pass", "training", "none")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Course:
         optimizer: adam or sgd.
         rate: highest learning rate, with which each round begins; None takes the optimizer's own.
         clip: largest norm of the gradient.
-        costs: gathered in a pass of their own behind a round ("pass"), or while its last epoch trains ("training").
+        costs: gathered in a pass of their own behind a round ("pass"), or while its last epoch trains ("training");
+            "none": words keep their cells.
         save_every: batches between two saved states; under asynchronous rules states are saved between epochs only.
         seed: of everything that is drawn.
     """

@@ -91,7 +91,7 @@ class _Training:
         self.show: Show = show if self.run.world.rank == 0 else Silent()
         # whole batches: however many workers share the last ones, each gets a part, and all make as many steps
         multiple = course.batch * math.ceil(self.run.world.size / course.batch)
-        self.short = course.short if self.table_model is not None else 0  # rounds
+        self.short = course.short  # for a WordRNN as well, which then has read the same text as a LightRNN
         self.rounds = self.short + course.rounds
         passages = Passages(data.train, course.length, multiple)
         self.share = self.run.share(DataLoader(passages, course.batch, shuffle=True))
@@ -207,7 +207,7 @@ class _Training:
 
     def _end_round(self) -> None:
         position = self.position
-        again = self.table_model is not None and position.round + 1 < self.rounds
+        again = self.table_model is not None and self.course.costs != "none" and position.round + 1 < self.rounds
         if not position.trained:
             with self.run.global_model():
                 position.row = self._measured()
