@@ -154,6 +154,8 @@ def _perplexities(history: Sequence[dict[str, Any]]) -> Figure:
             axes.plot(*zip(*new, strict=True), color=colour(1), marker="D", linestyle="none", label=label)
         axes.set_xlabel("round")
         axes.set_ylabel("perplexity")
+        axes.set_yscale("log")  # a new table can raise it tenfold for a while
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         whole_numbers(axes)
         legend_above(figure, axes)
     return figure

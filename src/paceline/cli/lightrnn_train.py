@@ -86,7 +86,7 @@ def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> 
     what = Command(arguments, added, output, partial(failure.may_lose, directory))
     started = time.monotonic()
     with run.shown(directory, workers, False) as show_lines:
-        outcome = run._follow(cluster, what, show_lines)
+        outcome = run.follow(cluster, what, show_lines)
     return conclude(outcome, cluster, directory, time.monotonic() - started, False)
 
 

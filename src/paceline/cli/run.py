@@ -182,7 +182,7 @@ def _run(
     output.mkdir(exist_ok=True)
     what = Command(program(script, arguments), added, output, partial(failure.may_lose, directory))
     with shown(directory, cluster.workers * cluster.hosts, quiet) as show:
-        return started_again(restarts, what, lambda command: _follow(cluster, command, show), failed)
+        return started_again(restarts, what, lambda command: follow(cluster, command, show), failed)
 
 
 def program(script: Path, arguments: list[str]) -> list[str]:
@@ -205,7 +205,7 @@ def shown(directory: Path, workers: int, quiet: bool) -> Iterator[lines.Show]:
             yield lines.on_terminal(console)
 
 
-def _follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
+def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
     """Launch, and show all that the workers print, to the last line."""
     from .launch import launch
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline import Rule, UnsupportedError
 from paceline.lightrnn import rounds
-from paceline.lightrnn.allocation import Allocation, reallocate
+from paceline.lightrnn.allocation import SWEEPS, Allocation, reallocate
 from paceline.lightrnn.building import Model
 from paceline.lightrnn.corpus import Corpus, Parts, Passages
 from paceline.lightrnn.model import LightRNN
@@ -308,6 +308,7 @@ class _Training:
             progress=lambda phase, done, total: self.show.doing(f"allocating words: {phase}", done, total),
             resume=self._allocation_folder(),
             seed=self.course.seed + self.position.round,
+            sweeps=1 if self._is_short else SWEEPS,  # costs of a part of the text are not worth more
         )
 
     def _allocation_folder(self) -> Path:

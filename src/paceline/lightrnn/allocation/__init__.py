@@ -73,6 +73,7 @@ def reallocate(
     resume: Path | None = None,
     seed: int = 0,
     exact_words: int = EXACT,
+    sweeps: int = SWEEPS,
 ) -> Allocation:
     """A table of the same shape whose cost is the least that could be found, and never more than now.
 
@@ -84,6 +85,7 @@ def reallocate(
             file is removed at the end.
         seed: of the sample of words that the first prices are made from.
         exact_words: up to so many words the exact matching is found, which takes `16 V**2` bytes or more.
+        sweeps: of joint moves at most; the first gains by far the most.
 
     Raises:
         MismatchError: costs and table do not have the same shape.
@@ -103,7 +105,7 @@ def reallocate(
             f"a table of {table.rows} x {table.columns} has too many rows or columns; up to {LINES} of each can be "
             "re-allocated: make it squarer"
         )
-    found = job.exact() if exact else job.large()
+    found = job.exact() if exact else job.large(sweeps)
     job.journal.remove()
     return found
 
@@ -137,7 +139,7 @@ class _Job:
         before, after = (float(sets.standing(x).paid.sum()) for x in (self.given, cells))
         return self.better(cells, before, after, min(before, after), "exact")
 
-    def large(self) -> Allocation:
+    def large(self, sweeps: int) -> Allocation:
         rows, columns = self.table.shape
         row = Side(self.costs.row_costs, self.table.words, rows, columns, "row")
         column = Side(self.costs.column_costs, self.table.words, columns, rows, "column")
@@ -148,8 +150,8 @@ class _Job:
         sets = Sets(self.costs, found["row_prices"], found["column_prices"])
         old, new = sets.standing(self.given), sets.standing(found["cells"])
         before = _cost(sets, old)
-        self.sweeps(sets, new if _cost(sets, new) <= before else old, bound)
-        cells = found["cells"]
+        standing = new if _cost(sets, new) <= before else old
+        cells = self.sweeps(sets, standing, bound, sweeps).cells
         return self.better(cells, before, _cost(sets, sets.standing(cells)), bound, "rows, columns, joint moves")
 
     def columns(self, row: np.ndarray, prices: np.ndarray) -> np.ndarray:
@@ -161,9 +163,9 @@ class _Job:
         cells: np.ndarray = row * columns + place
         return cells
 
-    def sweeps(self, sets: Sets, standing: Standing, bound: float) -> None:
-        """Joint moves, until they lower the cost by little."""
-        for k in range(SWEEPS):
+    def sweeps(self, sets: Sets, standing: Standing, bound: float, most: int) -> Standing:
+        """Joint moves, until they lower the cost by little; how the words stand then."""
+        for k in range(most):
             name = f"joint moves {k + 1}"
             if name in self.journal.finished.phases:
                 if self.journal.finished.arrays["enough"].any():
@@ -175,6 +177,7 @@ class _Job:
             self.journal.write(name, self.seconds, cells=standing.cells, enough=enough)
             if enough.any():
                 break
+        return standing
 
     def better(self, cells: np.ndarray, before: float, after: float, bound: float, method: str) -> Allocation:
         """The new table, if it is better than the one given."""
