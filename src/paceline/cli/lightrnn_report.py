@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.lightrnn import files
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.report import Trained, falls, heat, lines_of, samples
 from paceline.observe import page
@@ -43,9 +43,7 @@ def write_page(folder: Path) -> Path:
     trained = Trained.load(folder)
     target = folder / "report" / "index.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_suffix(".new")
-    beside.write_text(page.whole_page("LightRNN", _body(trained, folder.resolve().name)), encoding="utf-8")
-    os.replace(beside, target)
+    files.write_text(target, page.whole_page("LightRNN", _body(trained, folder.resolve().name)))
     return target
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from paceline import DataError
+from paceline.lightrnn import files
 from paceline.lightrnn.state import PADDING
 from paceline.lightrnn.text import STDIN, Text
 from paceline.lightrnn.vocabulary import Vocabulary
@@ -64,7 +65,7 @@ class Corpus:
         """Write the text's numbers to `path` as a stream; the file appears in one piece, its description beside it."""
         key = fingerprint(text, vocabulary)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside, words = path.with_name(path.name + ".new"), 0
+        beside, words = files.beside(path), 0
         with beside.open("wb") as file:
             for chunk in _chunks(text, vocabulary):
                 chunk.tofile(file)
@@ -77,9 +78,7 @@ class Corpus:
         about = {"format": FORMAT, "words": words, "fingerprint": key, "damaged": text.damaged}
         _about(path).unlink(missing_ok=True)  # no description may stand beside ids that it does not describe
         os.replace(beside, path)
-        described = _about(path).with_suffix(".new")
-        described.write_text(json.dumps(about) + "\n", encoding="utf-8")
-        os.replace(described, _about(path))
+        files.write_text(_about(path), json.dumps(about) + "\n")
         return cls.open(path)
 
     @classmethod

@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline import CheckpointError, DataError, PeerLostError
+from paceline.lightrnn import files
 from paceline.lightrnn.corpus import Corpus
 from paceline.lightrnn.settings import Source
 from paceline.lightrnn.text import STDIN, Text
@@ -162,6 +162,4 @@ def _size(folder: Path) -> int:
 
 def _write_key(folder: Path, key: str) -> None:
     path = folder / CORPUS / "source.json"
-    beside = path.with_suffix(".new")
-    beside.write_text(key + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    files.write_text(path, key + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from paceline import CheckpointError, DesyncError, PeerLostError, Run
+from paceline.lightrnn import files
 from paceline.lightrnn.corpus import Corpus, Passages
 from paceline.lightrnn.costs import DenseCosts, FactoredCosts
 from paceline.lightrnn.model import LightRNN
@@ -97,9 +97,8 @@ def save_costs(path: Path, costs: Costs, table: WordTable) -> str:
     """Write costs and the table that they were gathered with to a file, in one piece; the file's checksum."""
     kind = "dense" if isinstance(costs, DenseCosts) else "factored"
     tensors = {f"costs.{k}": x.detach().cpu().contiguous() for k, x in enumerate(costs.tensors())}
-    beside = path.with_name(path.name + ".new")
-    save_file({**tensors, "cells": table.cells.cpu()}, beside, {"format": FORMAT, "kind": kind})
-    os.replace(beside, path)
+    with files.whole(path) as new:
+        save_file({**tensors, "cells": table.cells.cpu()}, new, {"format": FORMAT, "kind": kind})
     return checksum(path)
 
 
@@ -129,13 +128,7 @@ def load_costs(path: Path, model: LightRNN) -> Costs:
 
 def checksum(path: Path) -> str:
     """Of a file's content; empty where there is none."""
-    if not path.is_file():
-        return ""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    return files.sha256(path) if path.is_file() else ""
 
 
 # -- among the workers ------------------------------------------------------------------------------

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from paceline import CheckpointError, UnsupportedError
+from paceline.lightrnn import files
 
 FORMAT = "paceline lightrnn settings 1"
 OUTPUTS = ("lightrnn", "full", "adaptive")
@@ -141,9 +141,7 @@ class Settings:
 
     def save(self, path: Path) -> None:
         """Write them to a file, in one piece."""
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        files.write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Settings:

@@ -8,7 +8,6 @@ Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline import CheckpointError, MismatchError
+from paceline.lightrnn import files
 from paceline.lightrnn.table import WordTable
 
 WEIGHTS, ABOUT, TABLE = "model.safetensors", "model.json", "table.safetensors"
@@ -33,18 +33,14 @@ def save(folder: str | Path, format: str, about: About, model: nn.Module, table:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     names = [WEIGHTS] if table is None else [WEIGHTS, TABLE]
-    save_file({n: p.detach().cpu().contiguous() for n, p in model.named_parameters()}, _beside(folder, WEIGHTS))
+    save_file({n: p.detach().cpu().contiguous() for n, p in model.named_parameters()}, files.beside(folder / WEIGHTS))
     if table is not None:
-        table.save(_beside(folder, TABLE))
-    sums = {name: _sha256(_beside(folder, name)) for name in names}
+        table.save(files.beside(folder / TABLE))
+    sums = {name: files.sha256(files.beside(folder / name)) for name in names}
     text = json.dumps({"format": format, "model": about, "sha256": sums}, indent=2)
-    _beside(folder, ABOUT).write_text(text + "\n", encoding="utf-8")
+    files.beside(folder / ABOUT).write_text(text + "\n", encoding="utf-8")
     for name in [*names, ABOUT]:
-        os.replace(_beside(folder, name), folder / name)
-
-
-def _beside(folder: Path, name: str) -> Path:
-    return folder / (name + ".new")
+        os.replace(files.beside(folder / name), folder / name)
 
 
 def load(folder: str | Path, format: str, make: Callable[[About, WordTable | None], Model]) -> Model:
@@ -103,7 +99,7 @@ def _read_about(folder: Path, format: str) -> tuple[About, dict[str, str]]:
 
 def _check_sum(path: Path, wanted: str) -> None:
     try:
-        found = _sha256(path)
+        found = files.sha256(path)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}; save the model again") from error
     if found != wanted:
@@ -128,11 +124,3 @@ def _check_shapes(folder: Path, wanted: dict[str, tuple[int, ...]], weights: dic
     kinds = sorted({str(tensor.dtype) for tensor in weights.values()})
     if len(kinds) > 1 or not next(iter(weights.values())).is_floating_point():
         raise CheckpointError(f"{folder / WEIGHTS} has numbers of type {', '.join(kinds)}; wanted is one kind of float")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline import CheckpointError, MismatchError
+from paceline.lightrnn import files
 
 FORMAT = "paceline word table 1"
 EMPTY = -1
@@ -146,9 +146,8 @@ class WordTable:
         """Write it to the file `path` (safetensors), which appears in one piece."""
         path = Path(path)
         about = {"format": FORMAT, "rows": str(self.rows), "columns": str(self.columns)}
-        beside = path.with_name(path.name + ".new")
-        save_file({"cells": self.cells.cpu().contiguous()}, beside, about)
-        os.replace(beside, path)
+        with files.whole(Path(path)) as new:
+            save_file({"cells": self.cells.cpu().contiguous()}, new, about)
 
     @classmethod
     def load(cls, path: str | Path) -> WordTable:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline import Rule, UnsupportedError
-from paceline.lightrnn import rounds
+from paceline.lightrnn import files, rounds
 from paceline.lightrnn.allocation import SWEEPS, Allocation, reallocate
 from paceline.lightrnn.building import Model
 from paceline.lightrnn.corpus import Corpus, Parts, Passages
@@ -335,9 +334,6 @@ class _Training:
     def _write_history(self) -> None:
         if self.run.world.rank:
             return
-        path = self.folder / HISTORY
-        beside = path.with_suffix(".new")
         about = {"workers": self.run.world.size, "rule": self.run.rule.text(), "bytes_sent": self.run.bytes_sent}
         text = json.dumps({**about, "rounds": self.position.history}, indent=2)
-        beside.write_text(text + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        files.write_text(self.folder / HISTORY, text + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import CheckpointError, DataError, MismatchError
+from paceline.lightrnn import files
 from paceline.lightrnn.text import Line
 
 FORMAT = "paceline vocabulary 1"
@@ -160,10 +160,7 @@ class Vocabulary:
             "lost": self.lost,
             "sha256": hashlib.sha256(body.encode()).hexdigest(),
         }
-        beside = path.with_name(path.name + ".new")
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            file.write(json.dumps(about) + "\n" + body)
-        os.replace(beside, path)
+        files.write_text(Path(path), json.dumps(about) + "\n" + body)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from paceline import CheckpointError
+from paceline.lightrnn import files
 from paceline.lightrnn.costs import CostSource
 from paceline.lightrnn.table import WordTable
 
@@ -61,13 +61,9 @@ class Journal:
             return
         tensors = {**self._probe, **self.finished.arrays}
         about = {**self._about, "phases": self.finished.phases, "seconds": seconds, "checksum": _checksum(tensors)}
-        beside = self.path.with_name(self.path.name + ".new")
-        save_file(
-            {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()},
-            beside,
-            {"about": json.dumps(about)},
-        )
-        os.replace(beside, self.path)
+        found = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}
+        with files.whole(self.path) as new:
+            save_file(found, new, {"about": json.dumps(about)})
 
     def remove(self) -> None:
         """The re-allocation is at its end."""
