@@ -91,15 +91,19 @@ def check_rule(text: str | None) -> bool:
         refuse(f"--rule: {error}")
 
 
+def fresh(inside: str) -> Path:
+    """A name that is not taken there, made of the time."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    directory, turn = Path(inside) / name, 1
+    while directory.exists():
+        turn += 1
+        directory = Path(inside) / f"{name}-{turn}"
+    return directory
+
+
 def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path:
-    if asked is None:
-        name = time.strftime("%Y%m%d-%H%M%S")
-        directory, turn = Path(LOGS) / name, 1
-        while directory.exists():
-            turn += 1
-            directory = Path(LOGS) / f"{name}-{turn}"
-    else:
-        directory = asked
+    directory = fresh(LOGS) if asked is None else asked
+    if asked is not None:
         _clear(directory, cluster, overwrite)
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()

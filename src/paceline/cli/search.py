@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,10 +118,4 @@ def _directory(asked: Path | None, cluster: Cluster) -> Path:
     """A new directory for the search."""
     if asked is not None and asked.is_dir() and any(asked.iterdir()):
         refuse(f"--log {asked} is not empty; give another directory, or go on with paceline tune --again {asked}")
-    if asked is None:
-        name = time.strftime("%Y%m%d-%H%M%S")
-        asked, turn = Path(SEARCHES) / name, 1
-        while asked.exists():
-            turn += 1
-            asked = Path(SEARCHES) / f"{name}-{turn}"
-    return checks.log_directory(asked, cluster, False)
+    return checks.log_directory(asked or checks.fresh(SEARCHES), cluster, False)
