@@ -69,6 +69,7 @@ FLOORS: dict[str, int] = {
     "attach": 4,
     # 5 edges, and the wings, which use the public face only
     "lightrnn": 5,
+    "dual": 5,
     "observe": 5,
     "sim": 5,
     "doctor": 5,
@@ -77,7 +78,7 @@ FLOORS: dict[str, int] = {
     "__init__": 6,
     "__main__": 6,
 }
-WINGS = ("lightrnn",)
+WINGS = ("lightrnn", "dual")
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
 SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select")
 COMPOSED = {"codec.named": "codec", "codec.warm": "codec.dense", "outer.frozen_adam": "outer.average"}
