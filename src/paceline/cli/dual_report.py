@@ -22,8 +22,8 @@ REPORT = "report.html"
 CSS = (
     "<style>.lead code{overflow-wrap:anywhere} .try{background:var(--panel);border-radius:10px;padding:.8rem 1rem;"
     "margin:.9rem 0} .try p{margin:.15rem 0;overflow-wrap:anywhere} .try p span{color:var(--pale);display:inline-block;"
-    "min-width:6.5rem} .try td.text,.try th.text{white-space:normal;overflow-wrap:anywhere} .try .none{color:var(--pale)} "
-    ".try .right{color:#009e73;"
+    "min-width:6.5rem} .try td.text,.try th.text{white-space:normal;overflow-wrap:anywhere} "
+    ".try .none{color:var(--pale)} .try .right{color:#009e73;"
     "font-weight:600} .try table{margin-top:.5rem} .try td:nth-child(2){width:60%;min-width:9rem}</style>"
 )
 ARROWS = {"forward": "x → y", "backward": "y → x"}
