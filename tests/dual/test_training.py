@@ -217,7 +217,8 @@ class Gaussian(nn.Module):
         raise AssertionError("nobody asks for it")
 
 
-def Features() -> Pair:
+def features_pair() -> Pair:
+    """Features on one side, labels on the other."""
     return Pair(Classifier(nn.Linear(2, LABELS), LABELS), Gaussian(), Gaussian(), LabelPrior(LABELS))
 
 
@@ -477,7 +478,7 @@ def test_a_prior_is_trained_on_one_side() -> None:
     def program() -> Any:
         prior = words_pair().priors[0].requires_grad_(True)
         x = sequences(40, 1)
-        before = float(prior.log_prob(x).mean())  # type: ignore[operator]
+        before = float(prior.log_prob(x).detach().mean())  # type: ignore[operator]
         last = train_prior(prior, x, PriorCourse(steps=8, batch=8, rate=0.05), rule="bmuf(period=4)")  # type: ignore[arg-type]
         return before, last, float(prior.log_prob(x).mean()), state_of(prior), prior  # type: ignore[operator]
 
