@@ -66,6 +66,15 @@ def test_a_supervised_training_has_no_rewards_on_its_page(tmp_path: Path) -> Non
     assert page.count("<svg") == 2 and "Rewards" not in page and "round by round" not in page
 
 
+def test_a_training_that_diverged_has_a_page_too(tmp_path: Path) -> None:
+    lost = {"forward": float("nan"), "backward": float("-inf"), "gap": float("nan"), "gap_rms": float("inf")}
+    assert run("report", saved(tmp_path, ROWS[0], row(9, **lost))).exit_code == 0
+    assert (
+        "The forward model&#x27;s mean log P(y | x) of held-out pairs is nan" in (tmp_path / "report.html").read_text()
+    )
+    assert "nan" in run("watch", tmp_path, "--once").output
+
+
 @pytest.mark.parametrize("command", ["report", "watch"])
 def test_a_folder_without_a_training_is_refused(command: str, tmp_path: Path) -> None:
     result = run(command, tmp_path)

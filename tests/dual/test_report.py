@@ -50,7 +50,18 @@ def test_a_history_is_read(tmp_path: Path) -> None:
     assert found == history(row(0), row(2), row(9)) and found.start["step"] == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": []}', '{"rows": [{"step": 1}]}', '{"rows": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"rows": []}',
+        '{"rows": [{"step": 1}]}',
+        '{"rows": 3}',
+        json.dumps({"rows": [row(0, gap="<b>")]}),
+    ],
+)
 def test_what_is_no_history_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot read"):
         History.load(tmp_path)

@@ -372,6 +372,19 @@ class Ragged(Dataset[Any]):
         return tuple(torch.tensor(side, dtype=torch.int64) for side in self.rows[k])
 
 
+class Side(Dataset[Tensor]):
+    """Sequences of one side."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, k: int) -> Tensor:
+        return self.rows[k]
+
+
 def test_batches_are_as_wide_as_their_longest_sequence() -> None:
     data = Ragged([([1, 2], [0]), ([2], []), ([0, 1, 1], [2, 2])])
     x, y = collate([data[k] for k in range(3)])
@@ -387,7 +400,8 @@ def test_batches_are_as_wide_as_their_longest_sequence() -> None:
 def test_data_sets_serve_as_well_as_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "check_warm", lambda row, warm: None)
     rows = [([k % 3, (k + 1) % 3][: 1 + k % 2], [k % 3]) for k in range(12)]
-    data = Data(Ragged(rows), Ragged(rows[:3]), sequences(5, 1), sequences(5, 2))
+    both = Side(sequences(5, 1))
+    data = Data(Ragged(rows), Ragged(rows[:3]), both, both)  # one object for both sides
     pair = words_pair()
     found = train(pair, data, replace(COURSE, warm=1, steps=2), tmp_path)
     assert found[-1]["step"] == 3 and len(found[-1]["translations"]) == 4

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -175,8 +176,8 @@ def _scores(history: History) -> Figure:
 def _bottom(history: History) -> float:
     """A little below the priors: what a model is at first would press all that is of interest together."""
     last = history.rows[-1]
-    lowest = min(min(row["prior_x"], row["prior_y"]) for row in history.rows)
-    return 1.15 * float(min(lowest, last["forward"], last["backward"]))
+    found = [row[name] for row in history.rows for name in ("prior_x", "prior_y")] + [last["forward"], last["backward"]]
+    return 1.15 * min((float(value) for value in found if math.isfinite(value)), default=-1.0)
 
 
 def _exact(history: History) -> Figure:

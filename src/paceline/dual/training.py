@@ -8,6 +8,7 @@ Supervised Learning, ICML 2017, algorithm 1.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import paceline
 from paceline import DataError, Rule
-from paceline.dual import evaluation, files
+from paceline.dual import evaluation, files, workers
 from paceline.dual.batches import Data, Endless, pairs_of, side_of
 from paceline.dual.methods import method_of
 from paceline.dual.pair import DIRECTIONS, Pair
@@ -124,7 +125,8 @@ class _Training:
         for name in self.directions:
             side = UNLABELLED[name]
             samples = side_of(getattr(data, side), f"the unlabelled part of {side}", size)
-            found[name] = Endless(self.run, samples, mix.unlabelled)
+            # a run knows data by their object, and one may have been given twice
+            found[name] = Endless(self.run, copy.copy(samples), mix.unlabelled)
         return found
 
     # -- from the beginning to the end ------------------------------------------------------------
@@ -135,7 +137,7 @@ class _Training:
             with self.run:
                 self.run.include(position=self.position)
                 self._begin(resume)
-                self._same_priors()
+                workers.same_priors(self.run, self.pair)
                 self._steps()
                 for loader in self.loaders.values():
                     loader.close()
@@ -164,16 +166,6 @@ class _Training:
         if self.run.world.size > 1:
             self.run.messages.broadcast(said).wait()
         return bool(said)
-
-    def _same_priors(self) -> None:
-        """Make the priors what they are on worker 0: no rule exchanges them."""
-        if self.run.world.size == 1:
-            return
-        for prior in self.pair.priors:
-            for tensor in (*prior.parameters(), *prior.buffers()):
-                copy = tensor.detach().cpu().clone().contiguous()
-                self.run.messages.broadcast(copy).wait()
-                tensor.data.copy_(copy)
 
     def _steps(self) -> None:
         position, total = self.position, self.course.total
@@ -256,8 +248,8 @@ class _Training:
     def _row(self) -> dict[str, Any]:
         position, run, course = self.position, self.run, self.course
         sums = evaluation.look(self.pair, self.heldout, course.looks, (run.world.rank, run.world.size))
-        rewards = evaluation.add_up(run, position.sums.clone())
-        row = evaluation.row_of(position.step, evaluation.add_up(run, sums), rewards)
+        rewards = workers.add_up(run, position.sums.clone())
+        row = evaluation.row_of(position.step, workers.add_up(run, sums), rewards)
         row |= {"phase": self._phase, "seconds": round(position.seconds, 3)}
         row["labelled_share"] = course.labelled_share(position.step)
         row["rates"] = [float(group["lr"]) for group in self.optimizer.param_groups]
