@@ -60,7 +60,7 @@ def test_a_training_and_what_it_leaves(tmp_path: Path) -> None:
     words = Words(tuple("abcde"), tuple("ABCDE"))
     pair, rows = trained(tmp_path, words=words)
     assert [row["step"] for row in rows] == [0, 8, 12, 16, 24]
-    assert [row["phase"] for row in rows] == ["warm", "warm", "dual", "dual", "dual"]
+    assert [row["phase"] for row in rows] == ["warm", "warm", "warm", "dual", "dual"]
     assert rows[0]["exact_forward"] < 1 and rows[-1]["exact_forward"] == rows[-1]["exact_backward"] == 1
     assert rows[-1]["forward"] > rows[2]["forward"] > rows[0]["forward"]
     assert rows[2]["rewards"] == dict.fromkeys(DIRECTIONS) and all(rows[3]["rewards"].values())
@@ -91,7 +91,7 @@ def test_other_methods_have_no_rewards(method: str, tmp_path: Path) -> None:
     _, rows = trained(tmp_path, replace(COURSE, method=method))
     assert all(row["rewards"] == dict.fromkeys(DIRECTIONS) for row in rows)
     assert rows[-1]["phase"] == method and rows[-1]["exact_forward"] == rows[-1]["exact_backward"] == 1
-    assert rows[-1]["labelled_share"] == (1.0 if method == "supervised" else pytest.approx(0.4, abs=0.04))
+    assert rows[-1]["labelled_share"] == (1.0 if method == "supervised" else pytest.approx(0.4))
 
 
 def test_the_methods_differ_behind_the_warm_up_only(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_training_that_was_killed_goes_on_with_the_same_bits(
 ) -> None:
     with pytest.raises(Killed):
         trained(tmp_path, replace(HELD, save_every=5), show=Killer(**killer))
-    assert has_state(tmp_path) == (max(killer.values()) >= 5)
+    assert has_state(tmp_path) == (max(killer.values()) > 5)
     pair, rows = trained(tmp_path, replace(HELD, save_every=5))
     assert same_bits(state_of(pair), state_of(whole[0])) and untimed(rows) == untimed(whole[1])
 
@@ -321,8 +321,11 @@ def test_another_course_is_refused_by_name_unless_it_begins_anew(tmp_path: Path)
     other = replace(HELD, mix=replace(HELD.mix, labelled_to=0.2), seed=3)
     with pytest.raises(CheckpointError, match=r"mix.labelled_to is 0.2 now and was 0.4; seed is 3 now and was 0"):
         trained(tmp_path, other)
+    Words(("of another",)).save(tmp_path / training.WORDS)
     _, rows = trained(tmp_path, other, resume=False)
-    assert len(rows) == 5 and Course.load(tmp_path / training.COURSE) == other
+    assert (
+        len(rows) == 5 and not (tmp_path / training.WORDS).exists() and Course.load(tmp_path / training.COURSE) == other
+    )
     (tmp_path / training.COURSE).write_text("{}")
     with pytest.raises(CheckpointError, match="cannot read the course"):
         trained(tmp_path)

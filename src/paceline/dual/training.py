@@ -56,16 +56,17 @@ def train(
             made those of worker 0.
         data: labelled, unlabelled and held-out samples.
         course: steps, method, rates and so on.
-        folder: which all workers see: `course.json`, `state` (to go on from), `history.json`, `words.json`, and at the
-            end the pair in `model`, as `Pair.save` writes it.
+        folder: which all workers see: `course.json`, `state` (to go on from), `history.json`, `words.json`, and when
+            worker 0 has come to the end the pair in `model`, as `Pair.save` writes it.
         rule: as `paceline.attach` takes it.
         words: what symbols and labels mean, for who reads the report.
         show: is told how far it is.
         resume: go on from the state in `folder`, if there is one.
 
     Returns:
-        A row for each evaluation: see `evaluation.row_of`; besides `phase` ("warm" or the method), `seconds`,
-        `labelled_share`, `rates` and `translations`. The last one is of the model of the last exchange before the end.
+        A row for each evaluation: see `evaluation.row_of`; besides `phase` (of the steps before it: "warm" or the
+        method), `seconds` of training, `labelled_share` and `rates` of the next step, and on worker 0 `translations`.
+        The last row is of the global model of the last exchange before the end.
 
     Raises:
         UnsupportedError: after the warm-up a model is no better than its prior; see `evaluation.check_warm`.
@@ -104,7 +105,11 @@ class _Training:
         self.show: Show = show if world.rank == 0 else Silent()
         self.position = Position(course.seed, world.rank, world.size, pair.device)
         self.scheduler = make_scheduler(self.optimizer, course, lambda: self.position.step)
-        self.loaders = self._loaders(data)
+        try:
+            self.loaders = self._loaders(data)
+        except BaseException:
+            self.run.abandon()
+            raise
         self._losses: list[Tensor] = []
 
     def _directions(self, data: Data) -> list[str]:
@@ -156,6 +161,7 @@ class _Training:
             self.show.say(f"going on behind step {self.position.step:,}")
         elif self.run.world.rank == 0:
             shutil.rmtree(self.folder / STATE, ignore_errors=True)
+            (self.folder / WORDS).unlink(missing_ok=True)  # of another training
             self.course.save(self.folder / COURSE)
         if self.words is not None and self.run.world.rank == 0:
             self.words.save(self.folder / WORDS)
@@ -225,13 +231,10 @@ class _Training:
             self._losses.clear()
 
     def _shown(self) -> None:
-        position = self.position
+        position, course = self.position, self.course
+        what = "warm-up" if position.step <= course.warm else course.method.replace("_", " ")
         rate = position.step / max(position.seconds, 1e-9)
-        self.show.doing(self._phase, position.step, self.course.total, f"{rate:,.1f} steps/s")
-
-    @property
-    def _phase(self) -> str:
-        return "warm" if self.position.step < self.course.warm or not self.course.steps else self.course.method
+        self.show.doing(what, position.step, course.total, f"{rate:,.1f} steps/s")
 
     # -- held-out pairs ---------------------------------------------------------------------------
 
@@ -250,7 +253,8 @@ class _Training:
         sums = evaluation.look(self.pair, self.heldout, course.looks, (run.world.rank, run.world.size))
         rewards = workers.add_up(run, position.sums.clone())
         row = evaluation.row_of(position.step, workers.add_up(run, sums), rewards)
-        row |= {"phase": self._phase, "seconds": round(position.seconds, 3)}
+        phase = "warm" if position.step <= course.warm else course.method
+        row |= {"phase": phase, "seconds": round(position.seconds, 3)}
         row["labelled_share"] = course.labelled_share(position.step)
         row["rates"] = [float(group["lr"]) for group in self.optimizer.param_groups]
         row["translations"] = []
