@@ -51,19 +51,14 @@ def test_the_page_is_one_file_with_curves_and_translations(tmp_path: Path) -> No
     assert len(ids) == len(set(ids))
 
 
-def test_words_may_come_from_elsewhere_and_need_not_be(tmp_path: Path) -> None:
-    assert run("report", saved(tmp_path, *ROWS)).exit_code == 0
-    assert "<p><span>x (source)</span> 0 1</p>" in (tmp_path / "report.html").read_text()
+def test_a_page_without_rewards_and_with_words_from_elsewhere(tmp_path: Path) -> None:
     Words(("here", "there")).save(tmp_path / "mine.json")
-    assert run("report", tmp_path, "--words", tmp_path / "mine.json").exit_code == 0
-    assert "<p><span>x (source)</span> here there</p>" in (tmp_path / "report.html").read_text()
-
-
-def test_a_supervised_training_has_no_rewards_on_its_page(tmp_path: Path) -> None:
-    plain = [row(step, exact_forward=None, forward=-5.0 + step) for step in (0, 2, 9)]
-    assert run("report", saved(tmp_path, *plain)).exit_code == 0
+    plain = [row(step, exact_forward=None, forward=-5.0 + step, translations=[tried([1])]) for step in (0, 2, 9)]
+    assert run("report", saved(tmp_path, *plain), "--words", tmp_path / "mine.json").exit_code == 0
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 2 and "Rewards" not in page and "round by round" not in page
+    assert page.count("<svg") == 2 and "<h2>Rewards" not in page
+    assert "<p><span>x (source)</span> here there</p>" in page
+    assert "<p><span>y (reference)</span> 1 0</p>" in page  # which has no names
 
 
 def test_a_training_that_diverged_has_a_page_too(tmp_path: Path) -> None:
