@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learn to read digits from five labels of each, with the help of a task that nobody asked for.
 
-For each seed three classifiers see the same 50 labels for the same number of steps: one these only; one, from the end
-of the warm-up on, also pictures with the labels that it gives them itself; one also pictures whose labels an auxiliary
-model P(picture | digit) judges, which is trained along with it and then thrown away::
+For each seed three classifiers begin alike and see the same 50 labelled pictures in the same number of steps. After a
+warm-up the second also learns from pictures with the labels that it gives them itself; the third from pictures whose
+labels an auxiliary model P(picture | digit) judges, which is trained along with it and then thrown away::
 
     python train.py                                                  # one worker
     paceline run --workers 2 --rule "averaging(period=8)" train.py   # two
@@ -12,6 +12,7 @@ model P(picture | digit) judges, which is trained along with it and then thrown 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 
@@ -119,12 +120,18 @@ def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)  # models this small gain nothing from a second core
     started, rows = time.perf_counter(), []
+    speaks = os.environ.get("RANK", "0") == "0"  # all workers hold the same models, so one says what came out
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         rows.append(compare(args, seed))
-        print(f"seed {seed}: " + ", ".join(f"{way} {x:.1%}" for way, x in zip(WAYS, rows[-1], strict=True)), flush=True)
-    means = torch.tensor(rows, dtype=torch.float64).mean(0).tolist()
-    print("mean:   " + ", ".join(f"{way} {mean:.1%}" for way, mean in zip(WAYS, means, strict=True)))
-    print(f"{time.perf_counter() - started:.0f} s")
+        if speaks:
+            print(f"seed {seed}: {said(rows[-1])}", flush=True)
+    if speaks:
+        means = torch.tensor(rows, dtype=torch.float64).mean(0).tolist()
+        print(f"mean of {args.seeds}: {said(means)}; {time.perf_counter() - started:.0f} s")
+
+
+def said(accuracies: list[float]) -> str:
+    return ", ".join(f"{way} {accuracy:.1%}" for way, accuracy in zip(WAYS, accuracies, strict=True))
 
 
 if __name__ == "__main__":

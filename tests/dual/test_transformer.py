@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline import CheckpointError, MismatchError, UnsupportedError
 from paceline.dual.protocols import Conditional, Prior, flat, repeat
-from paceline.dual.sequences import pad
+from paceline.dual.sequences import pad, unpad
 from paceline.dual.transformer import LanguageModel, Seq2Seq
 
 X = pad([[0, 1, 2], [1], []])
@@ -124,15 +124,14 @@ def test_it_learns_to_turn_sequences_round() -> None:
     generator = torch.Generator().manual_seed(0)
     model = Seq2Seq(4, 4, 32, 1, 2, 0.0, longest=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    for _ in range(120):
         x = torch.randint(0, 4, (64, 3), generator=generator)
         optimizer.zero_grad()
         (-model.log_prob(x.flip(1), x).mean()).backward()
         optimizer.step()
     x = torch.cartesian_prod(*[torch.arange(4)] * 3)
-    best = model.beam(x, 2)[0][:, 0]
-    assert best.shape == (64, 3)
-    assert (best == x.flip(1)).all(1).double().mean() > 0.9
+    found = unpad(model.beam(x, 2)[0][:, 0])
+    assert sum(y == wanted for y, wanted in zip(found, x.flip(1).tolist(), strict=True)) > 58
 
 
 def test_what_does_not_fit_is_refused() -> None:
