@@ -83,13 +83,9 @@ class OnTerminal:
 
     def __init__(self, console: Console) -> None:
         self._console, self._rows = console, list[Row]()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-        )
-        rest = (TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True))
-        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), done, *rest, console=console)
+        done = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
+        rest = (done, TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True))
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), *rest, console=console)
         self._task = self._bar.add_task("", total=0, note="")
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
