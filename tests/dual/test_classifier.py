@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ import torch
 from paceline import MismatchError, UnsupportedError
 from paceline.dual.classifier import Classifier, LabelPrior, LabelToText
 from paceline.dual.protocols import Conditional, Prior, flat, repeat
-from paceline.dual.sequences import pad
+from paceline.dual.sequences import pad, same_width
 
-TINY = {"dimension": 16, "layers": 1, "heads": 2, "longest": 3}
+TINY: dict[str, Any] = {"dimension": 16, "layers": 1, "heads": 2, "longest": 3}
 # P = (1/7, 2/7, 4/7) and (1/2, 1/4, 1/4)
 LOGITS = torch.tensor([[1.0, 2.0, 4.0], [2.0, 1.0, 1.0]]).log()
 
@@ -110,15 +111,16 @@ def test_the_texts_of_each_label_sum_to_one() -> None:
 
 
 def test_a_label_chooses_the_text_that_it_was_shown_with() -> None:
-    model = LabelToText(2, 2, **TINY)
+    model = LabelToText(2, 2, dropout=0.0, **TINY)
     labels, texts = torch.tensor([0, 1]), pad([[0, 0], [1]])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(60):
         optimizer.zero_grad()
         (-model.log_prob(texts, labels).sum()).backward()
         optimizer.step()
     drawn = model.sample(labels, 5, generator=torch.Generator().manual_seed(0))
-    assert (drawn == texts[:, None]).all(-1).double().mean() > 0.7
+    drawn, wanted = same_width([drawn, texts])
+    assert (drawn == wanted[:, None]).all(-1).double().mean() > 0.7
 
 
 def test_a_saved_text_model_comes_back(tmp_path: Path) -> None:

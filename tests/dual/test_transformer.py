@@ -152,6 +152,27 @@ def test_what_does_not_fit_is_refused() -> None:
         LanguageModel(2, 16, dropout=1.0)
 
 
+def test_no_examples_are_no_error() -> None:
+    model, nothing = small(), torch.empty(0, 3, dtype=torch.int64)
+    assert model.log_prob(nothing, nothing).shape == (0,)
+    assert model.sample(nothing, 2).shape == (0, 2, 0)
+    found, log_probs = model.beam(nothing, 2)
+    assert found.shape == (0, 2, 0) and log_probs.shape == (0, 2)
+
+
+@pytest.mark.parametrize("half", ["parameters", "autocast"])
+def test_in_half_precision_the_sums_are_in_single(half: str) -> None:
+    model, y = small(), pad([[1], [0, 1], []])
+    exact = model.log_prob(y, X)
+    model = model.bfloat16() if half == "parameters" else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
+        rough = model.log_prob(y, X)
+        _, log_probs = model.beam(X, 2)
+        assert model.sample(X, 2).shape[:2] == (3, 2)
+    assert rough.dtype == torch.float32 and log_probs.dtype == torch.float32
+    torch.testing.assert_close(rough, exact, atol=0.2, rtol=0.05)
+
+
 def test_a_language_model_draws_what_it_scores() -> None:
     model = LanguageModel(3, 16, heads=2, longest=5)
     drawn = model.sample(7, generator=torch.Generator().manual_seed(0))
