@@ -30,7 +30,7 @@ import torch
 
 from paceline.lightrnn import Course, Data, Settings, Shape, Source, build, parameter_bytes, prepare, train
 
-MODELS = {"lightrnn": 0.004, "fixed": 0.004, "adaptive": 0.01, "full": 0.01}
+MODELS = {"lightrnn": 0.01, "fixed": 0.01, "adaptive": 0.01, "full": 0.01}
 """Names, and the highest learning rate of each."""
 DEAREST_FIRST = ("full", "adaptive", "lightrnn", "fixed")
 WINDOWS = 10
