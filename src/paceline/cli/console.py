@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +13,8 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
+
+from paceline.errors import PacelineError
 
 USAGE = 2  # exit code of a command that was asked for something that cannot be
 
@@ -34,6 +38,17 @@ def refuse(message: str) -> NoReturn:
     """Say what is wrong with the command, and end with exit code 2."""
     err().print(error_panel("error", Text(message, style="default")))
     raise typer.Exit(USAGE)
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """What is wrong with the wish is said in a sentence."""
+    try:
+        yield
+    except PacelineError as error:
+        refuse(str(error))
+    except OSError as error:
+        refuse(f"{error}; can files be written and read there?")
 
 
 def near(path: Path) -> str:

@@ -6,16 +6,12 @@ torch loads for seconds, so that what needs it is imported inside the commands.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.errors import PacelineError
-
-from .console import out, refuse
+from .console import out, refusing
 
 app = typer.Typer(
     help="Two opposite tasks that teach each other (dual learning): watch a training, report on it.",
@@ -27,24 +23,13 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a training.", show_default=False)]
 
 
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """What is wrong with the wish is said in a sentence."""
-    try:
-        yield
-    except PacelineError as error:
-        refuse(str(error))
-    except OSError as error:
-        refuse(f"{error}; can files be written and read there?")
-
-
 @app.command("watch")
 def watch(
     folder: Folder,
     once: Annotated[bool, typer.Option("--once", help="Print one view and end, for scripts.")] = False,
 ) -> None:
     """Watch both directions' scores, rewards and the constraint's gap, until the training is over."""
-    with _refusing():
+    with refusing():
         from . import dual_watch
 
         dual_watch.watch(folder, once, out())
@@ -58,7 +43,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a training: DIR/report.html, one file that needs nothing else."""
-    with _refusing():
+    with refusing():
         from .dual_report import write_page
 
         page = write_page(folder, words)

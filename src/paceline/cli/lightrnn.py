@@ -6,16 +6,12 @@ torch loads for seconds, so that what needs it is imported inside the commands.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.errors import PacelineError
-
-from .console import out, refuse
+from .console import out, refuse, refusing
 
 app = typer.Typer(
     help="Language models over millions of words in megabytes (LightRNN).",
@@ -25,17 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a training.", show_default=False)]
-
-
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """What is wrong with the wish is said in a sentence."""
-    try:
-        yield
-    except PacelineError as error:
-        refuse(str(error))
-    except OSError as error:
-        refuse(f"{error}; can files be written and read there?")
 
 
 @app.command("train")
@@ -80,7 +65,7 @@ def train(
     Started again with the same options, it goes on where it was stopped. On several hosts start it as
     torchrun ... -m paceline lightrnn train ..., with a folder that all of them see.
     """
-    with _refusing():
+    with refusing():
         from paceline.lightrnn.settings import Course, Settings, Shape, Source
 
         from . import lightrnn_train
@@ -112,7 +97,7 @@ def train(
 @app.command("worker", hidden=True)
 def worker(folder: Folder) -> None:
     """Be a worker of the training in a folder; `train --workers N` starts them."""
-    with _refusing():
+    with refusing():
         from paceline.lightrnn.settings import Settings
 
         from . import lightrnn_train
@@ -129,7 +114,7 @@ def reallocate(
     """Allocate the words of a trained model anew, in place, if that lowers the cost."""
     if costs is not None and texts:
         refuse("--from gives costs that were gathered already, and TEXT is to gather them from: give one of them")
-    with _refusing():
+    with refusing():
         from . import lightrnn_use
         from .lightrnn_show import shown
 
@@ -151,7 +136,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Perplexity of a text under a trained model."""
-    with _refusing():
+    with refusing():
         from . import lightrnn_use
         from .lightrnn_show import shown
 
@@ -182,7 +167,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
 ) -> None:
     """Let a trained model make up text."""
-    with _refusing():
+    with refusing():
         from . import lightrnn_use
 
         wish = lightrnn_use.Wish(prompt, words, samples, temperature, top_k, beam, seed)
@@ -196,7 +181,7 @@ def generate(
 @app.command("report")
 def report(folder: Folder) -> None:
     """Write the report of a training again: DIR/report/index.html."""
-    with _refusing():
+    with refusing():
         from .lightrnn_report import write_page
 
         page = write_page(folder)
