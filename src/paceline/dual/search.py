@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling and beam search over a model that writes one symbol at a time.
+
+A sequence y of T symbols has log P(y) = sum of log P(y[t] | before) + log P(end | y). A model writes `longest` symbols
+at most: after that many the end is certain, so that the probabilities of all sequences up to `longest` sum to 1, and
+what is drawn, what a beam says and what `log_prob` says are one distribution.
+
+The end of a sequence is the symbol `words`, one more than the last real one; models also take it as the beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.dual.sequences import PADDING, trim
+
+
+class Steps(Protocol):
+    """A model in the middle of writing k rows for each of B inputs."""
+
+    words: int
+    longest: int
+
+    def step(self, last: Tensor) -> Tensor:
+        """log P of the next symbol or the end, [B, k, words + 1], given the last symbols [B, k] (`words` to begin)."""
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row j of input b goes on from what was row rows[b, j] of the same input; rows [B, k]."""
+        ...
+
+    def keep(self, inputs: Tensor) -> None:
+        """Only these inputs [b] go on, in this order."""
+        ...
+
+
+def sample(steps: Steps, inputs: int, k: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """k independent draws for each input, [B, k, T]. Inputs all of whose rows have ended cost nothing any more."""
+    end = steps.words
+    found = torch.full((inputs, k, steps.longest), PADDING, dtype=torch.int64, device=device)
+    active = torch.arange(inputs, device=device)
+    last = torch.full((inputs, k), end, dtype=torch.int64, device=device)
+    done = torch.zeros(inputs, k, dtype=torch.bool, device=device)
+    for t in range(steps.longest if inputs else 0):
+        drawn = _draw(steps.step(last), generator)
+        done = done | (drawn == end)
+        found[active, :, t] = drawn.masked_fill(done, PADDING)
+        last = drawn
+        finished = done.all(1)
+        count = int(finished.sum())
+        if count == len(active):
+            break
+        if 4 * count >= len(active):  # now and then only, as leaving some out copies what the others have
+            going = (~finished).nonzero()[:, 0]
+            active, last, done = active[going], last[going], done[going]
+            steps.keep(going)
+    return trim(found)
+
+
+def _draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
+    """An index for each line of [B, k, n], shape [B, k]."""
+    return torch.multinomial(log_probs.flatten(0, 1).exp(), 1, generator=generator).view(log_probs.shape[:2])
+
+
+class _Beam:
+    """k unfinished sequences of each input, the k best finished ones, and the log P of all of them."""
+
+    def __init__(self, inputs: int, k: int, longest: int, device: torch.device) -> None:
+        self.live = torch.full((inputs, k, longest), PADDING, dtype=torch.int64, device=device)
+        self.scores = torch.full((inputs, k), -torch.inf, device=device)
+        self.scores[:, 0] = 0.0  # one empty sequence, so that no two rows are ever the same
+        self.ended = self.live.clone()
+        self.finals = torch.full_like(self.scores, -torch.inf)
+
+    def finish(self, scores: Tensor) -> None:
+        """Live sequences that end here, with these log P [B, k], take their place among the finished."""
+        k = scores.shape[1]
+        self.finals, order = torch.cat((self.finals, scores), 1).topk(k, 1)
+        self.ended = torch.cat((self.ended, self.live), 1).gather(1, order[..., None].expand_as(self.live))
+
+    def extend(self, scores: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        """Keep the k best of the extensions [B, k, words] by symbol t; which rows they extend, and the symbols."""
+        self.scores, order = scores.flatten(1).topk(scores.shape[1], 1)
+        rows, symbols = order // scores.shape[2], order % scores.shape[2]
+        self.live = self.live.gather(1, rows[..., None].expand_as(self.live))
+        self.live[:, :, t] = symbols
+        return rows, symbols
+
+    def decided(self) -> bool:
+        """Nothing that is unfinished can overtake: every symbol more makes a sequence less probable, never more."""
+        return bool((self.scores[:, 0] <= self.finals[:, -1]).all())
+
+
+def beam(steps: Steps, inputs: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The k most probable sequences that a beam of k finds for each input: [B, k, T] and log P [B, k], best first.
+
+    Finished and unfinished sequences are ranked by log P, without any bonus for length, and do not push each other out.
+    The search ends when no unfinished sequence can overtake the k finished ones. With k of at least the number of all
+    sequences the ranking is exact.
+    """
+    end = steps.words
+    state = _Beam(inputs, k, steps.longest, device)
+    last = torch.full((inputs, k), end, dtype=torch.int64, device=device)
+    for t in range(steps.longest if inputs else 0):
+        scores = state.scores[..., None] + steps.step(last)
+        state.finish(scores[..., end])
+        rows, last = state.extend(scores[..., :end], t)
+        if state.decided():
+            break
+        steps.reorder(rows)
+    else:
+        state.finish(state.scores)  # the end is certain
+    return trim(state.ended.masked_fill(state.finals.isneginf()[..., None], PADDING)), state.finals
