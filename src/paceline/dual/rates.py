@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer of a pair, and its two learning rates over a course."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from paceline.dual.pair import DIRECTIONS, Pair
+from paceline.dual.settings import Course
+
+WARM_UP, LOWEST = 0.02, 0.05  # of a phase; of the highest rate
+
+
+def make_optimizer(pair: Pair, course: Course) -> torch.optim.Optimizer:
+    """One Adam with a group of parameters for each direction, forward first."""
+    groups = [
+        {"params": list(model.parameters()), "lr": course.rates.warm, "name": name}
+        for name, model in zip(DIRECTIONS, pair.models, strict=True)
+    ]
+    return torch.optim.Adam(groups)
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, course: Course, step: Callable[[], int]) -> LambdaLR:
+    """What gives the groups their rates; `step` tells where the training is."""
+    curves = [lambda _, name=name: rate(course, name, step()) / course.rates.warm for name in DIRECTIONS]
+    return LambdaLR(optimizer, curves)
+
+
+def rate(course: Course, direction: str, step: int) -> float:
+    """The learning rate of a direction at a step: each phase has its own highest rate, and begins anew."""
+    highest = course.rates.warm if step < course.warm else float(getattr(course.rates, direction))
+    return highest * share_of_rate(course.done(step))
+
+
+def share_of_rate(done: float) -> float:
+    """The learning rate as a share of the highest: up over the first 2 % of a phase, then down along a cosine."""
+    if done < WARM_UP:
+        return (done + WARM_UP / 20) / (WARM_UP * 1.05)
+    return LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
