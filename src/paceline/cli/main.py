@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, explain, lightrnn, report, run, search, tune, watch
+from . import data, doctor, dual, explain, lightrnn, report, run, search, tune, watch
 
 app = typer.Typer(
     name="paceline",
@@ -27,6 +27,7 @@ app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
 app.add_typer(lightrnn.app, name="lightrnn")
+app.add_typer(dual.app, name="dual")
 
 
 def _version(asked: bool) -> None:

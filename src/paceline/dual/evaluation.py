@@ -162,9 +162,11 @@ def check_warm(row: Row, warm: int) -> None:
         warm: steps of the warm-up, for the message.
     """
     told = []
-    for name, what, prior, alone in (("forward", "P(y | x)", "prior_y", "P(y)"), ("backward", "P(x | y)", "prior_x", "P(x)")):
-        if not row[name] > row[prior]:
-            told.append(f"the {name} model's mean log {what} is {row[name]:.4g}, the prior's log {alone} {row[prior]:.4g}")
+    sides = (("forward", "P(y | x)", "prior_y", "P(y)"), ("backward", "P(x | y)", "prior_x", "P(x)"))
+    for name, what, prior, alone in sides:
+        mine, other = row[name], row[prior]
+        if not mine > other:
+            told.append(f"the {name} model's mean log {what} is {mine:.4g}, the prior's log {alone} {other:.4g}")
     if told:
         raise UnsupportedError(
             f"the pair is not warm enough to learn from unlabelled data, after {warm} steps of warm-up: on held-out "

@@ -41,9 +41,7 @@ class Dual:
 
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
         """Both models learn."""
-        found = unlabelled_loss(
-            s, direction.primal, direction.dual, direction.prior_target, self._reward, generator
-        )
+        found = unlabelled_loss(s, direction.primal, direction.dual, direction.prior_target, self._reward, generator)
         numbers = torch.stack([found.r1, found.r2, found.r]).detach()
         return Learned(found.loss_primal + found.loss_dual, numbers)
 

@@ -61,9 +61,7 @@ class Pair(nn.Module):
     forward_model: Conditional
     backward_model: Conditional
 
-    def __init__(
-        self, forward_model: Conditional, backward_model: Conditional, prior_x: Prior, prior_y: Prior
-    ) -> None:
+    def __init__(self, forward_model: Conditional, backward_model: Conditional, prior_x: Prior, prior_y: Prior) -> None:
         super().__init__()
         named = {"forward_model": forward_model, "backward_model": backward_model}
         _check_modules({**named, "prior_x": prior_x, "prior_y": prior_y})
@@ -109,21 +107,20 @@ class Pair(nn.Module):
 
     def _apply(self: Mine, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Mine:
         for prior in self._priors:
-            prior._apply(fn, recurse)
-        super()._apply(fn, recurse)
+            prior._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def save(self, folder: Path) -> None:
-        """Write all four: each by its own `save(folder)` where it has one, else its state dictionary.
+        """Write all four: each by its own `save(folder)` where it has one and a `load`, else its state dictionary.
 
         They lie in `forward`, `backward`, `prior_x` and `prior_y` below `folder`.
         """
         for name, module in self._parts().items():
             inner = folder / name
             inner.mkdir(parents=True, exist_ok=True)
-            own = getattr(module, "save", None)
-            if callable(own):
-                own(inner)
+            if _saves_itself(module):
+                cast(Any, module).save(inner)
             else:
                 save_file({key: x.detach().cpu().contiguous() for key, x in _once(module)}, inner / WEIGHTS)
 
@@ -137,7 +134,7 @@ class Pair(nn.Module):
         """
         for name, module in self._parts().items():
             inner = folder / name
-            if callable(getattr(module, "save", None)):
+            if _saves_itself(module):
                 found: dict[str, Tensor] = cast(Any, type(module)).load(inner).state_dict()
             else:
                 found = _weights(inner / WEIGHTS, module)
@@ -169,6 +166,10 @@ def _check_apart(there: nn.Module, back: nn.Module, priors: tuple[nn.Module, nn.
                 f"{what} share {len(shared)} parameter{'s' if len(shared) > 1 else ''}; give each its own, such as "
                 "copy.deepcopy(model)"
             )
+
+
+def _saves_itself(module: nn.Module) -> bool:
+    return callable(getattr(module, "save", None)) and callable(getattr(type(module), "load", None))
 
 
 def _once(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -26,8 +26,11 @@ def make_optimizer(pair: Pair, course: Course) -> torch.optim.Optimizer:
 
 def make_scheduler(optimizer: torch.optim.Optimizer, course: Course, step: Callable[[], int]) -> LambdaLR:
     """What gives the groups their rates; `step` tells where the training is."""
-    curves = [lambda _, name=name: rate(course, name, step()) / course.rates.warm for name in DIRECTIONS]
-    return LambdaLR(optimizer, curves)
+
+    def curve(name: str) -> Callable[[int], float]:
+        return lambda _: rate(course, name, step()) / course.rates.warm
+
+    return LambdaLR(optimizer, [curve(name) for name in DIRECTIONS])
 
 
 def rate(course: Course, direction: str, step: int) -> float:

@@ -95,7 +95,8 @@ class Constraint:
         """What it asks of a training with so many steps of warm-up."""
         if self.per == "row":
             return Duality(self.forward, self.backward, warm)
-        return Duality(*(ByLength(w, self.per) if w else 0.0 for w in (self.forward, self.backward)), warm=warm)
+        there, back = (ByLength(w, self.per) if w else 0.0 for w in (self.forward, self.backward))
+        return Duality(there, back, warm)
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,7 @@ class Words:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
                 raise CheckpointError(f"{path} holds no words: its format is {found['format']!r}")
-            sides = [_side(found[name]) for name in ("x", "y")]
-            return cls(*sides, between=str(found["between"]))
+            return cls(_side(found["x"]), _side(found["y"]), str(found["between"]))
         except CheckpointError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
