@@ -78,7 +78,9 @@ def read(path: Path) -> list[tuple[float, str]]:
         rows = [line.split("\t", 2) for line in text.splitlines() if line.strip()]
         return [(float(score), snippet) for _, score, snippet in rows]
     except (OSError, tarfile.TarError, EOFError, KeyError, ValueError) as error:
-        raise DataError(f"{path} is not the source archive of {RELEASE}: {error}; delete it, and it is fetched") from error
+        raise DataError(
+            f"{path} is not the source archive of {RELEASE}: {error}; delete it, and it is fetched"
+        ) from error
 
 
 def _member(archive: bytes, name: str) -> bytes:
