@@ -32,7 +32,7 @@ LARGEST = 50_000_000
 """Bytes that a file of an archive may have."""
 CLEAR = 0.5
 """Least |score| of a snippet whose readers took a side."""
-LONGEST = 40
+LONGEST = 32
 """Words of a snippet; the rest of a longer one is cut off."""
 WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+|[!?.,;:]")
 RARE = "<rare>"

@@ -187,6 +187,7 @@ def bleu(words: _numbers.Vocabulary, found: Tensor, right: Tensor) -> float:
 
 def all_of_them(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Train what is not there yet, `--jobs` at a time: what begins from a warm pair when those are warm."""
+    torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     priors(args, Sentences(args))
 

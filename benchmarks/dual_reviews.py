@@ -36,7 +36,7 @@ from paceline.dual.pair import Pair
 from paceline.dual.priors import PriorCourse, train_prior
 from paceline.dual.sequences import mask
 from paceline.dual.settings import Constraint, Course, Looks, Mix, Rates
-from paceline.dual.training import train
+from paceline.dual.training import MODEL, train
 from paceline.dual.transformer import LanguageModel
 
 WEIGHTS = ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1))
@@ -90,14 +90,16 @@ def pair_of(args: argparse.Namespace, reviews: _reviews.Reviews, seed: int) -> P
 
 
 def one(args: argparse.Namespace, name: str, seed: int) -> None:
-    """Train one pair, and leave what came out. `name` is "plain" or the number of the weights."""
+    """Train one pair, and leave what came out. `name` is "warm", "plain", or the number of the weights."""
     torch.set_num_threads(1)  # other trainings have the other cores
     reviews = reviews_of(args)
     pair = pair_of(args, reviews, seed)
-    constraint = Constraint() if name == "plain" else Constraint(*WEIGHTS[int(name)], per="x")
+    if name != "warm":
+        pair.load(args.out / f"warm-{seed}" / MODEL)
+    constraint = Constraint(*WEIGHTS[int(name)], per="x") if name.isdigit() else Constraint()
     course = Course(
-        args.warm,
-        args.steps,
+        args.warm if name == "warm" else 0,
+        0 if name == "warm" else args.steps,
         "supervised",
         mix=Mix(labelled=args.batch),
         constraint=constraint,
@@ -168,10 +170,10 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.2, help="of the writer and the prior")
     parser.add_argument("--bag-dropout", type=float, default=0.5, help="of the classifier")
-    parser.add_argument("--least", type=int, default=5, help="times that a known word is there")
+    parser.add_argument("--least", type=int, default=8, help="times that a known word is there")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--warm", type=int, default=600, help="steps before the constraint")
-    parser.add_argument("--steps", type=int, default=600, help="with it")
+    parser.add_argument("--warm", type=int, default=500, help="steps before the constraint")
+    parser.add_argument("--steps", type=int, default=300, help="with it")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest before the constraint")
     parser.add_argument("--second-rate", type=float, default=1e-3, help="highest with it")
     parser.add_argument("--seeds", type=int, default=3)
@@ -182,7 +184,9 @@ def main() -> None:
     if args.one:
         one(args, args.one[0], int(args.one[1]))
         return
+    torch.set_num_threads(1)
     prior_of(args, reviews_of(args))
+    rows_of(args, [("warm", seed) for seed in range(args.seeds)])
     grid = rows_of(args, [(str(number), 0) for number in range(len(WEIGHTS))])
     chosen = max(range(len(WEIGHTS)), key=lambda number: grid[number]["dev"])
     names = {"plain": "plain", "dual": str(chosen)}
