@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
 from paceline.dual.learning import Reward, Unlabelled, unlabelled_loss
+from paceline.dual.protocols import repeat
 from paceline.dual.sequences import pad
 from tests.dual.tables import SHORT, Chances, Labels, Sequences, Table, Task, Told, outcomes, slope, task
 
@@ -17,14 +18,13 @@ ONE, TWO = torch.tensor([2]), torch.tensor([0, 3])
 
 def objective(s: Tensor, models: Task, alpha: float, per_token: bool = False) -> Tensor:
     """J, with the expectation summed over all y."""
-    kind, total = models.primal.kind, torch.zeros(len(s), dtype=torch.float64)
-    for number in range(models.primal.logits.shape[1]):
-        y = kind.thing(torch.full((len(s),), number))
-        r1, r2 = models.prior.log_prob(y), models.dual.log_prob(s, y)
-        if per_token:
-            r1, r2 = r1 / (1 + len(SHORT[number])), r2 / (1 + (s >= 0).sum(1))
-        total = total + models.primal.log_prob(y, s).exp() * (alpha * r1 + (1 - alpha) * r2)
-    return total.detach().mean()
+    count = models.primal.logits.shape[1]
+    y, s = models.primal.kind.thing(torch.arange(count).repeat(len(s))), repeat(s, count)
+    r1, r2 = models.prior.log_prob(y), models.dual.log_prob(s, y)
+    if per_token:
+        r1, r2 = r1 / (1 + (y >= 0).sum(1)), r2 / (1 + (s >= 0).sum(1))
+    found = models.primal.log_prob(y, s).exp() * (alpha * r1 + (1 - alpha) * r2)
+    return found.detach().view(-1, count).sum(1).mean()
 
 
 def estimates(s: Tensor, models: Task, settings: Reward) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,7 +96,7 @@ def test_training_by_it_raises_the_objective() -> None:
     models, s, drawn = task(4), torch.arange(4), torch.Generator().manual_seed(3)
     before = float(objective(s, models, 0.3))
     optimizer = torch.optim.SGD([models.primal.logits, models.dual.logits], lr=0.5)
-    for _ in range(300):
+    for _ in range(150):
         made = unlabelled_loss(s, models.primal, models.dual, models.prior, Reward(0.3, 4), drawn)
         optimizer.zero_grad()
         (made.loss_primal + made.loss_dual).backward()

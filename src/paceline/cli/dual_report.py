@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -22,15 +23,16 @@ REPORT = "report.html"
 CSS = (
     "<style>.lead code{overflow-wrap:anywhere} .try{background:var(--panel);border-radius:10px;padding:.8rem 1rem;"
     "margin:.9rem 0} .try p{margin:.15rem 0;overflow-wrap:anywhere} .try p span{color:var(--pale);display:inline-block;"
-    "min-width:6.5rem} .try td.text,.try th.text{white-space:normal;overflow-wrap:anywhere} .try .right{color:#009e73;"
+    "min-width:6.5rem} .try td.text,.try th.text{white-space:normal;overflow-wrap:anywhere} "
+    ".try .none{color:var(--pale)} .try .right{color:#009e73;"
     "font-weight:600} .try table{margin-top:.5rem} .try td:nth-child(2){width:60%;min-width:9rem}</style>"
 )
 ARROWS = {"forward": "x → y", "backward": "y → x"}
 SCORES = (
-    "Mean log-probability of held-out pairs, nats, summed over tokens. Dashed: the priors, which see no source; a model "
-    "that looks at its input is above. The line marks the end of the warm-up."
+    "Mean log-probability of held-out pairs, nats, summed over tokens. Dashed: the priors, which see no source; a "
+    "model that looks at its input is above. The upright line is the end of the warm-up."
 )
-EXACT = "Share of held-out pairs whose best output is the reference, in percent."
+EXACT = "Share of held-out pairs whose best output is the reference."
 REWARDS = (
     "Of the samples drawn since the evaluation before. Above: r2, log P of the source given the sample, by the other "
     "model. Below: r1, log P of the sample by the prior."
@@ -118,7 +120,8 @@ def _tried(one: Translation) -> str:
     for attempt in one.attempts:
         steps = f"{attempt.first:,}" + (f" to {attempt.last:,}" if attempt.last > attempt.first else "")
         mark = ' <span class="right">✓</span>' if attempt.right else ""
-        cells = [f"<td>{steps}</td>", f'<td class="text">{escape(attempt.output)}{mark}</td>']
+        shown = escape(attempt.output) or '<span class="none">(nothing)</span>'
+        cells = [f"<td>{steps}</td>", f'<td class="text">{shown}{mark}</td>']
         cells += [f"<td>{escape(number(value))}</td>" for value in (attempt.r1, attempt.r2, attempt.r)]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -143,10 +146,15 @@ def _drawn(height: float, panels: int, draw: Callable[[list[Axes]], None], histo
     return figure
 
 
-def _line(
-    axes: Axes, history: History, value: Callable[[dict[str, Any]], float | None], turn: int, **more: Any
-) -> None:
-    points = [(row["step"], found) for row in history.rows if (found := value(row)) is not None]
+def _line(axes: Axes, history: History, keys: tuple[str, ...], turn: int, **more: Any) -> None:
+    """What stands in the rows under these keys, one within the other; rows without it are left out."""
+    points = []
+    for row in history.rows:
+        value: Any = row
+        for key in keys:
+            value = None if value is None else value[key]
+        if value is not None:
+            points.append((row["step"], value))
     if points:
         alone = {"marker": "o"} if len(points) < 30 else {}
         axes.plot(*zip(*points, strict=True), color=colour(turn), **{"markersize": 4, **alone, **more})
@@ -156,33 +164,37 @@ def _scores(history: History) -> Figure:
     def draw(axes: list[Axes]) -> None:
         dashed = {"linestyle": "--", "linewidth": 1.3, "marker": ""}
         for turn, (name, label) in enumerate((("forward", "log P(y | x)"), ("backward", "log P(x | y)"))):
-            _line(axes[0], history, lambda row, n=name: row[n], turn, label=label)
+            _line(axes[0], history, (name,), turn, label=label)
         for turn, (name, label) in enumerate((("prior_y", "log P(y)"), ("prior_x", "log P(x)"))):
-            _line(axes[0], history, lambda row, n=name: row[n], turn, label=label, **dashed)
+            _line(axes[0], history, (name,), turn, label=label, **dashed)
         axes[0].set_ylabel("nats")
+        axes[0].set_ylim(bottom=_bottom(history))
 
     return _drawn(3.6, 1, draw, history)
+
+
+def _bottom(history: History) -> float:
+    """A little below the priors: what a model is at first would press all that is of interest together."""
+    last = history.rows[-1]
+    found = [row[name] for row in history.rows for name in ("prior_x", "prior_y")] + [last["forward"], last["backward"]]
+    return 1.15 * min((float(value) for value in found if math.isfinite(value)), default=-1.0)
 
 
 def _exact(history: History) -> Figure:
     def draw(axes: list[Axes]) -> None:
         for turn, (name, arrow) in enumerate(ARROWS.items()):
-            _line(axes[0], history, lambda row, n=f"exact_{name}": _times_100(row[n]), turn, label=arrow)
-        axes[0].set_ylabel("percent")
-        axes[0].set_ylim(bottom=0)
+            _line(axes[0], history, (f"exact_{name}",), turn, label=arrow)
+        axes[0].set_ylim(-0.02, 1.02)
+        axes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
     return _drawn(3.0, 1, draw, history)
-
-
-def _times_100(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 def _rewards(history: History) -> Figure:
     def draw(axes: list[Axes]) -> None:
         for panel, part in zip(axes, ("r2", "r1"), strict=True):
             for turn, (name, arrow) in enumerate(ARROWS.items()):
-                _line(panel, history, lambda row, n=name, p=part: (row["rewards"][n] or {}).get(p), turn, label=arrow)
+                _line(panel, history, ("rewards", name, part), turn, label=arrow)
             panel.set_ylabel(f"{part}, nats")
 
     return _drawn(4.6, 2, draw, history)
@@ -191,7 +203,7 @@ def _rewards(history: History) -> Figure:
 def _gap(history: History) -> Figure:
     def draw(axes: list[Axes]) -> None:
         for turn, (name, label) in enumerate((("gap", "mean |gap|"), ("gap_rms", "root mean square"))):
-            _line(axes[0], history, lambda row, n=name: row[n], turn, label=label)
+            _line(axes[0], history, (name,), turn, label=label)
         axes[0].axhline(0, color=GRID, linewidth=1)
         axes[0].set_ylabel("nats")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from paceline import Run, UnsupportedError
+from paceline import UnsupportedError
 from paceline.dual.batches import collate
 from paceline.dual.pair import DIRECTIONS, Direction, Pair
 from paceline.dual.protocols import undisturbed
@@ -69,13 +69,6 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
         return a == b
     a, b = same_width([a, b])
     return (a == b).all(1)
-
-
-def add_up(run: Run, sums: Tensor) -> Tensor:
-    """The sums of all workers, in place."""
-    if run.world.size > 1:
-        run.messages.all_reduce(sums).wait()
-    return sums
 
 
 def row_of(step: int, sums: Tensor, rewards: Tensor) -> Row:

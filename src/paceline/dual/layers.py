@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
     def step(self, h: Tensor, keys: Tensor, values: Tensor, t: int) -> Tensor:
         """[B, k, d] of position t alone; keys and values [B * k, heads, longest, d / heads] are filled up to t - 1."""
         batch, k, dimension = h.shape
-        query, key, value = self.inputs(h).view(batch * k, 3, self.heads, 1, -1).unbind(1)
+        query, key, value = self.inputs(h).view(batch * k, 3, self.heads, 1, dimension // self.heads).unbind(1)
         keys[:, :, t : t + 1], values[:, :, t : t + 1] = key, value
         scores = query @ keys[:, :, : t + 1].mT / math.sqrt(query.shape[-1])
         mixed = scores.softmax(-1) @ values[:, :, : t + 1]
@@ -153,7 +153,7 @@ def positions(count: int, dimension: int, like: Tensor) -> Tensor:
 
 def split(h: Tensor, heads: int) -> Tensor:
     """[B, T, d] -> [B, heads, T, d / heads]."""
-    return h.view(h.shape[0], h.shape[1], heads, -1).transpose(1, 2)
+    return h.view(*h.shape[:2], heads, h.shape[2] // heads).transpose(1, 2)
 
 
 def join(h: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from paceline.dual.training import HISTORY, WORDS
 from paceline.dual.words import Words
 
 SIDES = {"forward": ("x", "y"), "backward": ("y", "x")}
-NEEDED = ("step", "phase", "forward", "backward", "prior_x", "prior_y", "gap", "gap_rms", "rewards", "translations")
+NUMBERS = ("step", "forward", "backward", "prior_x", "prior_y", "gap", "gap_rms", "seconds")
+NEEDED = (*NUMBERS, "phase", "exact_forward", "exact_backward", "rewards", "translations")
 Row = dict[str, Any]
 
 
@@ -47,7 +48,7 @@ class History:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             rows = list(found["rows"])
-            if not rows or any(name not in row for row in rows for name in NEEDED):
+            if not rows or not all(_is_row(row) for row in rows):
                 raise CheckpointError(f"{path} is no history of a training of a pair; give the folder of one")
             numbers = (int(found["warm"]), int(found["steps"]), bool(found["over"]), int(found["workers"]))
             return cls(rows, str(found["method"]), *numbers, rule=str(found["rule"]))
@@ -60,6 +61,12 @@ class History:
     def start(self) -> Row:
         """The row of the warm start: the last one that knows nothing of unlabelled data."""
         return next((row for row in reversed(self.rows) if row["step"] <= self.warm), self.rows[0])
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or any(name not in row for name in NEEDED):
+        return False
+    return all(isinstance(row[name], (int, float)) for name in NUMBERS)
 
 
 def words_of(folder: Path, given: Path | None = None) -> Words:

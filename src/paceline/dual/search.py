@@ -61,8 +61,13 @@ def sample(steps: Steps, inputs: int, k: int, device: torch.device, generator: t
 
 
 def _draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """An index for each line of [B, k, n], shape [B, k]."""
-    return torch.multinomial(log_probs.flatten(0, 1).exp(), 1, generator=generator).view(log_probs.shape[:2])
+    """An index for each line of [B, k, n], shape [B, k]: where the running sum of P passes a uniform number.
+
+    One random number for each line, where torch.multinomial makes n, which took a sixth of all the time.
+    """
+    sums = log_probs.double().exp().cumsum(-1)
+    where = torch.rand(*sums.shape[:2], 1, generator=generator, dtype=sums.dtype, device=sums.device) * sums[..., -1:]
+    return torch.searchsorted(sums, where, right=True)[..., 0].clamp(max=sums.shape[-1] - 1)
 
 
 class _Beam:
@@ -70,7 +75,7 @@ class _Beam:
 
     def __init__(self, inputs: int, k: int, longest: int, device: torch.device) -> None:
         self.live = torch.full((inputs, k, longest), PADDING, dtype=torch.int64, device=device)
-        self.scores = torch.full((inputs, k), -torch.inf, device=device)
+        self.scores = torch.full((inputs, k), -torch.inf, dtype=torch.float64, device=device)
         self.scores[:, 0] = 0.0  # one empty sequence, so that no two rows are ever the same
         self.ended = self.live.clone()
         self.finals = torch.full_like(self.scores, -torch.inf)
@@ -89,9 +94,14 @@ class _Beam:
         self.live[:, :, t] = symbols
         return rows, symbols
 
-    def decided(self) -> bool:
-        """Nothing that is unfinished can overtake: every symbol more makes a sequence less probable, never more."""
-        return bool((self.scores[:, 0] <= self.finals[:, -1]).all())
+    def decided(self) -> Tensor:
+        """Inputs [B] of which nothing unfinished can overtake: each symbol more makes a sequence less probable."""
+        return self.scores[:, 0] <= self.finals[:, -1]
+
+    def keep(self, inputs: Tensor) -> None:
+        """Only these inputs go on."""
+        self.live, self.scores = self.live[inputs], self.scores[inputs]
+        self.ended, self.finals = self.ended[inputs], self.finals[inputs]
 
 
 def beam(steps: Steps, inputs: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -103,14 +113,26 @@ def beam(steps: Steps, inputs: int, k: int, device: torch.device) -> tuple[Tenso
     """
     end = steps.words
     state = _Beam(inputs, k, steps.longest, device)
+    found, log_probs = state.ended.clone(), state.finals.clone()
+    active, kind = torch.arange(inputs, device=device), torch.get_default_dtype()
     last = torch.full((inputs, k), end, dtype=torch.int64, device=device)
     for t in range(steps.longest if inputs else 0):
-        scores = state.scores[..., None] + steps.step(last)
+        following = steps.step(last)
+        scores, kind = state.scores[..., None] + following, following.dtype
         state.finish(scores[..., end])
         rows, last = state.extend(scores[..., :end], t)
-        if state.decided():
+        decided = state.decided()
+        count = int(decided.sum())
+        if count == len(active):
             break
         steps.reorder(rows)
+        if 4 * count >= len(active):  # as in `sample`
+            found[active], log_probs[active] = state.ended, state.finals
+            going = (~decided).nonzero()[:, 0]
+            active, last = active[going], last[going]
+            state.keep(going)
+            steps.keep(going)
     else:
         state.finish(state.scores)  # the end is certain
-    return trim(state.ended.masked_fill(state.finals.isneginf()[..., None], PADDING)), state.finals
+    found[active], log_probs[active] = state.ended, state.finals
+    return trim(found.masked_fill(log_probs.isneginf()[..., None], PADDING)), log_probs.to(kind)

@@ -49,8 +49,10 @@ def unpad(x: Tensor) -> list[list[int]]:
 
 def trim(x: Tensor) -> Tensor:
     """The same sequences without the columns in which all are padding; also of [B, k, T]."""
-    wanted = int(lengths(x).max()) if x.numel() else 0
-    return x[..., :wanted]
+    if not x.numel():
+        return x[..., :0]
+    used = mask(x).reshape(-1, x.shape[-1]).any(0)
+    return x[..., : int((used * torch.arange(1, len(used) + 1, device=x.device)).max())]
 
 
 def same_width(tensors: Sequence[Tensor]) -> list[Tensor]:

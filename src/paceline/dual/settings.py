@@ -179,7 +179,7 @@ class Course:
         """Weight of the labelled batch at step number `step`: 1 in the warm-up and without unlabelled data."""
         if step < self.warm or self.method == "supervised":
             return 1.0
-        return self.mix.share((step - self.warm) / max(1, self.steps - 1))
+        return self.mix.share(min(1.0, (step - self.warm) / max(1, self.steps - 1)))
 
     def save(self, path: Path) -> None:
         """Write it to a file, in one piece."""

@@ -83,10 +83,10 @@ class OnTerminal:
 
     def __init__(self, console: Console) -> None:
         self._console, self._rows = console, list[Row]()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"))
-        rest = (TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True))
-        self._bar = Progress(*columns, *rest, console=console)
-        self._task = self._bar.add_task("", total=None, note="")
+        done = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
+        rest = (done, TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True))
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), *rest, console=console)
+        self._task = self._bar.add_task("", total=0, note="")
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
         """The bar."""
@@ -120,7 +120,10 @@ def shown(console: Console | None = None) -> Iterator[Lines | OnTerminal]:
 
 
 def view(rows: Sequence[Row], width: int) -> RenderableType:
-    """Both directions' scores and rewards and the constraint's gap: the newest rows, and curves of all."""
+    """Both directions' scores and rewards and the constraint's gap: the newest rows, and curves.
+
+    The curves leave out what the models were before any step: it would press all else together.
+    """
     narrow = width < 100
     table = Table(box=None, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
     for name in _names(narrow):
@@ -129,7 +132,7 @@ def view(rows: Sequence[Row], width: int) -> RenderableType:
         table.add_row(*_cells(row, narrow))
     curves = [
         Text.assemble(f"{name:<15}", (sparkline(values, max(8, min(60, width - 40))), "cyan"), f"  {_ends(values)}")
-        for name, values in _curves(rows)
+        for name, values in _curves([row for row in rows if row["step"]])
         if len(values) > 1
     ]
     return Group(table, *([Text("")] if curves else []), *curves)

@@ -8,6 +8,7 @@ Supervised Learning, ICML 2017, algorithm 1.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import paceline
 from paceline import DataError, Rule
-from paceline.dual import evaluation, files
+from paceline.dual import evaluation, files, workers
 from paceline.dual.batches import Data, Endless, pairs_of, side_of
 from paceline.dual.methods import method_of
 from paceline.dual.pair import DIRECTIONS, Pair
@@ -55,16 +56,17 @@ def train(
             made those of worker 0.
         data: labelled, unlabelled and held-out samples.
         course: steps, method, rates and so on.
-        folder: which all workers see: `course.json`, `state` (to go on from), `history.json`, `words.json`, and at the
-            end the pair in `model`, as `Pair.save` writes it.
+        folder: which all workers see: `course.json`, `state` (to go on from), `history.json`, `words.json`, and when
+            worker 0 has come to the end the pair in `model`, as `Pair.save` writes it.
         rule: as `paceline.attach` takes it.
         words: what symbols and labels mean, for who reads the report.
         show: is told how far it is.
         resume: go on from the state in `folder`, if there is one.
 
     Returns:
-        A row for each evaluation: see `evaluation.row_of`; besides `phase` ("warm" or the method), `seconds`,
-        `labelled_share`, `rates` and `translations`. The last one is of the model of the last exchange before the end.
+        A row for each evaluation: see `evaluation.row_of`; besides `phase` (of the steps before it: "warm" or the
+        method), `seconds` of training, `labelled_share` and `rates` of the next step, and on worker 0 `translations`.
+        The last row is of the global model of the last exchange before the end.
 
     Raises:
         UnsupportedError: after the warm-up a model is no better than its prior; see `evaluation.check_warm`.
@@ -103,7 +105,11 @@ class _Training:
         self.show: Show = show if world.rank == 0 else Silent()
         self.position = Position(course.seed, world.rank, world.size, pair.device)
         self.scheduler = make_scheduler(self.optimizer, course, lambda: self.position.step)
-        self.loaders = self._loaders(data)
+        try:
+            self.loaders = self._loaders(data)
+        except BaseException:
+            self.run.abandon()
+            raise
         self._losses: list[Tensor] = []
 
     def _directions(self, data: Data) -> list[str]:
@@ -124,7 +130,8 @@ class _Training:
         for name in self.directions:
             side = UNLABELLED[name]
             samples = side_of(getattr(data, side), f"the unlabelled part of {side}", size)
-            found[name] = Endless(self.run, samples, mix.unlabelled)
+            # a run knows data by their object, and one may have been given twice
+            found[name] = Endless(self.run, copy.copy(samples), mix.unlabelled)
         return found
 
     # -- from the beginning to the end ------------------------------------------------------------
@@ -135,7 +142,7 @@ class _Training:
             with self.run:
                 self.run.include(position=self.position)
                 self._begin(resume)
-                self._same_priors()
+                workers.same_priors(self.run, self.pair)
                 self._steps()
                 for loader in self.loaders.values():
                     loader.close()
@@ -154,6 +161,7 @@ class _Training:
             self.show.say(f"going on behind step {self.position.step:,}")
         elif self.run.world.rank == 0:
             shutil.rmtree(self.folder / STATE, ignore_errors=True)
+            (self.folder / WORDS).unlink(missing_ok=True)  # of another training
             self.course.save(self.folder / COURSE)
         if self.words is not None and self.run.world.rank == 0:
             self.words.save(self.folder / WORDS)
@@ -164,16 +172,6 @@ class _Training:
         if self.run.world.size > 1:
             self.run.messages.broadcast(said).wait()
         return bool(said)
-
-    def _same_priors(self) -> None:
-        """Make the priors what they are on worker 0: no rule exchanges them."""
-        if self.run.world.size == 1:
-            return
-        for prior in self.pair.priors:
-            for tensor in (*prior.parameters(), *prior.buffers()):
-                copy = tensor.detach().cpu().clone().contiguous()
-                self.run.messages.broadcast(copy).wait()
-                tensor.data.copy_(copy)
 
     def _steps(self) -> None:
         position, total = self.position, self.course.total
@@ -233,13 +231,10 @@ class _Training:
             self._losses.clear()
 
     def _shown(self) -> None:
-        position = self.position
+        position, course = self.position, self.course
+        what = "warm-up" if position.step <= course.warm else course.method.replace("_", " ")
         rate = position.step / max(position.seconds, 1e-9)
-        self.show.doing(self._phase, position.step, self.course.total, f"{rate:,.1f} steps/s")
-
-    @property
-    def _phase(self) -> str:
-        return "warm" if self.position.step < self.course.warm or not self.course.steps else self.course.method
+        self.show.doing(what, position.step, course.total, f"{rate:,.1f} steps/s")
 
     # -- held-out pairs ---------------------------------------------------------------------------
 
@@ -256,9 +251,10 @@ class _Training:
     def _row(self) -> dict[str, Any]:
         position, run, course = self.position, self.run, self.course
         sums = evaluation.look(self.pair, self.heldout, course.looks, (run.world.rank, run.world.size))
-        rewards = evaluation.add_up(run, position.sums.clone())
-        row = evaluation.row_of(position.step, evaluation.add_up(run, sums), rewards)
-        row |= {"phase": self._phase, "seconds": round(position.seconds, 3)}
+        rewards = workers.add_up(run, position.sums.clone())
+        row = evaluation.row_of(position.step, workers.add_up(run, sums), rewards)
+        phase = "warm" if position.step <= course.warm else course.method
+        row |= {"phase": phase, "seconds": round(position.seconds, 3)}
         row["labelled_share"] = course.labelled_share(position.step)
         row["rates"] = [float(group["lr"]) for group in self.optimizer.param_groups]
         row["translations"] = []

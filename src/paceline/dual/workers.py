@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers do together that no rule does for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline import Run
+from paceline.dual.pair import Pair
+
+
+def add_up(run: Run, sums: Tensor) -> Tensor:
+    """Make a tensor the sum over the workers, in place."""
+    if run.world.size > 1:
+        run.messages.all_reduce(sums).wait()
+    return sums
+
+
+@torch.no_grad()
+def same_priors(run: Run, pair: Pair) -> None:
+    """Make the priors what they are on worker 0: they are not trained, and so not exchanged."""
+    if run.world.size == 1:
+        return
+    for prior in pair.priors:
+        for tensor in (*prior.parameters(), *prior.buffers()):
+            found = tensor.detach().cpu().clone().contiguous()
+            run.messages.broadcast(found).wait()
+            tensor.copy_(found)
