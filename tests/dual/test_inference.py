@@ -98,6 +98,14 @@ def test_missing_candidates_come_last_whatever_is_thought_of_them() -> None:
         assert ranking.scores[0, :2].isfinite().all()
 
 
+def test_an_opinion_without_weight_is_not_looked_at() -> None:
+    never = torch.tensor([[-torch.inf, -3.0]])
+    candidates = Candidates(torch.tensor([[7, 8]]), torch.tensor([[-1.0, -2.0]]), never)
+    assert candidates.ranking(1.0).scores.tolist() == [[-1.0, -2.0]]
+    assert candidates.ranking(0.5).scores.tolist() == [[-2.5, -torch.inf]]
+    assert candidates.best(1.0).tolist() == [7] and candidates.best(0.0).tolist() == [8]
+
+
 class Noisy(nn.Module):
     """Falls apart when dropout is on, and counts how often it is run."""
 
