@@ -109,7 +109,8 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
         seed=seed,
     )
     looked_at = reviews.dev[0][:100], reviews.dev[1][:100]  # of the course alone: what is judged is judged below
-    history = train(pair, Data(reviews.train, looked_at), course, args.out / f"{name}-{seed}")
+    labelled = reviews.train[0][: args.labelled], reviews.train[1][: args.labelled]
+    history = train(pair, Data(labelled, looked_at), course, args.out / f"{name}-{seed}")
     row = {"name": name, "seed": seed, "gap_rms": history[-1]["gap_rms"], **judged(pair, reviews)}
     (args.out / f"{name}-{seed}.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     print(f"{name}, seed {seed}: {row['test']:.4f} alone, {row['test_both']:.4f} together", flush=True)
@@ -167,6 +168,7 @@ def summary(rows: dict[str, list[dict[str, Any]]], grid: list[dict[str, Any]], c
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labelled", type=int, help="reviews whose labels are known; all by default, as texts always")
     parser.add_argument("--dimension", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.2, help="of the writer and the prior")
     parser.add_argument("--bag-dropout", type=float, default=0.5, help="of the classifier")
