@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sentiment of film reviews: does it help a classifier to agree with a language model that writes reviews to order?
+
+The forward model P(label | text) averages word vectors; the backward one P(text | label) is a small Transformer that
+knows the label, and the prior P(text) is one that does not. `plain` trains both by likelihood, `dual` holds them to
+P(x) P(y|x) = P(y) P(x|y) as well, from the same warm start and in as many steps; its weights (of gap^2, over squared
+length) are chosen on held-out reviews with the first seed. Dual inference asks the trained models of either together,
+all labels of a review being tried; its weight is chosen on the same held-out reviews.
+
+    python benchmarks/dual_reviews.py [--seeds 3] [--jobs 2] [--out out/dual_reviews]
+
+Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object: mean
+`accuracy` of plain and dual, each alone and with dual inference, the seeds' own, and the chosen weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import _reviews
+import torch
+from torch import Tensor, nn
+
+from paceline.dual.batches import Data
+from paceline.dual.choose import exact_match
+from paceline.dual.classifier import Classifier, LabelPrior, LabelToText
+from paceline.dual.inference import DualInference
+from paceline.dual.pair import Pair
+from paceline.dual.priors import PriorCourse, train_prior
+from paceline.dual.sequences import mask
+from paceline.dual.settings import Constraint, Course, Looks, Mix, Rates
+from paceline.dual.training import MODEL, train
+from paceline.dual.transformer import LanguageModel
+
+WEIGHTS = ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1))
+"""Of the constraint for classifier and writer, before they are divided by the length and squared; tried in turn."""
+CLASSES = 2
+
+
+class Bag(nn.Module):
+    """Logits of a text [B, T]: the mean of its words' vectors, and two layers."""
+
+    def __init__(self, words: int, dimension: int, dropout: float) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(words, dimension)
+        nn.init.normal_(self.vectors.weight, std=0.1)
+        inner = nn.Linear(dimension, dimension), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dimension, CLASSES)
+        self.rest = nn.Sequential(nn.Dropout(dropout), *inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = mask(x)[..., None]
+        vectors = self.vectors(x.clamp(min=0)) * there
+        logits: Tensor = self.rest(vectors.sum(1) / there.sum(1).clamp(min=1))
+        return logits
+
+
+def reviews_of(args: argparse.Namespace) -> _reviews.Reviews:
+    return _reviews.prepare(_reviews.read(_reviews.fetch(args.out)), least=args.least)
+
+
+def prior_of(args: argparse.Namespace, reviews: _reviews.Reviews) -> LanguageModel:
+    """The language model of all labels together, trained once, on the training part, as long as the writer is."""
+    folder = args.out / "prior"
+    if (folder / "model.json").exists():
+        return LanguageModel.load(folder)
+    torch.manual_seed(0)
+    model = LanguageModel(len(reviews.words), args.dimension, 1, 4, args.dropout, _reviews.LONGEST)
+    train_prior(model, reviews.train[0], PriorCourse(args.warm + args.steps, args.batch, args.rate))
+    model.save(folder)
+    return model
+
+
+def pair_of(args: argparse.Namespace, reviews: _reviews.Reviews, seed: int) -> Pair:
+    """A fresh classifier and a fresh writer, and the priors."""
+    torch.manual_seed(seed)
+    words = len(reviews.words)
+    return Pair(
+        Classifier(Bag(words, args.dimension, args.bag_dropout), CLASSES),
+        LabelToText(words, CLASSES, args.dimension, 1, 4, args.dropout, _reviews.LONGEST),
+        prior_of(args, reviews),
+        LabelPrior(torch.bincount(reviews.train[1], minlength=CLASSES)),
+    )
+
+
+def one(args: argparse.Namespace, name: str, seed: int) -> None:
+    """Train one pair, and leave what came out. `name` is "warm", "plain", or the number of the weights."""
+    torch.set_num_threads(1)  # other trainings have the other cores
+    reviews = reviews_of(args)
+    pair = pair_of(args, reviews, seed)
+    if name != "warm":
+        pair.load(args.out / f"warm-{seed}" / MODEL)
+    constraint = Constraint(*WEIGHTS[int(name)], per="x") if name.isdigit() else Constraint()
+    course = Course(
+        args.warm if name == "warm" else 0,
+        0 if name == "warm" else args.steps,
+        "supervised",
+        mix=Mix(labelled=args.batch),
+        constraint=constraint,
+        rates=Rates(args.rate, args.second_rate, args.second_rate),
+        looks=Looks(every=10**9, samples=0),
+        save_every=10**9,
+        seed=seed,
+    )
+    looked_at = reviews.dev[0][:100], reviews.dev[1][:100]  # of the course alone: what is judged is judged below
+    labelled = reviews.train[0][: args.labelled], reviews.train[1][: args.labelled]
+    history = train(pair, Data(labelled, looked_at), course, args.out / f"{name}-{seed}")
+    row = {"name": name, "seed": seed, "gap_rms": history[-1]["gap_rms"], **judged(pair, reviews)}
+    (args.out / f"{name}-{seed}.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    print(f"{name}, seed {seed}: {row['test']:.4f} alone, {row['test_both']:.4f} together", flush=True)
+
+
+def judged(pair: Pair, reviews: _reviews.Reviews) -> dict[str, Any]:
+    """Accuracies: the classifier's own, and with the writer's opinion of every label, weighed as held-out data say."""
+    forward = pair.direction("forward")
+    both = DualInference(forward.primal, forward.dual, forward.prior_target, beam=CLASSES)
+    choice = both.tune(_batches(reviews.dev))
+    found = [(both.candidates(x), y) for x, y in _batches(reviews.test)]
+    right = torch.cat([y for _, y in found])
+
+    def accuracy(weight: float) -> float:
+        return exact_match(torch.cat([candidates.best(weight) for candidates, _ in found]), right)
+
+    return {
+        "dev": dict(choice.tried)[1.0],
+        "dev_both": choice.value,
+        "weight": choice.weight,
+        "test": accuracy(1.0),
+        "test_both": accuracy(choice.weight),
+        "test_writer": accuracy(0.0),
+    }
+
+
+def _batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(part[0].split(250), part[1].split(250), strict=True))
+
+
+def rows_of(args: argparse.Namespace, wanted: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Train what is not there yet, `--jobs` at a time."""
+
+    def start(what: tuple[str, int]) -> None:
+        name, seed = what
+        if not (args.out / f"{name}-{seed}.json").exists():
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", name, str(seed)], check=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(start, wanted))
+    return [json.loads((args.out / f"{name}-{seed}.json").read_text(encoding="utf-8")) for name, seed in wanted]
+
+
+def summary(rows: dict[str, list[dict[str, Any]]], grid: list[dict[str, Any]], chosen: int) -> dict[str, Any]:
+    """The figures, for people on lines of their own and as one JSON object."""
+    result: dict[str, Any] = {"weights": WEIGHTS[chosen], "dev": {row["name"]: row["dev"] for row in grid}}
+    for measure in ("test", "test_both", "test_writer"):
+        each = {name: [row[measure] for row in found] for name, found in rows.items()}
+        result[f"{measure}_each"] = each
+        result[measure] = {name: round(statistics.mean(found), 4) for name, found in each.items()}
+        for name, found in each.items():
+            print(f"{measure:12} {name:6} {100 * statistics.mean(found):6.2f} %  {', '.join(map(str, found))}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labelled", type=int, help="reviews whose labels are known; all by default, as texts always")
+    parser.add_argument("--dimension", type=int, default=64)
+    parser.add_argument("--dropout", type=float, default=0.2, help="of the writer and the prior")
+    parser.add_argument("--bag-dropout", type=float, default=0.5, help="of the classifier")
+    parser.add_argument("--least", type=int, default=8, help="times that a known word is there")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--warm", type=int, default=500, help="steps before the constraint")
+    parser.add_argument("--steps", type=int, default=300, help="with it")
+    parser.add_argument("--rate", type=float, default=3e-3, help="highest before the constraint")
+    parser.add_argument("--second-rate", type=float, default=1e-3, help="highest with it")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--out", type=Path, default=Path("out/dual_reviews"))
+    parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        one(args, args.one[0], int(args.one[1]))
+        return
+    torch.set_num_threads(1)
+    prior_of(args, reviews_of(args))
+    rows_of(args, [("warm", seed) for seed in range(args.seeds)])
+    grid = rows_of(args, [(str(number), 0) for number in range(len(WEIGHTS))])
+    chosen = max(range(len(WEIGHTS)), key=lambda number: grid[number]["dev"])
+    names = {"plain": "plain", "dual": str(chosen)}
+    rows = {name: rows_of(args, [(what, seed) for seed in range(args.seeds)]) for name, what in names.items()}
+    print(json.dumps(summary(rows, grid, chosen)))
+
+
+if __name__ == "__main__":
+    main()
