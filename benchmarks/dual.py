@@ -39,17 +39,29 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import Tensor
 
-from paceline.dual.batches import Data
-from paceline.dual.choose import exact_match, joined
-from paceline.dual.inference import DualInference
-from paceline.dual.learning import Reward
-from paceline.dual.pair import DIRECTIONS, Direction, Pair
-from paceline.dual.priors import PriorCourse, train_prior
-from paceline.dual.sequences import pad, unpad
-from paceline.dual.settings import Constraint, Course, Looks, Mix, Rates
-from paceline.dual.training import MODEL, train
-from paceline.dual.transformer import LanguageModel, Seq2Seq
-from paceline.dual.words import Words
+from paceline.dual import (
+    DIRECTIONS,
+    Constraint,
+    Course,
+    Data,
+    Direction,
+    DualInference,
+    LanguageModel,
+    Looks,
+    Mix,
+    Pair,
+    PriorCourse,
+    Rates,
+    Reward,
+    Seq2Seq,
+    Words,
+    exact_match,
+    joined,
+    pad,
+    train,
+    train_prior,
+    unpad,
+)
 
 FIRST = ("warm", "full", "dual_supervised")
 AFTER_WARM = ("dual", "back_translation", "longer")
@@ -120,7 +132,7 @@ def course_of(args: argparse.Namespace, method: str, seed: int) -> Course:
         warm,
         steps,
         way,
-        mix=Mix(args.batch, args.unlabelled_batch, args.labelled_from, args.labelled_to),
+        mix=Mix(args.batch, args.unlabelled_batch, args.labelled_from, args.labelled_to, args.policy),
         constraint=constraint,
         reward=Reward(args.alpha, args.samples, per_token=args.per_token),
         rates=Rates(args.rate, args.second_rate, args.second_rate),
@@ -136,7 +148,7 @@ def one(args: argparse.Namespace, method: str, seed: int) -> None:
     sentences = Sentences(args)
     pair = pair_of(args, sentences, seed)
     if method in AFTER_WARM:
-        pair.load(args.out / f"warm-{seed}" / MODEL)
+        pair.load(args.out / f"warm-{seed}" / "model")
     # The looks in the course of a training see a part of the held-out pairs only; they steer nothing.
     heldout = sentences.dev[0][:250], sentences.dev[1][:250]
     data = Data(sentences.known(args, method), heldout, sentences.x, sentences.y)
@@ -258,6 +270,7 @@ def main() -> None:
     course.add_argument("--second-rate", type=float, default=1e-3, help="highest behind it")
     course.add_argument("--labelled-from", type=float, default=0.5, help="share of the labelled loss, at first")
     course.add_argument("--labelled-to", type=float, default=0.5, help="and at last")
+    course.add_argument("--policy", type=float, default=0.03, help="weight of the policy gradient")
     course.add_argument("--alpha", type=float, default=0.01, help="share of the language model's reward")
     course.add_argument("--samples", type=int, default=2, help="K")
     course.add_argument("--per-token", action="store_true", help="rewards divided by lengths")

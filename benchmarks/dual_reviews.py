@@ -28,16 +28,25 @@ import _reviews
 import torch
 from torch import Tensor, nn
 
-from paceline.dual.batches import Data
-from paceline.dual.choose import exact_match
-from paceline.dual.classifier import Classifier, LabelPrior, LabelToText
-from paceline.dual.inference import DualInference
-from paceline.dual.pair import Pair
-from paceline.dual.priors import PriorCourse, train_prior
-from paceline.dual.sequences import mask
-from paceline.dual.settings import Constraint, Course, Looks, Mix, Rates
-from paceline.dual.training import MODEL, train
-from paceline.dual.transformer import LanguageModel
+from paceline.dual import (
+    Classifier,
+    Constraint,
+    Course,
+    Data,
+    DualInference,
+    LabelPrior,
+    LabelToText,
+    LanguageModel,
+    Looks,
+    Mix,
+    Pair,
+    PriorCourse,
+    Rates,
+    exact_match,
+    mask,
+    train,
+    train_prior,
+)
 
 WEIGHTS = ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1))
 """Of the constraint for classifier and writer, before they are divided by the length and squared; tried in turn."""
@@ -95,7 +104,7 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
     reviews = reviews_of(args)
     pair = pair_of(args, reviews, seed)
     if name != "warm":
-        pair.load(args.out / f"warm-{seed}" / MODEL)
+        pair.load(args.out / f"warm-{seed}" / "model")
     constraint = Constraint(*WEIGHTS[int(name)], per="x") if name.isdigit() else Constraint()
     course = Course(
         args.warm if name == "warm" else 0,

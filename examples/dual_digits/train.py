@@ -23,10 +23,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import paceline
 from data import CLASSES, Digits, load
-from paceline.dual.classifier import Classifier, LabelPrior
-from paceline.dual.inference import DualInference
-from paceline.dual.learning import Reward
-from paceline.dual.virtual import VirtualPair
+from paceline.dual import Classifier, DualInference, LabelPrior, Reward, VirtualPair
 
 WAYS = ("labels only", "own labels", "auxiliary task", "the auxiliary model itself")
 WARM = 0.25  # share of the steps in which labelled pictures alone are learned from

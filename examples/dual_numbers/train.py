@@ -22,16 +22,24 @@ from pathlib import Path
 
 import torch
 
-from paceline.dual.batches import Data
-from paceline.dual.learning import Reward
-from paceline.dual.pair import Pair
-from paceline.dual.priors import PriorCourse, train_prior
-from paceline.dual.sequences import pad
-from paceline.dual.settings import METHODS, Course, Looks, Mix, Rates
-from paceline.dual.show import shown
-from paceline.dual.training import train
-from paceline.dual.transformer import LanguageModel, Seq2Seq
-from paceline.dual.words import Words
+from paceline.dual import (
+    METHODS,
+    Course,
+    Data,
+    LanguageModel,
+    Looks,
+    Mix,
+    Pair,
+    PriorCourse,
+    Rates,
+    Reward,
+    Seq2Seq,
+    Words,
+    pad,
+    shown,
+    train,
+    train_prior,
+)
 
 LANGUAGES = "en", "fr"
 HIGHEST = 9_999
@@ -96,7 +104,7 @@ def course_of(args: argparse.Namespace) -> Course:
         args.steps,
         args.method,
         mix=Mix(labelled=32, unlabelled=32),
-        reward=Reward(alpha=0.01, samples=2, per_token=True),
+        reward=Reward(alpha=0.01, samples=2),
         rates=Rates(warm=3e-3, forward=1e-3, backward=1e-3),
         looks=Looks(every=max(1, args.steps // 5)),
         seed=args.seed,

@@ -119,6 +119,19 @@ def test_back_translation_teaches_the_opposite_model_alone() -> None:
     assert torch.equal(found.loss, -pair.forward_model.log_prob(y, best).mean())
 
 
+@pytest.mark.parametrize("policy", [0.0, 0.25])
+def test_the_policy_gradient_has_a_weight_and_the_exact_one_has_none(policy: float) -> None:
+    found = []
+    for weight in (policy, 1.0):
+        pair = labels_pair()
+        direction = pair.direction("forward")
+        Dual(Reward(), weight).learn(draw(6, 1), direction, torch.Generator().manual_seed(0)).loss.backward()  # type: ignore[no-untyped-call]
+        found.append([next(model.parameters()).grad for model in pair.models])
+    (weighed, exact), (whole, same) = found
+    torch.testing.assert_close(weighed, policy * whole)
+    torch.testing.assert_close(exact, same)
+
+
 def test_every_phase_and_direction_has_its_rate(tmp_path: Path) -> None:
     course = Course(warm=100, steps=100, rates=Rates(1.0, 0.1, 0.01))
     for name, highest in (("forward", 0.1), ("backward", 0.01)):

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from paceline.dual.batches import Data
-from paceline.dual.choose import Candidates, Choice, Ranking, exact_match
+from paceline.dual.choose import Candidates, Choice, Ranking, exact_match, joined
 from paceline.dual.classifier import Classifier, LabelPrior, LabelToText
 from paceline.dual.hugging_face import HuggingFaceLanguageModel, HuggingFaceSeq2Seq
 from paceline.dual.inference import DualInference
 from paceline.dual.learning import Reward, Unlabelled, unlabelled_loss
-from paceline.dual.pair import Direction, Pair
+from paceline.dual.pair import DIRECTIONS, Direction, Pair
 from paceline.dual.priors import PriorCourse, train_prior
 from paceline.dual.protocols import Conditional, Prior, flat, repeat, undisturbed
 from paceline.dual.sequences import PADDING, lengths, mask, pad, same_width, unpad
-from paceline.dual.settings import Constraint, Course, Looks, Mix, Rates
+from paceline.dual.settings import METHODS, Constraint, Course, Looks, Mix, Rates
 from paceline.dual.show import Show, shown
 from paceline.dual.supervised import ByLength, Duality, Opposites, Supervised, gap, supervised_loss
 from paceline.dual.training import train
@@ -22,6 +22,8 @@ from paceline.dual.virtual import Step, VirtualPair
 from paceline.dual.words import Words
 
 __all__ = [
+    "DIRECTIONS",
+    "METHODS",
     "PADDING",
     "ByLength",
     "Candidates",
@@ -58,6 +60,7 @@ __all__ = [
     "exact_match",
     "flat",
     "gap",
+    "joined",
     "lengths",
     "mask",
     "pad",

@@ -34,16 +34,21 @@ class Method(Protocol):
 
 
 class Dual:
-    """Dual learning: the closed loop of both models; see :mod:`paceline.dual.learning`."""
+    """Dual learning: the closed loop of both models; see :mod:`paceline.dual.learning`.
 
-    def __init__(self, reward: Reward) -> None:
-        self._reward = reward
+    Args:
+        reward: of samples.
+        policy: weight of the policy gradient; the exact gradient has 1.
+    """
+
+    def __init__(self, reward: Reward, policy: float = 1.0) -> None:
+        self._reward, self._policy = reward, policy
 
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
         """Both models learn."""
         found = unlabelled_loss(s, direction.primal, direction.dual, direction.prior_target, self._reward, generator)
         numbers = torch.stack([found.r1, found.r2, found.r]).detach()
-        return Learned(found.loss_primal + found.loss_dual, numbers)
+        return Learned(self._policy * found.loss_primal + found.loss_dual, numbers)
 
 
 class BackTranslation:
@@ -62,5 +67,5 @@ class BackTranslation:
 def method_of(course: Course) -> Method | None:
     """What a course asks for; None where unlabelled data are left alone."""
     if course.method == "dual":
-        return Dual(course.reward)
+        return Dual(course.reward, course.mix.policy)
     return BackTranslation() if course.method == "back_translation" else None

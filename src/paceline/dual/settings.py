@@ -52,15 +52,21 @@ class Mix:
         unlabelled: samples of a batch, of one side.
         labelled_from: share at the first step.
         labelled_to: share at the last one.
+        policy: weight of the policy gradient beside the exact one, under dual learning: rewards are sums of
+            log-probabilities, some ten nats apart, so that at weight 1 the noise of samples drowns all else. The paper
+            has two learning rates instead, a hundred times apart.
     """
 
     labelled: int = 64
     unlabelled: int = 32
     labelled_from: float = 0.5
     labelled_to: float = 0.5
+    policy: float = 0.03
 
     def __post_init__(self) -> None:
         _at_least_1(self, ("labelled", "unlabelled"))
+        if not 0 <= self.policy < math.inf:
+            raise UnsupportedError(f"policy is a weight, 0 or more, got {self.policy}")
         for name in ("labelled_from", "labelled_to"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UnsupportedError(f"{name} is a share between 0 and 1, got {getattr(self, name)}")
