@@ -7,6 +7,9 @@ LightRNN allocates its words anew between rounds, and once more is trained witho
 
     python benchmarks/lightrnn.py [--words 2000000] [--dimension 128] [--seeds 3] [--jobs 2] [--out out/lightrnn]
 
+With larger hidden sizes the models want lower rates (`--rate`), and the full softmax takes hours; `--bfloat16 full` has
+its products computed in bfloat16, weights and perplexity stay float32.
+
 Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object:
 `perplexity` of each model (mean over seeds), `ratio` of LightRNN's to the full softmax's (mean, each), `parameters`
 (how many times fewer at input and output), `speed` (tokens per second over the full softmax's, in one run).
@@ -20,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +44,8 @@ WINDOWS = 10
 def settings_of(args: argparse.Namespace, model: str, seed: int) -> Settings:
     """What is trained, and how."""
     output = model if model in ("full", "adaptive") else "lightrnn"
-    course = Course(args.rounds, args.short, batch=32, window=20, rate=MODELS[model], seed=seed, save_every=10**6)
+    rate = MODELS[model] if args.rate is None else args.rate
+    course = Course(args.rounds, args.short, batch=32, window=20, rate=rate, seed=seed, save_every=10**6)
     if model == "fixed":
         course = replace(course, costs="none")
     return Settings(Shape(args.dimension, output=output), course, source_of(args))
@@ -66,10 +71,22 @@ def one(args: argparse.Namespace, model: str, seed: int) -> None:
     torch.set_num_threads(1)  # other trainings have the other cores
     settings, data = settings_of(args, model, seed), data_of(args)
     network = build(settings.shape, data.vocabulary, seed)
+    if model in args.bfloat16:
+        network.loss = in_bfloat16(network.loss)  # type: ignore[method-assign]
     history = train(network, data, settings.course, args.out / f"{model}-{seed}")
     row = {"model": model, "seed": seed, "history": history, "perplexity": history[-1]["perplexity"]}
     (args.out / f"{model}-{seed}.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     print(f"{model}, seed {seed}: perplexity {row['perplexity']:.2f}", flush=True)
+
+
+def in_bfloat16(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss whose products, and those of its gradient, are computed in bfloat16."""
+
+    def low(*args: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(*args)
+
+    return low
 
 
 def all_of_them(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -137,6 +154,8 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--short", type=int, default=4)
+    parser.add_argument("--rate", type=float, help="highest learning rate of all models instead of each one's own")
+    parser.add_argument("--bfloat16", nargs="+", choices=MODELS, default=[], metavar="MODEL")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
