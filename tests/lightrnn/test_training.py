@@ -79,6 +79,12 @@ def test_rounds_of_one_worker(tmp_path: Path) -> None:
     assert not mine.training
 
 
+def test_the_folder_is_made_before_anything_is_written(tmp_path: Path) -> None:
+    course = replace(COURSE, epochs=1, save_every=1000)  # so that the first file is that of the costs
+    mine, _ = trained(tmp_path / "not" / "there", course=course)
+    assert LightRNN.load(tmp_path / "not" / "there").table == mine.table
+
+
 def test_short_rounds_read_a_part_of_the_text_each(tmp_path: Path) -> None:
     course = replace(COURSE, short=2, share=0.2, rounds=1)
     (mine, history), (other, _) = simulate(lambda: trained(tmp_path, "bmuf(period=2)", course), 2)

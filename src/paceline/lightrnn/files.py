@@ -17,7 +17,8 @@ def beside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Inside, the file to write; afterwards it is `path`. After an error an older `path` is untouched."""
+    """Inside, the file to write; afterwards it is `path`. Its folder is made; after an error an older file is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     yield beside(path)
     os.replace(beside(path), path)
 
