@@ -65,10 +65,10 @@ def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, worker
         workers: N.
     """
     compute_s = schedule.period * steps.mean_s
-    total_s = _pace(schedule, steps, exchange_s, workers)
+    total_s = max(compute_s, _pace(schedule, steps, exchange_s, workers))
     alone_s = total_s
     if steps.variation:  # what would be left if all were equally fast
-        alone_s = min(total_s, _pace(schedule, LogNormal(steps.mean_s), exchange_s, 1))
+        alone_s = max(compute_s, min(total_s, _pace(schedule, LogNormal(steps.mean_s), exchange_s, 1)))
     return Block(compute_s, total_s - alone_s, alone_s - compute_s)
 
 
@@ -77,10 +77,11 @@ def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: in
     generator = np.random.default_rng(workers)
     now = np.zeros(workers if steps.variation else 1)
     landed: dict[int, float] = {}
-    free_s, step, marks = 0.0, 0, [0.0]
+    free_s, step, marks, drawn_s, means = 0.0, 0, [0.0], 0.0, [0.0]
     for at, exchange, begins in _events(schedule):
         if at > step:
-            now = now + steps.sums(at - step, now.shape, generator)
+            sums = steps.sums(at - step, now.shape, generator)
+            now, drawn_s = now + sums, drawn_s + float(sums.mean())
             step = at
         if not begins:
             now = np.maximum(now, landed.pop(exchange))
@@ -89,7 +90,10 @@ def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: in
         landed[exchange] = free_s
         if (exchange + 1) % schedule.fragments == 0:
             marks.append(float(now.mean()))
-    return (marks[-1] - marks[FORGOTTEN]) / (len(marks) - 1 - FORGOTTEN)
+            means.append(drawn_s)
+    blocks = len(marks) - 1 - FORGOTTEN
+    unlucky_s = means[-1] - means[FORGOTTEN] - blocks * schedule.period * steps.mean_s  # of what was drawn
+    return (marks[-1] - marks[FORGOTTEN] - unlucky_s) / blocks
 
 
 def _events(schedule: EveryBlock) -> Iterator[tuple[int, int, bool]]:

@@ -33,6 +33,10 @@ ETHERNET = 1448 / 1538
 GIGABIT = 1e9 / 8
 
 
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Link:
     """The way from one worker to another.
@@ -223,7 +227,3 @@ def _link(values: Any, path: Path) -> Link:
     if not isinstance(values, dict) or not set(values) <= set(known):
         raise RuleError(f"a link in {path} must be an object with {', '.join(known)}, got {values!r}")
     return Link(**values)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -25,9 +25,10 @@ from paceline.planner.stragglers import StepTimes
 from paceline.schedule import Bounded
 from paceline.transport.events import Clock
 
-BLOCKS = 16384
+BLOCKS = 4096
 """Blocks that are simulated, of all workers together; at least `LEAST` of each."""
 LEAST = 12
+DRAWN = 1024
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class _Fleet:
 
 
 class _Draws:
-    """Computing times of blocks, drawn in advance a few thousand at a time."""
+    """Computing times of blocks, drawn in advance, many at a time."""
 
     def __init__(self, steps: StepTimes, period: int) -> None:
         self._steps, self._period = steps, period
@@ -108,7 +109,8 @@ class _Draws:
 
     def __call__(self, rank: int, step: int, generator: random.Random) -> float:
         if not self._left:
-            self._left = self._steps.sums(self._period, (4096,), self._generator).tolist()
+            drawn = self._steps.sums(self._period, (DRAWN,), self._generator)
+            self._left = (drawn * (self._period * self._steps.mean_s / drawn.mean())).tolist()  # nobody was lucky
         return self._left.pop()
 
 
@@ -125,9 +127,8 @@ def block_s(schedule: Bounded, steps: StepTimes, trip: Trip, workers: int) -> fl
     each = max(LEAST, BLOCKS // workers if steps.variation else LEAST)
     for rank in range(workers):
         fleet.begin(rank)
-    began_s, began, count = 0.0, 0, 0
+    began_s, began = 0.0, 0
     while fleet.total < each * workers and fleet.clock.step():
         if not began and fleet.total >= each * workers // 4:
             began_s, began = fleet.clock.now, fleet.total
-    count = fleet.total - began
-    return (fleet.clock.now - began_s) * workers / count
+    return (fleet.clock.now - began_s) * workers / (fleet.total - began)
