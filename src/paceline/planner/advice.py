@@ -69,7 +69,9 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
         return forecast(rule_from_text(text), workload, network, workers, conditions)
 
     if workers == 1:
-        return Advice("sync", 1, "One worker has nobody to exchange with: any rule is the program as it is.", look("sync"))
+        return Advice(
+            "sync", 1, "One worker has nobody to exchange with: any rule is the program as it is.", look("sync")
+        )
     hierarchical = 'dimensions="hosts"' if 1 < network.per_host < workers else ""
     synchronous = _synchronous(look, hierarchical)
     if exchange_share(synchronous) <= SYNC_SHARE:
@@ -161,7 +163,7 @@ def least_period(exchange_s: float, minibatch_s: float, share: float = SHARE) ->
 
 def exchange_share(found: Forecast) -> float:
     """Of the time, what goes into exchanges."""
-    return found.exchange_s / found.step_s
+    return max(0.0, found.exchange_s / found.step_s)
 
 
 def _percent(share: float) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class _Fleet:
         for _ in range(len(self._held)):
             held = self._held.popleft()
             if self._schedule.may_start(self.finished[held], self._slowest):
-                self.clock.carry((held + 1) % self._workers, held, 0, lambda held=held: self._answered(held))
+                self.clock.carry((held + 1) % self._workers, held, 0, partial(self._answered, held))
             else:
                 self._held.append(held)
 

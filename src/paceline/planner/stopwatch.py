@@ -130,7 +130,7 @@ class _Hook:
         self._optimizers.setdefault(id(optimizer), optimizer)
         if id(optimizer) != next(iter(self._optimizers)):
             return
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             torch.cuda.synchronize()  # what was queued belongs to the step
         self._marks.append(time.perf_counter())
         if len(self._marks) == self._most:

@@ -6,12 +6,13 @@
     hierarchical, p on a host      two all-to-alls within the host, of what the formula sends there, and between them
                                    the codec's exchange among H hosts, for which p workers share a host's link
 
-alpha is a message's latency, B the bandwidth, o a processor's time a message, S the payload, D the bytes that leave. The
-bytes are the recipe's own (`bytes_sent`, `slow_bytes` of the topology), as are the operations: the codec is run once,
-on a few numbers and a wire that writes down what it is asked for. All workers of a host leave through one link. A flat
-ring that goes from host to host crosses it once each way; an all-to-all has p workers crossing it at once.
+alpha is a message's latency, B the bandwidth, o a processor's time a message, S the payload, D the bytes that leave.
+The bytes are the recipe's own (`bytes_sent`, `slow_bytes` of the topology), as are the operations: the codec is run
+once, on a few numbers and a wire that writes down what it is asked for. All workers of a host leave through one link.
+A flat ring that goes from host to host crosses it once each way; an all-to-all has p workers crossing it at once.
 
-An exchange is cut into C chunks of which F are on their way at a time, with b = bytes' time of a chunk, L its latencies:
+An exchange is cut into C chunks of which F are on their way at a time; b is the time of a chunk's bytes, L that of its
+latencies:
 
     T = (L + b) + (C - 1) max(b, (L + b) / F)
 
@@ -26,14 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from paceline.codec import Codec, Dense, Layout, Steps
 from paceline.exchange import IN_FLIGHT
-from paceline.planner.network import Link, Network
+from paceline.planner.network import Network
 from paceline.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
 from paceline.topology import Hierarchical, Ordered
 from paceline.transport.base import Done
@@ -115,7 +115,6 @@ class _Notes:
         return torch.zeros(elements, dtype=dtype, device=device)
 
 
-@lru_cache(maxsize=256)
 def operations_of(codec: Codec) -> tuple[str, ...]:
     """The operations of one exchange under this codec, one after another: "sum" or "all_to_all"."""
     wire = _Notes()
@@ -201,4 +200,3 @@ def scattered_s(sent: float, network: Network, workers: int) -> float:
     outside = near * sent * (workers - near) / (workers - 1)
     inside = sent * (near - 1) / (workers - 1)
     return max(outside / network.across.bandwidth_bytes_s, inside / network.within.bandwidth_bytes_s)
-
