@@ -37,8 +37,8 @@ def command(
     network: Annotated[
         str,
         typer.Option(
-            help='1gbe, 10gbe, infiniband, nvlink, wan; a measure such as "link(mbit=500, ms=1, per_host=4)"; or a JSON '
-            "file, such as paceline doctor --json writes."
+            help='1gbe, 10gbe, infiniband, nvlink, wan; a measure such as "link(mbit=500, ms=1, per_host=4)"; or a '
+            "JSON file, such as paceline doctor --json writes."
         ),
     ] = "10gbe",
     step_time: Annotated[float | None, typer.Option(help="Seconds of a minibatch on one worker.")] = None,

@@ -19,7 +19,6 @@ Source: ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.errors import RuleError
@@ -34,8 +33,6 @@ SYNC_SHARE = 0.05
 LONGEST = 64
 FARTHEST = 512
 GAIN = 1.15
-
-Look = Callable[[str], Forecast]
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,24 @@ class Advice:
     forecast: Forecast
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What is asked; `look` forecasts a rule's text."""
+
+    workload: Workload
+    network: Network
+    workers: int
+    conditions: Conditions | None
+
+    def look(self, text: str) -> Forecast:
+        return forecast(rule_from_text(text), self.workload, self.network, self.workers, self.conditions)
+
+    @property
+    def route(self) -> str:
+        """By way of the hosts, where several workers share one and there are several."""
+        return 'dimensions="hosts"' if 1 < self.network.per_host < self.workers else ""
+
+
 def recommend(workload: Workload, network: Network, workers: int, conditions: Conditions | None = None) -> Advice:
     """A rule and a period for so many workers.
 
@@ -64,86 +79,80 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
         workers: N, at least 1.
         conditions: failures and prices.
     """
-
-    def look(text: str) -> Forecast:
-        return forecast(rule_from_text(text), workload, network, workers, conditions)
-
+    question = _Question(workload, network, workers, conditions)
     if workers == 1:
-        return Advice(
-            "sync", 1, "One worker has nobody to exchange with: any rule is the program as it is.", look("sync")
+        alone = question.look("sync")
+        return Advice(alone.rule, 1, "One worker has nobody to exchange with: any rule is the program as it is.", alone)
+    routes = dict.fromkeys(("", question.route))
+    synchronous = min((question.look(f"sync({route})") for route in routes), key=lambda found: found.step_s)
+    share = exchange_share(synchronous)
+    if share > SYNC_SHARE:
+        return _asynchronous(question, _blocks(question, share))
+    why = (
+        f"On {network.name}, {workers} workers hide their gradients behind the backward pass but for {_percent(share)} "
+        "of the time, so nothing has to be given up."
+    )
+    return _asynchronous(question, Advice(synchronous.rule, 1, why, synchronous))
+
+
+def _blocks(question: _Question, synchronous_share: float) -> Advice:
+    """A rule that exchanges blocks; `synchronous_share` is what exchanges would take of synchronous steps."""
+    name = "bmuf_adam" if question.workload.moments == 2 else "bmuf"
+    route = f", {question.route}" if question.route else ""
+    so = (
+        f"On {question.network.name}, synchronous steps of {question.workers} workers would stand still for "
+        f"{_percent(synchronous_share)} of the time"
+    )
+    period = least_period(question.look(f"{name}(period=1{route})").exchange_s, question.workload.step_s)
+    if period <= LONGEST:
+        found = question.look(f"{name}(period={period}{route})")
+        why = f"{so}; a block of {period} minibatches brings that to {_percent(exchange_share(found))}."
+        return Advice(found.rule, period, why, found)
+    behind = _least(question, f"{name}(period={{0}}, overlap={{0}}{route})")
+    if behind is not None and behind.period <= LONGEST:
+        why = (
+            f"{so}; a block has {behind.period} minibatches and is exchanged behind the next one, which leaves "
+            f"{_percent(exchange_share(behind))}."
         )
-    hierarchical = 'dimensions="hosts"' if 1 < network.per_host < workers else ""
-    synchronous = _synchronous(look, hierarchical)
-    if exchange_share(synchronous) <= SYNC_SHARE:
-        found = Advice(
-            synchronous.rule,
-            1,
-            f"On {network.name}, {workers} workers hide their gradients behind the backward pass but for "
-            f"{_percent(exchange_share(synchronous))} of the time, so nothing has to be given up.",
-            synchronous,
+        return Advice(behind.rule, behind.period, why, behind)
+    return _streaming(question, so)
+
+
+def _streaming(question: _Question, so: str) -> Advice:
+    """Four bits a number, for the slowest networks."""
+    template = "streaming_diloco(period={0}, overlap={1})"
+    found = _least(question, template) or question.look(template.format(FARTHEST, FARTHEST // 4))
+    left = _percent(exchange_share(found))
+    if found.period <= LONGEST:
+        why = (
+            f"{so}; what the links carry is four bits a number, a quarter of the model at a time and behind the next "
+            f"steps, once in {found.period} minibatches, which leaves {left}."
         )
     else:
-        found = _blocks(look, workload, network, workers, hierarchical, synchronous)
-    return _asynchronous(look, found)
+        why = (
+            f"{so}, and even four bits a number need blocks of {found.period} minibatches ({left} is left): see how "
+            "much less the model learns so, or use fewer workers."
+        )
+    return Advice(found.rule, found.period, why, found)
 
 
-def _synchronous(look: Look, hierarchical: str) -> Forecast:
-    """The faster route of the synchronous rule."""
-    return min((look(f"sync({more})") for more in {"", hierarchical}), key=lambda found: (found.step_s, found.rule))
-
-
-def _blocks(
-    look: Look, workload: Workload, network: Network, workers: int, hierarchical: str, synchronous: Forecast
-) -> Advice:
-    """A rule that exchanges blocks."""
-    name = "bmuf_adam" if workload.moments == 2 else "bmuf"
-    more = f", {hierarchical}" if hierarchical else ""
-    so = (
-        f"On {network.name}, synchronous steps of {workers} workers would stand still for "
-        f"{_percent(exchange_share(synchronous))} of the time"
-    )
-    period = least_period(look(f"{name}(period=1{more})").exchange_s, workload.step_s)
-    if period <= LONGEST:
-        found = look(f"{name}(period={period}{more})")
-        return Advice(found.rule, period, f"{so}; a block of {period} minibatches brings that to "
-                      f"{_percent(exchange_share(found))}.", found)  # fmt: skip
-    for template, why in (
-        (f"{name}(period={{0}}, overlap={{0}}{more})", "and is exchanged behind the next one"),
-        ("streaming_diloco(period={0}, overlap={1})", "in four bits, a quarter of the model at a time and behind the "
-         "next steps, is what the links carry"),
-    ):  # fmt: skip
-        chosen = _least(look, template)
-        if chosen is not None and chosen.period <= LONGEST:
-            return Advice(chosen.rule, chosen.period, f"{so}; a block has {chosen.period} minibatches {why}, which "
-                          f"leaves {_percent(exchange_share(chosen))}.", chosen)  # fmt: skip
-    if chosen is None:
-        chosen = look(template.format(FARTHEST, FARTHEST // 4))
-    return Advice(
-        chosen.rule,
-        chosen.period,
-        f"{so}, and even four bits a number need blocks of {chosen.period} minibatches "
-        f"({_percent(exchange_share(chosen))} is left): measure how much less the model learns so, or use fewer workers.",
-        chosen,
-    )
-
-
-def _least(look: Look, template: str) -> Forecast | None:
+def _least(question: _Question, template: str) -> Forecast | None:
     """The first of rising periods at which exchanges stay under the share; None where none does."""
     period = 4
     while period <= FARTHEST:
-        found = look(template.format(period, max(1, period // 4)))
+        found = question.look(template.format(period, period // 4))
         if exchange_share(found) <= SHARE:
             return found
         period *= 2
     return None
 
 
-def _asynchronous(look: Look, found: Advice) -> Advice:
+def _asynchronous(question: _Question, found: Advice) -> Advice:
     """A rule without waiting instead, where waiting is what costs."""
     share = found.forecast.wait_s / found.forecast.step_s
     if share <= 1 - 1 / GAIN:
         return found
-    other = look(f"asgd(period={found.period})")
+    other = question.look(f"asgd(period={found.period})")
     if other.efficiency < GAIN * found.forecast.efficiency:
         return found
     why = (

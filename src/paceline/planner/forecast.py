@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from paceline.codec import Dense, Layout
@@ -182,7 +183,7 @@ def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _
 def _stops(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> Block:
     """A block of one or several fragments, each of which ends with an exchange that all wait for."""
     ends = [0, *(schedule.ends(e) for e in range(schedule.fragments))]
-    made = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    made = [after - before for before, after in pairwise(ends)]
     parts = [barrier(workload.steps, steps, exposed_s, workers) for steps in made]
     return Block(*(sum(getattr(one, name) for one in parts) for name in ("compute_s", "wait_s", "exchange_s")))
 

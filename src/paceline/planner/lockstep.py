@@ -97,7 +97,7 @@ def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: in
 
 
 def _events(schedule: EveryBlock) -> Iterator[tuple[int, int, bool]]:
-    """(step, exchange, whether it begins there or lands), in order; what lands at a step does so before others begin."""
+    """(step, exchange, whether it begins there or lands), in order; at a step, what lands comes before what begins."""
     exchanges = BLOCKS * schedule.fragments
     begins = [(schedule.ends(e), 1, e) for e in range(exchanges)]
     lands = [(schedule.ends(e) + schedule.overlap, 0, e) for e in range(exchanges)]

@@ -109,10 +109,8 @@ class Network:
 
 def _link_words(link: Link) -> str:
     speed = link.bandwidth_bytes_s * 8
-    unit = next(
-        ((scale, name) for scale, name in ((1e9, "Gbit/s"), (1e6, "Mbit/s")) if speed >= scale), (1e3, "kbit/s")
-    )
-    rate = "no limit of bandwidth" if math.isinf(speed) else f"{speed / unit[0]:.3g} {unit[1]}"
+    scale, unit = (1e9, "Gbit/s") if speed >= 1e9 else (1e6, "Mbit/s")
+    rate = "no limit of bandwidth" if math.isinf(speed) else f"{speed / scale:.3g} {unit}"
     return f"{rate} and {1e3 * link.latency_s:.3g} ms one way"
 
 
