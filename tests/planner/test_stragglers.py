@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_a_sum_has_the_mean_and_the_variance_of_its_parts() -> None:
 def test_longer_blocks_wait_less() -> None:
     steps = LogNormal(0.1, 0.2)
     waits = [steps.slowest(k, 32) / k - 0.1 for k in (1, 4, 16, 64)]
-    for before, after in zip(waits, waits[1:], strict=False):
+    for before, after in pairwise(waits):
         assert after == pytest.approx(before / 2, rel=0.15)
 
 

@@ -100,7 +100,7 @@ def _events(schedule: EveryBlock) -> Iterator[tuple[int, int, bool]]:
     """(step, exchange, whether it begins there or lands), in order; at a step, what lands comes before what begins."""
     exchanges = BLOCKS * schedule.fragments
     begins = [(schedule.ends(e), 1, e) for e in range(exchanges)]
-    lands = [(schedule.ends(e) + schedule.overlap, 0, e) for e in range(exchanges)]
-    for step, begin, exchange in sorted(begins + lands):
+    lands = [(schedule.ends(e) + schedule.overlap, 0 if schedule.overlap else 2, e) for e in range(exchanges)]
+    for step, turn, exchange in sorted(begins + lands):
         if step <= begins[-1][0]:
-            yield step, exchange, bool(begin)
+            yield step, exchange, turn == 1
