@@ -45,7 +45,7 @@ def test_json_by_hand() -> None:
     block = next(one for one in found["forecasts"] if one["rule"] == "bmuf(period=8)" and one["workers"] == 4)
     assert block["step_s"] == pytest.approx((0.8 + 6) / 8, rel=1e-3)
     assert block["epoch_s"] == pytest.approx(20 * block["step_s"])
-    assert found["setting"]["workers"] == 4 and found["advice"]["rule"].startswith("streaming_diloco")
+    assert found["setting"]["workers"] == 4 and found["advice"]["rule"] == "bmuf(period=64, overlap=64)"
 
 
 def test_bytes_are_parameters_of_four() -> None:

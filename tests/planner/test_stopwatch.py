@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.planner import stopwatch
 from paceline.planner.stopwatch import StopwatchError, Timed, _Hook, time_script
 
 SCRIPT = """
@@ -21,7 +22,6 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 for step in range(int(sys.argv[1])):
     net(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-print("the end of it")
 """
 
 
@@ -67,5 +67,20 @@ def test_a_script_is_timed_and_left_as_it_is(tmp_path: Path) -> None:
     found = time_script(script, ["100"], steps=5)
     assert isinstance(found, Timed) and len(found.times_s) == 5 and found.shapes == ((2, 3), (2,))
     assert found.moments == 1 and found.batches is None
-    with pytest.raises(StopwatchError, match=r"exit code 0.*made 6 steps.*the end of it"):
-        time_script(script, ["2"], steps=5)
+
+
+def test_a_script_without_steps_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(command: list[str], environment: dict[str, str], said: Path, timeout_s: float) -> str:
+        assert command[-2:] == ["train.py", "2"] and "RANK" not in environment
+        said.write_text("loading\nno such file\n\n")
+        return "ended with exit code 1"
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(stopwatch, "_finish", finish)
+    with pytest.raises(StopwatchError, match=r"exit code 1.*made 6 steps.*no such file"):
+        time_script(Path("train.py"), ["2"])
+
+
+@pytest.mark.processes
+def test_a_deadline_ends_what_a_script_started(tmp_path: Path) -> None:
+    assert stopwatch._finish(["sleep", "100"], {}, tmp_path / "said", 0.05) == "was ended after 0.05 s"

@@ -98,7 +98,9 @@ def test_hosts_first_by_hand() -> None:
 
 def test_hosts_first_is_flat_on_one_host_and_with_one_worker_a_host() -> None:
     for network in (wire(0.1, 1e-3, per_host=8), wire(0.1, 1e-3)):
-        flat, hosts = (exchange(rule_from_text(f"sync({how})"), FLAT, 0, network, 8) for how in ("", "dimensions='hosts'"))
+        flat, hosts = (
+            exchange(rule_from_text(f"sync({how})"), FLAT, 0, network, 8) for how in ("", "dimensions='hosts'")
+        )
         assert hosts.payload_s == pytest.approx(flat.payload_s)
 
 

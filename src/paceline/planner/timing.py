@@ -95,7 +95,7 @@ class Exchange:
         return max(body, self.header_s - backward_s) + self.footer_s
 
 
-class _Notes:
+class NotedWire:
     """A wire between two workers that carries nothing and writes down the operations."""
 
     rank, size = 0, 2
@@ -117,7 +117,7 @@ class _Notes:
 
 def operations_of(codec: Codec) -> tuple[str, ...]:
     """The operations of one exchange under this codec, one after another: "sum" or "all_to_all"."""
-    wire = _Notes()
+    wire = NotedWire()
     steps = codec.exchange(torch.zeros(SAMPLE.numel), SAMPLE, wire, {})
     for _ in steps:
         pass
