@@ -110,7 +110,7 @@ def compare(options: argparse.Namespace, workers: int, rate: float) -> list[dict
                 row["error"] = abs(said_s - found["step_s"]) / found["step_s"]
                 print(
                     f"{text:30} {workers:3} workers {rate:6g} Mbit/s  forecast {1e3 * said_s:8.1f} ms  measured "
-                    f"{row['measured_ms']:8.1f} ms  error {100 * row['error']:5.1f} %  idle {100 * found['idle']:3.0f} %",
+                    f"{row['measured_ms']:8.1f} ms  error {100 * row['error']:5.1f} %  idle {100 * row['idle']:.0f} %",
                     flush=True,
                 )
             rows.append(row)
