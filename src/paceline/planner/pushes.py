@@ -3,7 +3,8 @@
 
 A worker computes a block, pushes it, and goes on: at once with overlap 1, with the answer with overlap 0. While an
 answer is on its way it gathers up to `hold` blocks, then it waits. An owner answers when the schedule's own bound
-allows (`Bounded.may_start`). The clock draws the step times and carries the messages.
+allows (`Bounded.may_start`). The clock orders what happens and carries the messages; step times are drawn here, many at
+once, because a generator for each would take most of the time.
 
 The owners are all the other workers, each with an equal slice, so pushes and answers of one worker are drawn as one
 message of half of the bytes that the rule's formula names, and as an owner a worker sends as much again as it gets.
@@ -15,7 +16,6 @@ Source: as :mod:`paceline.schedule.bounded`.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ class _Fleet:
     def __init__(self, schedule: Bounded, steps: StepTimes, trip: Trip, workers: int) -> None:
         self._schedule, self._workers = schedule, workers
         self._draws = _Draws(steps, schedule.period)
-        self.clock = Clock(compute=self._draws, network=trip.one_way_s)
+        self.clock = Clock(network=trip.one_way_s)
         self.finished = [0] * workers
         self.gathered = [0] * workers
         self.asking = [False] * workers
@@ -56,8 +56,7 @@ class _Fleet:
         self._held: deque[int] = deque()
 
     def begin(self, rank: int) -> None:
-        seconds = self.clock.compute_s(rank, self.finished[rank])
-        self.clock.wake(rank, seconds, lambda: self._computed(rank))
+        self.clock.wake(rank, self._draws.next(), lambda: self._computed(rank))
 
     def _computed(self, rank: int) -> None:
         self._at[self.finished[rank]] -= 1
@@ -108,7 +107,8 @@ class _Draws:
         self._generator = np.random.default_rng(period)
         self._left: list[float] = []
 
-    def __call__(self, rank: int, step: int, generator: random.Random) -> float:
+    def next(self) -> float:
+        """Seconds of one more block."""
         if not self._left:
             drawn = self._steps.sums(self._period, (DRAWN,), self._generator)
             self._left = (drawn * (self._period * self._steps.mean_s / drawn.mean())).tolist()  # nobody was lucky
@@ -124,8 +124,9 @@ def block_s(schedule: Bounded, steps: StepTimes, trip: Trip, workers: int) -> fl
         trip: what a push and an answer take.
         workers: N, at least 2.
     """
+    workers = workers if steps.variation else 2  # all alike, and the trip knows how many they are
     fleet = _Fleet(schedule, steps, trip, workers)
-    each = max(LEAST, BLOCKS // workers if steps.variation else LEAST)
+    each = max(LEAST, BLOCKS // workers) if steps.variation else LEAST
     for rank in range(workers):
         fleet.begin(rank)
     began_s, began = 0.0, 0
