@@ -73,6 +73,7 @@ FLOORS: dict[str, int] = {
     "observe": 5,
     "sim": 5,
     "doctor": 5,
+    "planner": 5,
     "cli": 5,
     # the roof: the names that a user imports
     "__init__": 6,

@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, dual, explain, lightrnn, report, run, search, tune, watch
+from . import data, doctor, dual, explain, lightrnn, plan, report, run, search, tune, watch
 
 app = typer.Typer(
     name="paceline",
@@ -24,6 +24,7 @@ app.command("watch")(watch.command)
 app.command("report")(report.command)
 app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
 app.command("explain")(explain.command)
+app.command("plan", context_settings=plan.CONTEXT)(plan.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
 app.add_typer(lightrnn.app, name="lightrnn")

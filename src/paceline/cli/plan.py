@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline plan`: how fast would this train on that network, under which rule, and what would it cost?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from . import checks
+from .console import err, out, refuse, refusing
+from .explain import UNITS
+
+if TYPE_CHECKING:
+    from paceline.planner.advice import Advice
+    from paceline.planner.network import Network
+    from paceline.planner.table import Rows
+    from paceline.planner.workload import Workload
+
+
+CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # what follows the script is its own
+COUNTS = "1,2,4,8,16,32,64,128,256,512,1024"
+MOST_COUNTS = 64
+
+
+def command(
+    script: Annotated[
+        Path | None, typer.Argument(help="Training program, of which a few steps are timed.", show_default=False)
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")
+    ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            help='1gbe, 10gbe, infiniband, nvlink, wan; a measure such as "link(mbit=500, ms=1, per_host=4)"; or a '
+            "JSON file, such as paceline doctor --json writes."
+        ),
+    ] = "10gbe",
+    step_time: Annotated[float | None, typer.Option(help="Seconds of a minibatch on one worker.")] = None,
+    nbytes: Annotated[str | None, typer.Option("--bytes", help="Of the model's parameters: 400k, 100M, 1.2G.")] = None,
+    parameters: Annotated[str | None, typer.Option(help="The same as a number of fp32 parameters: 25M.")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas between.")] = COUNTS,
+    at: Annotated[int | None, typer.Option(help="The number of workers to recommend for; by default 16.")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Rule to forecast; may be repeated. By default every recipe.")
+    ] = None,
+    moments: Annotated[
+        int | None, typer.Option(help="Moments that the local optimizer keeps: 2 for Adam, 1 with momentum.")
+    ] = None,
+    epoch: Annotated[float | None, typer.Option(help="Minibatches in a pass over the data; by default 1000.")] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Standard deviation of step times over their mean; by default as timed, or 0.")
+    ] = None,
+    step_times: Annotated[
+        Path | None, typer.Option(help="File of measured step times, in seconds, with white space between.")
+    ] = None,
+    codec_time: Annotated[float, typer.Option(help="Seconds that a codec takes for the whole model.")] = 0.0,
+    pack_time: Annotated[float, typer.Option(help="Seconds of copies and outer step for the whole model.")] = 0.0,
+    failures: Annotated[float, typer.Option(help="Failures of a worker in an hour.")] = 0.0,
+    recovery: Annotated[float, typer.Option(help="Seconds until a lost worker is replaced.")] = 120.0,
+    checkpoint: Annotated[float, typer.Option(help="Seconds that a checkpoint keeps everybody.")] = 10.0,
+    elastic: Annotated[bool, typer.Option("--elastic", help="The others go on without a lost worker.")] = False,
+    price: Annotated[float, typer.Option(help="Of a worker for an hour.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="Steps of the program that are timed.")] = 20,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the program is given up.")] = 300.0,
+    plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Forecast speed, bytes and cost of every rule at 1 to 1024 workers, and recommend one.
+
+    From the time of a step and the model's size, which it takes from a training program or as numbers. Efficiency is
+    speed over N times that of one worker; how much the model learns from a minibatch is not forecast.
+    """
+    counts = _counts(workers, at)
+    if script is not None:
+        checks.check_script(script)
+    if steps < 3:
+        refuse(f"--steps must be at least 3, got {steps}")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        refuse(f"--plot must end in .png or .svg, got {plot}")
+    size = None if nbytes is None else max(1, _size(nbytes, "--bytes") // 4)
+    if parameters is not None:
+        size = _size(parameters, "--parameters")
+    own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
+    from .plan_inputs import Asked, workload  # here, because torch loads for seconds
+
+    asked = Asked(
+        script, own, step_time, size, moments, epoch, spread, step_times, codec_time, pack_time, steps, timeout
+    )
+    with refusing():
+        from paceline.planner import Conditions, forecasts, network_from_text, recommend
+        from paceline.recipes import RECIPES, rule_from_text
+
+        net, texts = network_from_text(network), rule or list(RECIPES)
+        rules = [rule_from_text(text) for text in texts]
+        around = Conditions(failures, recovery, checkpoint, elastic, price)
+        work = workload(asked, err())
+        rows = forecasts(rules, work, net, counts, around)
+        focus = at or (16 if 16 in counts else counts[-1])
+        advice = recommend(work, net, focus, around)
+        if as_json:
+            _print_json(rows, advice, work, net, focus)
+        else:
+            _print(rows, advice, work, net, focus, price > 0)
+        if plot is not None:
+            from paceline.planner.plot import save
+
+            save(rows, plot)
+            err().print(f"plot: {plot}", soft_wrap=True, markup=False)
+
+
+def _counts(text: str, at: int | None) -> list[int]:
+    """The numbers of workers, rising, each once."""
+    try:
+        found = {int(word) for word in text.split(",")} | ({at} if at is not None else set())
+    except ValueError:
+        refuse(f"--workers must be whole numbers with commas between, such as {COUNTS}, got {text!r}")
+    if min(found) < 1 or max(found) > 1 << 16 or len(found) > MOST_COUNTS:
+        refuse(f"--workers and --at must lie in 1..65536, {MOST_COUNTS} numbers at most, got {text!r} and {at}")
+    return sorted(found)
+
+
+def _size(text: str, option: str) -> int:
+    """`100M` is 100,000,000."""
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kmbgt]?)\s*", text.lower())
+    count = round(float(re.sub("[_,]", "", match[1])) * UNITS[match[2]]) if match else 0
+    if count < 1:
+        refuse(f"{option} must be a number such as 250000, 25M or 1.3G, got {text!r}")
+    return count
+
+
+def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, priced: bool) -> None:
+    from paceline.observe.summary import bytes_text, seconds_text, share_text
+    from paceline.planner.table import details, efficiencies
+
+    console = out()
+    console.print(
+        f"a step takes {seconds_text(work.step_s)} (spread {share_text(work.steps.variation)}), the model has "
+        f"{work.layout.numel:,} parameters ({bytes_text(4 * work.layout.numel)})",
+        markup=False,
+    )
+    console.print(net.describe(), markup=False)
+    console.print()
+    console.print(efficiencies(rows))
+    console.print()
+    console.print(details(rows, focus, priced))
+    console.print()
+    console.print(Text(f"for {focus} workers: {advice.rule}", style="bold"))
+    console.print(Text(advice.why))
+
+
+def _print_json(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int) -> None:
+    from paceline.planner.table import as_json
+
+    setting = {
+        "network": net.name,
+        "step_s": work.step_s,
+        "spread": work.steps.variation,
+        "parameters": work.layout.numel,
+        "moments": work.moments,
+        "epoch": work.epoch,
+        "workers": focus,
+    }
+    print(json.dumps(as_json(rows, advice, setting)), flush=True)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `paceline plan` starts from: numbers that were given, and those that a program's steps tell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.codec import Layout
+from paceline.errors import RuleError
+from paceline.observe.summary import seconds_text
+from paceline.planner.stopwatch import Timed, time_script
+from paceline.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
+from paceline.planner.workload import Workload
+
+EPOCH = 1000.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options about the work; see `paceline plan --help`. None where nothing was said."""
+
+    script: Path | None
+    arguments: list[str]
+    step_s: float | None
+    parameters: int | None
+    moments: int | None
+    epoch: float | None
+    spread: float | None
+    times: Path | None
+    codec_s: float
+    pack_s: float
+    steps: int
+    timeout_s: float
+
+
+def workload(asked: Asked, notes: Console) -> Workload:
+    """The work that is asked about: what was said goes before what was measured."""
+    timed = None
+    if asked.script is not None:
+        timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
+        notes.print(f"timed {len(timed.times_s)} steps of {asked.script}", soft_wrap=True, markup=False)
+    moments = asked.moments if asked.moments is not None else timed.moments if timed else 0
+    if not 0 <= moments <= 2:
+        raise RuleError(f"the optimizer's moments must be 0, 1 or 2, got {moments}")
+    measured = timed.batches if timed and timed.batches else EPOCH
+    return Workload(
+        steps=_steps(asked, timed, notes),
+        layout=_layout(asked, timed),
+        moments=moments,
+        epoch=asked.epoch if asked.epoch is not None else float(measured),
+        pack_s=asked.pack_s,
+        codec_s=asked.codec_s,
+    )
+
+
+def _steps(asked: Asked, timed: Timed | None, notes: Console) -> StepTimes:
+    """The distribution of a minibatch's time."""
+    if asked.times is not None:
+        if asked.step_s is not None or asked.spread is not None:
+            raise RuleError("--step-times has the mean and the spread: leave out --step-time and --spread")
+        return times_from_text(asked.times.read_text(encoding="utf-8"))
+    if timed is None and asked.step_s is None:
+        raise RuleError("give a training program, or --step-time SECONDS with --parameters or --bytes")
+    if asked.step_s is not None:
+        return LogNormal(asked.step_s, asked.spread or 0.0)
+    assert timed is not None
+    found = step_times(0.0, 0.0, timed.times_s)
+    notes.print(f"a step takes {seconds_text(found.mean_s)}, spread {100 * found.variation:.1f} %", markup=False)
+    return LogNormal(found.mean_s, found.variation if asked.spread is None else asked.spread)
+
+
+def _layout(asked: Asked, timed: Timed | None) -> Layout:
+    """The parameters; a square matrix and a rest where only their number is known."""
+    if asked.parameters is not None:
+        side = math.isqrt(asked.parameters)
+        return Layout.of([(side, side), (asked.parameters - side * side,)])
+    if timed is None:
+        raise RuleError("give the model's size as --parameters 25M or --bytes 100M, or a training program")
+    return Layout.of(timed.shapes)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 5, the planner: how fast would this be on that network, with which rule, and what would it cost?
+
+::
+
+    network      links, hosts, presets, what the doctor measured
+    stragglers   the slowest of N workers
+    workload     step times, the model's numbers, failures, a price
+    timing       an exchange over a route
+    lockstep     blocks of workers that exchange together
+    pushes       workers that exchange each by itself, on the simulated clock
+    forecast     all of it, for a rule at N workers
+    advice       a rule and a period, and why
+    stopwatch    times the steps of a user's script
+    table, plot  how it is shown
+"""
+
+from __future__ import annotations
+
+from paceline.planner.advice import Advice, recommend
+from paceline.planner.forecast import Forecast, forecast, forecasts
+from paceline.planner.network import PRESETS, Link, Network, network_from_text
+from paceline.planner.stragglers import LogNormal, Measured, StepTimes
+from paceline.planner.workload import Conditions, Workload
+
+__all__ = [
+    "PRESETS",
+    "Advice",
+    "Conditions",
+    "Forecast",
+    "Link",
+    "LogNormal",
+    "Measured",
+    "Network",
+    "StepTimes",
+    "Workload",
+    "forecast",
+    "forecasts",
+    "network_from_text",
+    "recommend",
+]

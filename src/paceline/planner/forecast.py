@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forecast: how fast, how dear and how much on the wire, for a rule on N workers of a network.
+
+    efficiency = c / t * availability         c a minibatch alone, t a minibatch among N, both in seconds of one worker
+    epoch      = M / N * t / availability     M minibatches in a pass over the data
+    cost       = N * epoch * price
+
+t is a block's time over its minibatches: computing, waiting for the slowest, and the part of exchanges that nothing
+hides (:mod:`paceline.planner.lockstep`), or what the simulated clock says where each exchanges by itself
+(:mod:`paceline.planner.pushes`). It is the pace after every warm-up. How much a model learns from a minibatch is not
+forecast: efficiencies of rules compare speeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from paceline.codec import Dense, Layout
+from paceline.errors import RuleError
+from paceline.planner.lockstep import Block, barrier, overlapped
+from paceline.planner.network import Network
+from paceline.planner.pushes import Trip, block_s
+from paceline.planner.timing import chunked_s, exchange, operation, scattered_s
+from paceline.planner.workload import Conditions, Workload
+from paceline.rule import Rule, is_asynchronous, is_block
+from paceline.schedule import Bounded, EveryBlock
+
+MOST_WORKERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a rule makes of N workers.
+
+    Attributes:
+        rule: its text.
+        network: its name.
+        workers: N.
+        period: minibatches of a block.
+        step_s: wall time of a minibatch, waiting and exchanging included.
+        compute_s, wait_s, exchange_s: what it is made of; wait_s is for others, exchange_s for the wire.
+        step_bytes: that one worker sends for a minibatch, in the mean.
+        availability: share of the time in which work is done that lasts.
+        efficiency: speed over N times that of one worker.
+        epoch_s: a pass over the data.
+        epoch_bytes: that all workers send in it.
+        cost: of it.
+    """
+
+    rule: str
+    network: str
+    workers: int
+    period: int
+    step_s: float
+    compute_s: float
+    wait_s: float
+    exchange_s: float
+    step_bytes: float
+    availability: float
+    efficiency: float
+    epoch_s: float
+    epoch_bytes: float
+    cost: float
+
+    @property
+    def speed_up(self) -> float:
+        """Over one worker."""
+        return self.workers * self.efficiency
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return asdict(self) | {"speed_up": self.speed_up}
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """A block and what one worker sends in it."""
+
+    block: Block
+    sent_bytes: float
+
+
+def forecast(
+    rule: Rule, workload: Workload, network: Network, workers: int, conditions: Conditions | None = None
+) -> Forecast:
+    """What `rule` makes of `workers` workers.
+
+    Args:
+        rule: any rule; its own formulas say what is sent.
+        workload: what one worker does.
+        network: between the workers.
+        workers: N, at least 1.
+        conditions: failures and prices; none by default.
+
+    Raises:
+        RuleError: the numbers make no sense, or the rule does not go with so many workers.
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
+        raise RuleError(f"workers must be a whole number from 1 to {MOST_WORKERS}, got {workers!r}")
+    conditions = conditions or Conditions()
+    period = rule.schedule.period
+    pace = _pace(rule, workload, network, workers)
+    block, step_s = pace.block, pace.block.total_s / period
+    availability = conditions.availability(workers, block.total_s, is_asynchronous(rule))
+    epoch_s = workload.epoch / workers * step_s / availability
+    return Forecast(
+        rule=rule.text(),
+        network=network.name,
+        workers=workers,
+        period=period,
+        step_s=step_s,
+        compute_s=block.compute_s / period,
+        wait_s=block.wait_s / period,
+        exchange_s=block.exchange_s / period,
+        step_bytes=pace.sent_bytes / period,
+        availability=availability,
+        efficiency=workload.step_s / step_s * availability,
+        epoch_s=epoch_s,
+        epoch_bytes=workload.epoch * pace.sent_bytes / period,
+        cost=workers * epoch_s / 3600 * conditions.price_per_hour,
+    )
+
+
+def forecasts(
+    rules: Sequence[Rule],
+    workload: Workload,
+    network: Network,
+    counts: Sequence[int],
+    conditions: Conditions | None = None,
+) -> list[list[Forecast]]:
+    """For each rule, in order, the forecast at each number of workers.
+
+    Rules that differ only in arithmetic (`asgd` and `adadelay`) take the same time, which is computed once.
+    """
+    known: dict[tuple[Any, ...], list[Forecast]] = {}
+    found = []
+    for rule in rules:
+        key = (rule.schedule, rule.codec, rule.topology, rule.within, rule.rides, type(rule.payload))
+        if key not in known:
+            known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
+        found.append([replace(one, rule=rule.text()) for one in known[key]])
+    return found
+
+
+def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """A block under any kind of rule."""
+    if workers == 1:
+        return _Pace(barrier(workload.steps, rule.schedule.period, 0.0, 1), 0.0)
+    if is_asynchronous(rule):
+        return _alone(rule, workload, network, workers)
+    if is_block(rule):
+        return _blocks(rule, workload, network, workers)
+    return _every_step(rule, workload, network, workers)
+
+
+def _every_step(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """Gradients leave behind the backward pass."""
+    found = exchange(rule, workload.layout, workload.buffers, network, workers)
+    exposed_s = found.exposed_behind(workload.backward * workload.step_s) + _own_s(rule, workload)
+    return _Pace(barrier(workload.steps, 1, exposed_s, workers), found.sent_bytes)
+
+
+def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """The whole model once a block, in fragments; synchronous steps within hosts where the rule says so."""
+    schedule = rule.schedule
+    assert isinstance(schedule, EveryBlock)
+    parts = schedule.fragments
+    layout = _part(workload.layout, parts)
+    found = exchange(rule, layout, workload.dense(rule.rides) // parts, network, workers)
+    inner_s, inner_bytes = _within(rule, workload, network, workers)
+    own_s = _own_s(rule, workload) / parts
+    if schedule.overlap:
+        block = overlapped(schedule, workload.steps, found.total_s + own_s, workers)
+    else:
+        block = _stops(workload, schedule, found.total_s + own_s, workers)
+    block = replace(block, exchange_s=block.exchange_s + schedule.period * inner_s)
+    return _Pace(block, parts * found.sent_bytes + schedule.period * inner_bytes)
+
+
+def _stops(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> Block:
+    """A block of one or several fragments, each of which ends with an exchange that all wait for."""
+    ends = [0, *(schedule.ends(e) for e in range(schedule.fragments))]
+    made = [after - before for before, after in pairwise(ends)]
+    parts = [barrier(workload.steps, steps, exposed_s, workers) for steps in made]
+    return Block(*(sum(getattr(one, name) for one in parts) for name in ("compute_s", "wait_s", "exchange_s")))
+
+
+def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> tuple[float, float]:
+    """(seconds, bytes) of one synchronous step among the workers of a host, where the rule makes them."""
+    near = network.near(workers)
+    if not rule.within or near == 1:
+        return 0.0, 0.0
+    host = Network("host", network.within, network.within, near)
+    sent = Dense().bytes_sent(workload.layout, near, 0)
+    chunks = rule.common.chunks
+    whole_s = chunked_s([operation("sum", sent, host, near)], chunks)
+    return max(whole_s / chunks, whole_s - (1 - 1 / chunks) * workload.backward * workload.step_s), sent
+
+
+def _alone(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """Each worker by itself, on the simulated clock."""
+    schedule = rule.schedule
+    assert isinstance(schedule, Bounded)
+    hosts = network.hosts(workers)
+    sent = rule.bytes_per_block(workers, workload.layout, workload.buffers, workload.moments, hosts=hosts)
+    sent += rule.overhead_bytes(workers, workload.layout)
+    link = network.within if network.one_host(workers) else network.across
+    trip = Trip(link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers))
+    total_s = block_s(schedule, workload.steps, trip, workers)
+    compute_s = schedule.period * workload.step_s
+    exposed_s = min(max(0.0, total_s - compute_s), _left_s(schedule, workload.step_s, trip))
+    return _Pace(Block(compute_s, total_s - compute_s - exposed_s, exposed_s), sent)
+
+
+def _left_s(schedule: Bounded, step_s: float, trip: Trip) -> float:
+    """What a worker waits for the wire in a block when all are equally fast."""
+    there_and_back = 2 * trip.one_way_s
+    return max(0.0, there_and_back - schedule.period * step_s) if schedule.overlap else there_and_back
+
+
+def _own_s(rule: Rule, workload: Workload) -> float:
+    """The worker's own time for an exchange of the whole model."""
+    return workload.pack_s + (0.0 if rule.codec.exact else workload.codec_s)
+
+
+def _part(layout: Layout, parts: int) -> Layout:
+    """A fragment of the model: of several, one of the mean size."""
+    return layout if parts == 1 else layout.cut(0, -(-layout.numel // parts))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network as the planner sees it: links of hosts to a switch, and within a host something faster.
+
+    time of a message of n bytes = latency + n / bandwidth             (Hockney's alpha-beta model)
+
+A `Link` has the latency from one worker to another, one way, and the bandwidth in each direction. Where several workers
+share a host, they share its link to the others; among themselves they have the link `within`.
+
+Bandwidths of presets are what a program gets, not what is printed on the box: of a frame of 1538 bytes on an Ethernet
+wire, 1448 are TCP's payload (94 %).
+
+Source: R. Hockney, Parallel Computing 20 (1994), for alpha and beta; Culler et al., PPoPP 1993 (LogP), for the
+processor's time a message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paceline.calls import like, read_call
+from paceline.doctor.measured import Link as Seen
+from paceline.doctor.measured import Machine, link_from_json, machine_from_json
+from paceline.errors import RuleError
+
+ETHERNET = 1448 / 1538
+"""Share of an Ethernet wire that is payload of TCP, at the usual frame of 1500 bytes."""
+GIGABIT = 1e9 / 8
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from one worker to another.
+
+    Attributes:
+        latency_s: seconds that a message takes besides its bytes, one way.
+        bandwidth_bytes_s: bytes a second in each direction.
+        message_s: seconds of a processor for each message, when many leave at once.
+    """
+
+    latency_s: float = 0.0
+    bandwidth_bytes_s: float = math.inf
+    message_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency_s", self.latency_s), ("message_s", self.message_s)):
+            if not _number(value) or not 0 <= value < math.inf:
+                raise RuleError(f"{name} of a link must be a number of seconds, at least 0, got {value!r}")
+        if not _number(self.bandwidth_bytes_s) or not self.bandwidth_bytes_s > 0:
+            raise RuleError(f"bandwidth_bytes_s of a link must be above 0, got {self.bandwidth_bytes_s!r}")
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds of a message of so many bytes."""
+        return self.latency_s + nbytes / self.bandwidth_bytes_s
+
+    def shared(self, by: int) -> Link:
+        """What each of so many workers has of it when all use it at once."""
+        return Link(self.latency_s, self.bandwidth_bytes_s / by, self.message_s)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Hosts of `per_host` workers each.
+
+    Attributes:
+        name: what messages call it.
+        across: a host's link to the others.
+        within: what the workers of a host have among themselves; not used with one worker a host.
+        per_host: workers of a host.
+    """
+
+    name: str
+    across: Link
+    within: Link = Link()
+    per_host: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.per_host, int) or isinstance(self.per_host, bool) or self.per_host < 1:
+            raise RuleError(f"per_host must be a whole number of workers, at least 1, got {self.per_host!r}")
+
+    def hosts(self, workers: int) -> tuple[str, ...]:
+        """The host of each worker, rank after rank."""
+        return tuple(f"host{rank // self.per_host}" for rank in range(workers))
+
+    def near(self, workers: int) -> int:
+        """Workers of a full host, where there are so many in all."""
+        return min(self.per_host, workers)
+
+    def one_host(self, workers: int) -> bool:
+        """Whether so many workers fit into one host, so that nothing leaves it."""
+        return self.per_host > 1 and workers <= self.per_host
+
+    def describe(self) -> str:
+        """In words."""
+        words = f"{self.name}: {_link_words(self.across)}"
+        if self.per_host > 1:
+            words += f" a host, {self.per_host} workers a host, {_link_words(self.within)} among them"
+        return words
+
+
+def _link_words(link: Link) -> str:
+    speed = link.bandwidth_bytes_s * 8
+    scale, unit = (1e9, "Gbit/s") if speed >= 1e9 else (1e6, "Mbit/s")
+    rate = "no limit of bandwidth" if math.isinf(speed) else f"{speed / scale:.3g} {unit}"
+    return f"{rate} and {1e3 * link.latency_s:.3g} ms one way"
+
+
+PRESETS: dict[str, Network] = {
+    network.name: network
+    for network in (
+        Network("1gbe", Link(50e-6, ETHERNET * GIGABIT, 5e-6)),
+        Network("10gbe", Link(25e-6, ETHERNET * 10 * GIGABIT, 5e-6)),
+        Network("infiniband", Link(2e-6, 0.97 * 100 * GIGABIT, 1e-6)),
+        Network("nvlink", Link(15e-6, ETHERNET * 25 * GIGABIT, 3e-6), Link(3e-6, 240e9, 1e-6), per_host=8),
+        Network("wan", Link(25e-3, ETHERNET * 0.2 * GIGABIT, 5e-6)),
+    )
+}
+"""By name: Ethernet of 1 and 10 Gbit/s through one switch; InfiniBand of 100 Gbit/s; eight GPUs on NVLink a host and 25
+Gbit/s of Ethernet between hosts; and hosts in several cities with 200 Mbit/s each."""
+
+
+def network_from_text(text: str) -> Network:
+    """A preset's name, `link(mbit=500, ms=1)`, or the path of a JSON file.
+
+    In `link`, mbit is what a host's link carries of payload in each direction, ms the latency one way; with `per_host`
+    workers a host, `within_mbit` and `within_ms` are what these have among themselves.
+
+    Raises:
+        RuleError: nothing of these, or numbers that make no sense.
+    """
+    if text in PRESETS:
+        return PRESETS[text]
+    if Path(text).is_file():
+        return network_from_file(Path(text))
+    if not text.strip().startswith("link("):
+        names = list(PRESETS)
+        raise RuleError(
+            f"there is no network {text!r}{like(text, names)}; give one of {', '.join(names)}, a measure such as "
+            '"link(mbit=500, ms=1)", or a JSON file (paceline doctor --json writes one)'
+        )
+    _, given = read_call(text, "network", "link(mbit=500, ms=1)")
+    known = ("mbit", "ms", "per_host", "within_mbit", "within_ms")
+    for name, value in given.items():
+        if name not in known:
+            raise RuleError(f"link has no setting {name!r}{like(name, list(known))}; it has {', '.join(known)}")
+        if not _number(value):
+            raise RuleError(f"{name} in {text!r} must be a number, got {value!r}")
+    across = Link(given.get("ms", 0.0) / 1e3, given.get("mbit", 1000.0) * 1e6 / 8)
+    within = Link(given.get("within_ms", 0.0) / 1e3, given.get("within_mbit", math.inf) * 1e6 / 8)
+    return Network(text, across, within, given.get("per_host", 1))
+
+
+def network_from_file(path: Path) -> Network:
+    """What `paceline doctor --json` wrote, or a network as JSON: {"across": {"latency_s": .., "bandwidth_bytes_s": ..},
+    "within": {..}, "per_host": 8}."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RuleError(f"the network {path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise RuleError(f"the network {path} must be a JSON object, got {type(values).__name__}")
+    if "links" in values:
+        return network_from_doctor(values, path.stem)
+    if "across" not in values:
+        raise RuleError(
+            f"the network {path} has neither `across` nor the `links` that paceline doctor --json writes; "
+            'write {"across": {"latency_s": 5e-5, "bandwidth_bytes_s": 1.2e8}}'
+        )
+    return Network(
+        str(values.get("name", path.stem)),
+        _link(values["across"], path),
+        _link(values.get("within", {}), path),
+        values.get("per_host", 1),
+    )
+
+
+def network_from_doctor(values: Mapping[str, Any], name: str = "measured") -> Network:
+    """The network that `paceline doctor` measured.
+
+    Workers that exchange together go at the pace of the slowest link, so that is the bandwidth; the latency is half the
+    median of the fastest round trips.
+    """
+    try:
+        machines = [machine_from_json(row) for row in values.get("machines", [])]
+        links = [link_from_json(row) for row in values["links"]]
+    except (TypeError, AttributeError) as error:
+        raise RuleError(f"these are not measurements of paceline doctor --json: {error}") from error
+    host_of = {machine.rank: machine.host for machine in machines}
+    inside = [link for link in links if host_of.get(link.source) == host_of.get(link.target)]
+    outside = [link for link in links if link not in inside]
+    if not outside:  # one host: its workers stand for hosts
+        return Network(name, _slowest(inside, name))
+    per_host = max(_counts(machines).values(), default=1)
+    within = _slowest(inside, name) if inside and per_host > 1 else Link()
+    return Network(name, _slowest(outside, name), within, per_host)
+
+
+def _counts(machines: list[Machine]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for machine in machines:
+        found[machine.host] = found.get(machine.host, 0) + 1
+    return found
+
+
+def _slowest(links: list[Seen], name: str) -> Link:
+    speeds = [link.bandwidth_bytes_s for link in links if link.bandwidth_bytes_s]
+    trips = [link.latency_s for link in links if link.latency_s is not None]
+    if not speeds or not trips:
+        raise RuleError(
+            f"the measurements {name} hold no link with a bandwidth and a latency; run paceline doctor --json with at "
+            "least two workers that reach each other"
+        )
+    return Link(median(trips) / 2, min(speeds))
+
+
+def _link(values: Any, path: Path) -> Link:
+    known = [field.name for field in fields(Link)]
+    if not isinstance(values, dict) or not set(values) <= set(known):
+        raise RuleError(f"a link in {path} must be an object with {', '.join(known)}, got {values!r}")
+    return Link(**values)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of forecasts: speed-up and efficiency over the number of workers (needs the extra `paceline[report]`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import RuleError
+from paceline.observe.canvas import GRID, colour, legend_above, new_figure, style
+from paceline.planner.forecast import Forecast
+from paceline.planner.table import Rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("png", "svg")
+ALIKE = 0.002
+"""Rules whose efficiencies lie so near each other at every N share a line."""
+DASHES = ("-", "--", ":")
+
+
+def draw(rows: Rows) -> Figure:
+    """Speed-up on the left, with the straight line of N times the speed; efficiency on the right."""
+    with style():
+        figure = new_figure(4.6)
+        speed, share = figure.subplots(1, 2)
+        counts = [found.workers for found in rows[0]]
+        speed.plot(counts, counts, color=GRID, zorder=0)
+        for turn, (label, row) in enumerate(_lines(rows)):
+            look = {"color": colour(turn), "linestyle": DASHES[turn // 8 % len(DASHES)], "marker": "o", "markersize": 3}
+            speed.plot(counts, [found.speed_up for found in row], label=label, **look)
+            share.plot(counts, [100 * found.efficiency for found in row], **look)
+        _scale(speed, counts, "speed-up over one worker")
+        speed.set_yscale("log", base=2)
+        _scale(share, counts, "efficiency [%]")
+        share.set_ylim(0, 105)
+        legend_above(figure, speed)
+        return figure
+
+
+def save(rows: Rows, path: Path) -> None:
+    """Write the picture; its kind is that of the name, PNG or SVG."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise RuleError(f"a plot is written as {' or '.join(KINDS)}, got {path.name!r}; name it plan.png or plan.svg")
+    figure = draw(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style():
+        figure.savefig(path, format=kind, facecolor="white", metadata={"Title": "Scaling forecast"})
+
+
+def _lines(rows: Rows) -> list[tuple[str, list[Forecast]]]:
+    """Lines to draw; rules that are equally fast share one."""
+    found: list[tuple[list[str], list[Forecast]]] = []
+    for row in rows:
+        for names, other in found:
+            if all(abs(a.efficiency - b.efficiency) <= ALIKE for a, b in zip(row, other, strict=True)):
+                names.append(_name(row))
+                break
+        else:
+            found.append(([_name(row)], list(row)))
+    return [(", ".join(names), row) for names, row in found]
+
+
+def _name(row: Sequence[Forecast]) -> str:
+    text = row[0].rule
+    return text.removesuffix("()")
+
+
+def _scale(axes: Axes, counts: list[int], label: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts], rotation=60 if len(counts) > 6 else 0)
+    axes.set_xlabel("workers")
+    axes.set_ylabel(label)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the slowest of N workers takes for k minibatches.
+
+    S_i = X_i1 + .. + X_ik,                 E[max_i S_i] = N int Q(Phi(z)) phi(z) Phi(z)^(N-1) dz
+
+X are one worker's step times, independent and alike, Q the quantile function of S, phi and Phi the density and the
+distribution of the standard normal (the order statistic's expectation with u = Phi(z)). The sum of k lognormal times is
+taken for lognormal with the sum's mean and variance (Fenton 1960), which is exact for k = 1:
+
+    s^2 = ln(1 + v^2 / k),   m = ln(k c) - s^2 / 2,   Q(Phi(z)) = exp(m + s z)       c the mean, v the coefficient
+                                                                                     of variation of a step time
+Of n measured sums, sorted, the maximum's expectation is  sum_j x_(j) [(j/n)^N - ((j-1)/n)^N];  a maximum beyond what
+was measured cannot come out, so give more times than there are workers.
+
+Sources: David & Nagaraja, Order Statistics (2003), section 3.1; L. Fenton, IRE Trans. Commun. Systems 8 (1960).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import RuleError
+
+Numbers = NDArray[np.float64]
+SUMS = 8192
+"""Sums of measured times that are drawn to know the distribution of a sum."""
+
+
+class StepTimes(Protocol):
+    """The distribution of the time of one minibatch on one worker."""
+
+    @property
+    def mean_s(self) -> float:
+        """Its mean, seconds."""
+
+    @property
+    def variation(self) -> float:
+        """Its standard deviation over its mean."""
+
+    def sums(self, steps: int, size: tuple[int, ...], generator: np.random.Generator) -> Numbers:
+        """Independent sums of so many step times, an array of shape `size`, seconds."""
+
+    def slowest(self, steps: int, workers: int) -> float:
+        """Expected maximum over the workers of the sum of so many step times, seconds."""
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Step times with a mean and a spread; spread 0 is the same time always.
+
+    Attributes:
+        mean_s: c, above 0.
+        variation: v, at least 0.
+    """
+
+    mean_s: float
+    variation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mean_s < math.inf:
+            raise RuleError(f"the step time must be a number of seconds above 0, got {self.mean_s!r}")
+        if not 0 <= self.variation < math.inf:
+            raise RuleError(f"the spread of step times must be a number from 0 on, got {self.variation!r}")
+
+    def _parameters(self, steps: int) -> tuple[float, float]:
+        """(m, s) of the logarithm of a sum."""
+        square = math.log1p(self.variation**2 / steps)
+        return math.log(steps * self.mean_s) - square / 2, math.sqrt(square)
+
+    def sums(self, steps: int, size: tuple[int, ...], generator: np.random.Generator) -> Numbers:
+        """Draws of the sum, seconds; see :class:`StepTimes`."""
+        if not steps or not self.variation:
+            return np.full(size, steps * self.mean_s)
+        m, s = self._parameters(steps)
+        return np.asarray(np.exp(m + s * generator.standard_normal(size)))
+
+    def slowest(self, steps: int, workers: int) -> float:
+        """Expected maximum of the sums, seconds; see :class:`StepTimes`."""
+        if not steps or not self.variation or workers == 1:
+            return steps * self.mean_s
+        m, s = self._parameters(steps)
+        z, weight = maximum_weights(workers)
+        return float(np.sum(weight * np.exp(m + s * z)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Step times as they were measured.
+
+    Attributes:
+        times_s: seconds, at least two, none of them below 0.
+    """
+
+    times_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.times_s) < 2:
+            raise RuleError(f"measured step times must be at least two, got {len(self.times_s)}; measure more steps")
+        if not all(0 <= time < math.inf for time in self.times_s) or not sum(self.times_s):
+            raise RuleError("measured step times must be seconds, finite, not negative and not all 0")
+
+    @cached_property
+    def mean_s(self) -> float:
+        """c."""
+        return float(np.mean(self.times_s))
+
+    @cached_property
+    def variation(self) -> float:
+        """v."""
+        return float(np.std(self.times_s, ddof=1)) / self.mean_s
+
+    def sums(self, steps: int, size: tuple[int, ...], generator: np.random.Generator) -> Numbers:
+        """Draws of the sum, seconds: one by one for few steps, else by the central limit; see :class:`StepTimes`."""
+        if steps > 32:
+            return LogNormal(self.mean_s, self.variation).sums(steps, size, generator)
+        found = np.zeros(size)
+        for _ in range(steps):
+            found += generator.choice(np.asarray(self.times_s), size)
+        return found
+
+    def slowest(self, steps: int, workers: int) -> float:
+        """Expected maximum of the sums, seconds; see :class:`StepTimes`."""
+        if not steps or workers == 1:
+            return steps * self.mean_s
+        if steps > 32:
+            return LogNormal(self.mean_s, self.variation).slowest(steps, workers)
+        return _empirical(self._sorted(steps), workers)
+
+    def _sorted(self, steps: int) -> Numbers:
+        if steps == 1:
+            return np.sort(np.asarray(self.times_s))
+        return np.sort(self.sums(steps, (SUMS,), np.random.default_rng(steps)))
+
+
+def _empirical(ordered: Numbers, workers: int) -> float:
+    """Expected maximum of so many draws out of sorted numbers."""
+    shares = (np.arange(len(ordered) + 1) / len(ordered)) ** workers
+    return float(np.sum(ordered * np.diff(shares)))
+
+
+@lru_cache(maxsize=64)
+def maximum_weights(workers: int) -> tuple[Numbers, Numbers]:
+    """Places z and weights so that E[max of N draws f(z_i)] = sum of weights * f(z), z_i standard normal, f rising."""
+    z = np.linspace(-9.0, 9.0, 6001)
+    below = np.array([0.5 * math.erfc(-place / math.sqrt(2)) for place in z])
+    middle = (z[1:] + z[:-1]) / 2
+    return middle, np.diff(below**workers)
+
+
+def times_from_text(text: str) -> Measured:
+    """Step times, in seconds, with white space or commas between; `RuleError` where that is something else."""
+    try:
+        return Measured(tuple(float(word) for word in text.replace(",", " ").split()))
+    except ValueError as error:
+        if isinstance(error, RuleError):
+            raise
+        raise RuleError(f"step times must be numbers of seconds with white space between: {error}") from error
+
+
+def step_times(mean_s: float, variation: float, measured: Sequence[float] = ()) -> StepTimes:
+    """Measured times where there are some; else a mean and a spread."""
+    return Measured(tuple(measured)) if len(measured) >= 2 else LogNormal(mean_s, variation)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forecasts in a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.summary import bytes_text, seconds_text, share_text
+from paceline.planner.advice import Advice
+from paceline.planner.forecast import Forecast
+
+Rows = Sequence[Sequence[Forecast]]
+"""For each rule the forecast at each number of workers, the same numbers for all."""
+
+
+def efficiencies(rows: Rows) -> Table:
+    """Rules down, workers across, efficiency in percent."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("efficiency, %", no_wrap=True)
+    for found in rows[0]:
+        table.add_column(f"N={found.workers}", justify="right")
+    for row in rows:
+        table.add_row(Text(row[0].rule), *(f"{100 * found.efficiency:.1f}" for found in row))
+    return table
+
+
+def details(rows: Rows, workers: int, priced: bool) -> Table:
+    """At one number of workers: where a minibatch's time goes, an epoch, bytes, and the cost where there is a price."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(f"at N={workers}", no_wrap=True)
+    for name in ("a step", "waits", "exchanges", "speed-up", "epoch", "bytes an epoch", *(["cost"] if priced else [])):
+        table.add_column(name, justify="right")
+    for found in at(rows, workers):
+        cells = [
+            seconds_text(found.step_s),
+            share_text(found.wait_s / found.step_s),
+            share_text(found.exchange_s / found.step_s),
+            f"{found.speed_up:.2f}",
+            seconds_text(found.epoch_s),
+            bytes_text(found.epoch_bytes),
+        ]
+        table.add_row(Text(found.rule), *cells, *([f"{found.cost:,.2f}"] if priced else []))
+    return table
+
+
+def at(rows: Rows, workers: int) -> list[Forecast]:
+    """Of each rule, the forecast at so many workers."""
+    return [found for row in rows for found in row if found.workers == workers]
+
+
+def as_json(rows: Rows, advice: Advice, setting: dict[str, Any]) -> dict[str, Any]:
+    """All of it, for programs."""
+    recommended = {"rule": advice.rule, "period": advice.period, "why": advice.why}
+    return {
+        "setting": setting,
+        "forecasts": [found.as_json() for row in rows for found in row],
+        "advice": recommended | {"forecast": advice.forecast.as_json()},
+    }

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long an exchange takes over a route: latencies and bytes, of each operation that the codec makes.
+
+    ring all-reduce among N        2 (N-1) alpha + 2 (N-1)/N S / B            (reduce-scatter, then all-gather)
+    all-to-all among N             alpha + (N-1) o + D / B
+    hierarchical, p on a host      two all-to-alls within the host, of what the formula sends there, and between them
+                                   the codec's exchange among H hosts, for which p workers share a host's link
+
+alpha is a message's latency, B the bandwidth, o a processor's time a message, S the payload, D the bytes that leave.
+The bytes are the recipe's own (`bytes_sent`, `slow_bytes` of the topology), as are the operations: the codec is run
+once, on a few numbers and a wire that writes down what it is asked for. All workers of a host leave through one link.
+A flat ring that goes from host to host crosses it once each way; an all-to-all has p workers crossing it at once.
+
+An exchange is cut into C chunks of which F are on their way at a time; b is the time of a chunk's bytes, L that of its
+latencies:
+
+    T = (L + b) + (C - 1) max(b, (L + b) / F)
+
+so latency is paid once where the wire is busy, and C/F times where it is idle in between. The header, an all-gather
+around a ring, is on its way at the same time; the footer of gradients comes behind all.
+
+Sources: Thakur, Rabenseifner & Gropp, IJHPCA 19 (2005), for the collectives; Cho et al., MLSys 2019 (BlueConnect), for
+the hierarchical one; the pipeline is ours (:mod:`paceline.exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.codec import Codec, Dense, Layout, Steps
+from paceline.exchange import IN_FLIGHT
+from paceline.planner.network import Network
+from paceline.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
+from paceline.topology import Hierarchical, Ordered
+from paceline.transport.base import Done
+from paceline.update import cut
+
+LATER = 1 << 30
+"""The exchange that is asked about: one after every warm-up."""
+SAMPLE = Layout.of([(64, 64)])
+SUM, ALL_TO_ALL = "sum", "all_to_all"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one operation on the wire takes, before it is cut into chunks.
+
+    Attributes:
+        latency_s: for each chunk anew.
+        bytes_s: for all chunks together.
+    """
+
+    latency_s: float
+    bytes_s: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange among all workers, after all have come to it.
+
+    Attributes:
+        payload_s: from the first number to the last.
+        header_s: of the header, on its way at the same time.
+        footer_s: of the footer, behind the payload; for gradients.
+        chunks: pieces of the payload.
+        sent_bytes: by one worker, the header included.
+    """
+
+    payload_s: float
+    header_s: float
+    footer_s: float
+    chunks: int
+    sent_bytes: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it, where nothing is hidden."""
+        return max(self.payload_s, self.header_s) + self.footer_s
+
+    def exposed_behind(self, backward_s: float) -> float:
+        """What is left of it when gradients leave while the backward pass of so many seconds goes on.
+
+        Chunk k of C is ready k/C through the pass, and the wire takes one after another:
+
+            left = max(T/C, T - (1 - 1/C) backward)
+
+        so one chunk at least, and all of T but the time behind the first chunk. Source: Li et al., VLDB 2020 (buckets
+        of DistributedDataParallel); the formula is the finish of a queue with evenly spaced arrivals.
+        """
+        body = max(self.payload_s / self.chunks, self.payload_s - (1 - 1 / self.chunks) * backward_s)
+        return max(body, self.header_s - backward_s) + self.footer_s
+
+
+class NotedWire:
+    """A wire between two workers that carries nothing and writes down the operations."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def sum(self, x: Tensor) -> Steps[None]:
+        self.kinds.append(SUM)
+        yield Done()
+
+    def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> Done:
+        self.kinds.append(ALL_TO_ALL)
+        return Done()
+
+    def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.zeros(elements, dtype=dtype, device=device)
+
+
+def operations_of(codec: Codec) -> tuple[str, ...]:
+    """The operations of one exchange under this codec, one after another: "sum" or "all_to_all"."""
+    wire = NotedWire()
+    steps = codec.exchange(torch.zeros(SAMPLE.numel), SAMPLE, wire, {})
+    for _ in steps:
+        pass
+    return tuple(wire.kinds)
+
+
+def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: int) -> Exchange:
+    """What exchanging so many numbers takes under a rule by which workers exchange together.
+
+    Args:
+        rule: the rule.
+        layout: the numbers that its codec writes.
+        dense: further 32-bit numbers that go with them as they are (buffers, moments).
+        network: between the workers.
+        workers: N.
+    """
+    if workers == 1:
+        return Exchange(0.0, 0.0, 0.0, 1, 0.0)
+    chunks, payload_s, sent = 0, 0.0, 0.0
+    for codec, part in ((rule.codec.at(LATER), layout), (Dense(), Layout.vector(dense))):
+        if part.numel:
+            found = list(_operations(rule, codec, part, network, workers))
+            pieces = len(cut(part, rule.common.chunks, codec))
+            payload_s += chunked_s(found, pieces)
+            chunks += pieces
+            sent += rule.common.bytes_sent(codec, part, network.hosts(workers), 0)
+    link = network.within if network.one_host(workers) else network.across
+    ring_s = [(workers - 1) * link.seconds(nbytes) for nbytes in (HEADER_BYTES, FOOTER_BYTES)]
+    footer_s = 0.0 if is_block(rule) else ring_s[1]
+    return Exchange(payload_s, ring_s[0], footer_s, max(1, chunks), sent + rule.overhead_bytes(workers))
+
+
+def chunked_s(operations: list[Operation], chunks: int, in_flight: int = IN_FLIGHT) -> float:
+    """T of the head of this file: operations follow one another, chunks run beside each other."""
+    latency_s = sum(operation.latency_s for operation in operations)
+    bytes_s = sum(operation.bytes_s for operation in operations) / chunks
+    alone_s = latency_s + bytes_s
+    return alone_s + (chunks - 1) * max(bytes_s, alone_s / min(in_flight, chunks))
+
+
+def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, workers: int) -> Iterator[Operation]:
+    """The operations of one exchange over the rule's route."""
+    topology, hosts = rule.common, network.hosts(workers)
+    sent = topology.bytes_sent(codec, layout, hosts, 0)
+    ordered = isinstance(topology, Ordered) or (isinstance(topology, Hierarchical) and topology.ordered)
+    kinds = [kind for one in operations_of(codec) for kind in ((ALL_TO_ALL,) * 2 if ordered and one == SUM else (one,))]
+    if not isinstance(topology, Hierarchical):
+        for kind in kinds:
+            yield operation(kind, sent / len(kinds), network, workers)
+        return
+    slow = topology.slow_bytes(codec, layout, hosts, 0)
+    near = network.near(workers)
+    if sent > slow:
+        link = network.within if network.per_host > 1 else network.across
+        for _ in range(2):
+            yield Operation(link.latency_s + (near - 1) * link.message_s, (sent - slow) / 2 / link.bandwidth_bytes_s)
+    if sent == slow:  # one dimension only: a flat exchange
+        between, members = network, workers
+    else:
+        between, members = Network("between", network.across.shared(near)), -(-workers // near)
+    for kind in kinds:
+        yield operation(kind, slow / len(kinds), between, members)
+
+
+def operation(kind: str, sent: float, network: Network, workers: int) -> Operation:
+    """One operation in which each of N workers sends so many bytes; see the head of this file."""
+    if workers == 1:
+        return Operation(0.0, 0.0)
+    link = network.within if network.one_host(workers) else network.across
+    if kind == SUM:
+        return Operation(2 * (workers - 1) * link.latency_s, sent / link.bandwidth_bytes_s)
+    return Operation(link.latency_s + (workers - 1) * link.message_s, scattered_s(sent, network, workers))
+
+
+def scattered_s(sent: float, network: Network, workers: int) -> float:
+    """Seconds of the bytes when each worker sends `sent` of them, as many to each other worker."""
+    if network.one_host(workers):
+        return sent / network.within.bandwidth_bytes_s
+    near = network.near(workers)
+    outside = near * sent * (workers - near) / (workers - 1)
+    inside = sent * (near - 1) / (workers - 1)
+    return max(outside / network.across.bandwidth_bytes_s, inside / network.within.bandwidth_bytes_s)

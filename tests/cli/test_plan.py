@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline plan`: numbers in, a table, a picture, JSON and a recommendation out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app, plan_inputs
+from paceline.errors import UnsupportedError
+from paceline.planner.stopwatch import Timed
+
+GIVEN = ("--step-time", 0.1, "--parameters", "1M", "--workers", "1,4", "--rule", "sync", "--rule", "bmuf(period=8)")
+
+
+def plan(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def values(*arguments: object) -> dict[str, Any]:
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    return found
+
+
+def test_a_table_and_a_recommendation() -> None:
+    result = plan(*GIVEN, "--network", "link(mbit=1000, ms=0.1)", "--price", 2)
+    assert result.exit_code == 0
+    for words in ("1,000,000 parameters (4 MB)", "N=4", "bmuf(period=8)", "for 4 workers:", "cost", "1 Gbit/s"):
+        assert words in said(result)
+
+
+def test_json_by_hand() -> None:
+    """4 MB as 1.5 x 4 MB over 1 MB/s every 8 steps of 100 ms."""
+    found = values(*GIVEN, "--network", "link(mbit=8)", "--epoch", 80, "--at", 4)
+    block = next(one for one in found["forecasts"] if one["rule"] == "bmuf(period=8)" and one["workers"] == 4)
+    assert block["step_s"] == pytest.approx((0.8 + 6) / 8, rel=1e-3)
+    assert block["epoch_s"] == pytest.approx(20 * block["step_s"])
+    assert found["setting"]["workers"] == 4 and found["advice"]["rule"] == "bmuf(period=64, overlap=64)"
+
+
+def test_bytes_are_parameters_of_four() -> None:
+    same = [values("--step-time", 0.1, *size, "--workers", 2, "--rule", "bmuf") for size in
+            (("--bytes", "100M"), ("--parameters", "25M"))]  # fmt: skip
+    assert same[0] == same[1]
+
+
+def test_measured_step_times(tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    times.write_text("0.1 0.3")
+    found = values("--step-times", times, "--parameters", "1k", "--workers", 2, "--rule", "sync")
+    assert found["setting"]["step_s"] == pytest.approx(0.2)
+    assert found["forecasts"][0]["wait_s"] == pytest.approx(0.05)
+
+
+def test_a_program_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, asked = tmp_path / "train.py", []
+    script.write_text("")
+
+    def timed(*arguments: object) -> Timed:
+        asked.append(arguments)
+        return Timed((0.1, 0.2, 0.3), ((10, 10), (10,)), moments=2, batches=50)
+
+    monkeypatch.setattr(plan_inputs, "time_script", timed)
+    result = plan("--workers", 2, "--rule", "sync", "--json", script, "--lr", 1)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.strip().splitlines()[-1])["setting"]
+    assert found["step_s"] == pytest.approx(0.2) and found["spread"] == pytest.approx(0.5)
+    assert (found["parameters"], found["moments"], found["epoch"]) == (110, 2, 50)
+    assert asked == [(script, ["--lr", "1"], 20, 300.0)]
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    assert plan(*GIVEN, "--plot", tmp_path / "plan.svg").exit_code == 0
+    assert (tmp_path / "plan.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "give a training program, or --step-time"),
+        (("--step-time", 0.1), "give the model's size"),
+        (("--step-time", 0, "--parameters", "1k"), "step time must be"),
+        ((*GIVEN, "--network", "10gb"), "did you mean '10gbe'"),
+        ((*GIVEN, "--rule", "bumf"), "did you mean 'bmuf'"),
+        ((*GIVEN, "--workers", "1,x"), "--workers must be whole numbers"),
+        ((*GIVEN, "--workers", "0"), "must lie in 1..65536"),
+        ((*GIVEN, "--plot", "plan.gif"), ".png or .svg"),
+        ((*GIVEN, "--steps", 1), "--steps must be at least 3"),
+        ((*GIVEN, "--bytes", "many"), "--bytes must be a number"),
+        ((*GIVEN, "--moments", 3), "must be 0, 1 or 2"),
+        ((*GIVEN, "--failures", -1), "failures_per_hour"),
+        ((*GIVEN, "--step-times", "nowhere"), "leave out --step-time"),
+        (("--step-times", "nowhere", "--parameters", "1k"), "nowhere"),
+        (("nowhere.py",), "does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[object, ...], says: str) -> None:
+    result = plan(*arguments)
+    assert result.exit_code == 2 and says in said(result)
+
+
+def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def fails(*arguments: object) -> Timed:
+        raise UnsupportedError("no optimizer made a step")
+
+    monkeypatch.setattr(plan_inputs, "time_script", fails)
+    result = plan(script)
+    assert result.exit_code == 2 and "no optimizer made a step" in said(result)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks by hand, and the recursion against the closed form where there is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.planner import LogNormal
+from paceline.planner.lockstep import barrier, overlapped
+from paceline.schedule import EveryBlock
+
+EVEN = LogNormal(0.1)
+
+
+def test_a_barrier_by_hand() -> None:
+    block = barrier(EVEN, 4, 0.3, 8)
+    assert (block.compute_s, block.wait_s, block.exchange_s) == (0.4, 0.0, 0.3)
+    assert block.total_s == pytest.approx(0.7)
+
+
+def test_behind_the_next_block_what_fits_is_hidden() -> None:
+    """An exchange that takes 3 of 4 steps costs nothing; one of 6 steps costs what does not fit."""
+    schedule = EveryBlock(period=4, overlap=4)
+    assert overlapped(schedule, EVEN, 0.3, 8).total_s == pytest.approx(0.4)
+    assert overlapped(schedule, EVEN, 0.6, 8).total_s == pytest.approx(0.6)
+    assert overlapped(schedule, EVEN, 0.6, 8).exchange_s == pytest.approx(0.2)
+
+
+def test_a_short_overlap_hides_its_steps() -> None:
+    """One step of 0.1 s hides 0.1 of 0.3; of a block of four steps, three come behind it."""
+    assert overlapped(EveryBlock(period=4, overlap=1), EVEN, 0.3, 8).total_s == pytest.approx(0.4 + 0.2)
+
+
+def test_fragments_share_the_wire() -> None:
+    """Four fragments of 0.05 s each fit; of 0.2 s each the wire is busy all the time."""
+    schedule = EveryBlock(period=4, fragments=4, overlap=2)
+    assert overlapped(schedule, EVEN, 0.05, 8).total_s == pytest.approx(0.4)
+    assert overlapped(schedule, EVEN, 0.2, 8).total_s == pytest.approx(0.8)
+
+
+def test_stragglers_without_overlap_are_the_closed_form() -> None:
+    """The recursion with an overlap of nothing is a barrier: the same mean, within what chance does."""
+    steps = LogNormal(0.1, 0.3)
+    run = overlapped(EveryBlock(period=4, overlap=0), steps, 0.05, 16)
+    assert run.total_s == pytest.approx(barrier(steps, 4, 0.05, 16).total_s, rel=0.02)
+
+
+def test_overlap_gives_stragglers_time() -> None:
+    steps = LogNormal(0.1, 0.3)
+    waits = [overlapped(EveryBlock(period=8, overlap=d), steps, 0.0, 16).wait_s for d in (0, 4, 8)]
+    assert waits[0] > 1.2 * waits[1] > 1.2 * waits[2] > 0
+
+
+def test_nobody_is_faster_than_computing() -> None:
+    assert overlapped(EveryBlock(period=4, overlap=4), LogNormal(0.1, 0.2), 0.0, 2).total_s >= 0.4

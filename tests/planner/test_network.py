@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks: presets, texts, files, and what the doctor measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.doctor.measured import Link as Seen
+from paceline.doctor.measured import Machine, Measurements
+from paceline.errors import RuleError
+from paceline.planner import PRESETS, Link, Network, network_from_text
+
+
+def test_presets_go_by_their_names() -> None:
+    for name, network in PRESETS.items():
+        assert network_from_text(name) is network and network.name == name and name in network.describe()
+    assert PRESETS["1gbe"].across.bandwidth_bytes_s < 125e6 < 10 * PRESETS["1gbe"].across.bandwidth_bytes_s
+    assert PRESETS["nvlink"].hosts(10) == ("host0",) * 8 + ("host1",) * 2
+
+
+def test_a_measure_in_words() -> None:
+    found = network_from_text("link(mbit=8, ms=2, per_host=4, within_mbit=80)")
+    assert found.across == Link(2e-3, 1e6) and found.within == Link(0.0, 1e7) and found.per_host == 4
+    assert found.across.seconds(500_000) == 0.502
+    assert network_from_text("link(ms=1)").across.bandwidth_bytes_s == 125e6
+    assert "no limit" in Network("x", Link()).describe()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("10gb", "did you mean '10gbe'"),
+        ("nothing.json", "give one of 1gbe"),
+        ("link(bits=1)", "link has no setting 'bits'"),
+        ("link(mbit='a')", "must be a number"),
+        ("link(mbit=0)", "must be above 0"),
+        ("link(ms=-1)", "at least 0"),
+        ("link(per_host=0)", "at least 1"),
+        ("link(1)", "need names"),
+    ],
+)
+def test_texts_that_are_no_network(text: str, says: str) -> None:
+    with pytest.raises(RuleError, match=says.replace("(", r"\(")):
+        network_from_text(text)
+
+
+def written(path: Path, values: Any) -> str:
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+def test_a_network_of_a_file(tmp_path: Path) -> None:
+    values = {"across": {"latency_s": 1e-3, "bandwidth_bytes_s": 1e6}, "within": {"latency_s": 0}, "per_host": 2}
+    found = network_from_text(written(tmp_path / "office.json", values))
+    assert found == Network("office", Link(1e-3, 1e6), Link(), 2)
+    for wrong, says in (([], "JSON object"), ({"x": 1}, "neither"), ({"across": {"speed": 1}}, "must be an object")):
+        with pytest.raises(RuleError, match=says):
+            network_from_text(written(tmp_path / "wrong.json", wrong))
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(RuleError, match="cannot be read"):
+        network_from_text(str(tmp_path / "broken.json"))
+
+
+def seen(source: int, target: int, trip_s: float, bandwidth: float | None) -> Seen:
+    return Seen(source, target, address="x", latency_s=trip_s, bandwidth_bytes_s=bandwidth)
+
+
+def test_what_the_doctor_measured(tmp_path: Path) -> None:
+    hosts = ("a", "a", "b", "b")
+    machines = {rank: Machine(rank, host) for rank, host in enumerate(hosts)}
+    links = [
+        seen(i, j, *((2e-5, 1e9) if hosts[i] == hosts[j] else (2e-3, 1e8 - i)))
+        for i in range(4)
+        for j in range(4)
+        if i != j
+    ]
+    found = network_from_text(written(tmp_path / "doctor.json", Measurements(4, machines, links).to_json()))
+    assert found == Network("doctor", Link(1e-3, 1e8 - 3), Link(1e-5, 1e9), 2)
+
+
+def test_the_doctor_on_one_host(tmp_path: Path) -> None:
+    measured = Measurements(2, {0: Machine(0, "a"), 1: Machine(1, "a")}, [seen(0, 1, 2e-5, 1e9), seen(1, 0, 2e-5, 2e9)])
+    assert network_from_text(written(tmp_path / "one.json", measured.to_json())) == Network("one", Link(1e-5, 1e9))
+    with pytest.raises(RuleError, match="no link with a bandwidth"):
+        network_from_text(written(tmp_path / "none.json", {"links": [{"source": 0, "target": 1}]}))
+    with pytest.raises(RuleError, match="not measurements"):
+        network_from_text(written(tmp_path / "odd.json", {"links": [1]}))
+
+
+def test_a_shared_link() -> None:
+    assert Link(1.0, 8.0).shared(4) == Link(1.0, 2.0)
+    assert math.isinf(Link().shared(2).bandwidth_bytes_s)

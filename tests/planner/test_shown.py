@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, pictures and JSON of forecasts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.errors import RuleError
+from paceline.planner import Forecast, forecasts, recommend
+from paceline.planner.plot import draw, save
+from paceline.planner.table import as_json, at, details, efficiencies
+from paceline.recipes import rule_from_text
+
+from .made import wire, work
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[list[Forecast]]:
+    rules = [rule_from_text(text) for text in ("sync", "bmuf", "diloco", "asgd")]
+    return forecasts(rules, work(), wire(), [1, 4, 8])
+
+
+def text_of(table: object) -> str:
+    console = Console(width=200, record=True, file=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_efficiencies_by_rule_and_number(rows: list[list[Forecast]]) -> None:
+    lines = [line.split() for line in text_of(efficiencies(rows)).splitlines()]
+    assert lines[0][-3:] == ["N=1", "N=4", "N=8"]
+    assert lines[2] == ["bmuf()", "100.0", "91.4", "90.1"]
+
+
+def test_details_with_and_without_a_price(rows: list[list[Forecast]]) -> None:
+    assert "cost" in text_of(details(rows, 4, True)) and "cost" not in text_of(details(rows, 4, False))
+    assert [found.rule for found in at(rows, 8)] == ["sync()", "bmuf()", "diloco()", "asgd()"]
+
+
+def test_json_holds_everything(rows: list[list[Forecast]]) -> None:
+    values = json.loads(json.dumps(as_json(rows, recommend(work(), wire(), 4), {"network": "made"})))
+    assert len(values["forecasts"]) == 12 and values["setting"] == {"network": "made"}
+    assert values["advice"]["forecast"]["workers"] == 4 and values["advice"]["why"]
+
+
+def test_a_picture_has_a_line_for_rules_that_differ(rows: list[list[Forecast]], tmp_path: Path) -> None:
+    labels = [line.get_label() for line in draw(rows).axes[0].get_lines()[1:]]
+    assert labels == ["sync", "bmuf, diloco", "asgd"]
+    for kind, begins in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        save(rows, tmp_path / f"plan.{kind}")
+        assert (tmp_path / f"plan.{kind}").read_bytes().startswith(begins)
+    with pytest.raises(RuleError, match="png or svg"):
+        save(rows, tmp_path / "plan.gif")

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges by hand: rings, all-to-alls, hosts, chunks, and what a backward pass hides."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.codec import Dense, Layout
+from paceline.planner import Link, Network
+from paceline.planner.timing import (
+    ALL_TO_ALL,
+    SUM,
+    Exchange,
+    Operation,
+    chunked_s,
+    exchange,
+    operation,
+    operations_of,
+    scattered_s,
+)
+from paceline.recipes import rule_from_text
+
+from .made import MIB, NUMEL, wire
+
+FLAT = Layout.vector(NUMEL)
+
+
+def test_the_codecs_say_what_they_do() -> None:
+    expected = {
+        "dense": (SUM,),
+        "low_rank": (SUM, SUM),
+        "one_bit": (ALL_TO_ALL, ALL_TO_ALL),
+        "bf16": (ALL_TO_ALL, ALL_TO_ALL),
+        "e3m0": (ALL_TO_ALL, ALL_TO_ALL),
+        "top_k": (ALL_TO_ALL,),
+    }
+    for name, kinds in expected.items():
+        codec = rule_from_text(f"sync(codec={name!r})").codec.at(1 << 30)
+        assert operations_of(codec) == kinds and len(kinds) == codec.operations
+
+
+def test_a_ring_by_hand() -> None:
+    """4 workers, 6 steps of 1 ms, and 2 (N-1)/N = 1.5 of 100 ms of bytes."""
+    found = operation(SUM, Dense().bytes_sent(FLAT, 4, 0), wire(0.1, 1e-3), 4)
+    assert found == Operation(pytest.approx(6e-3), pytest.approx(0.15))
+
+
+def test_an_all_to_all_by_hand() -> None:
+    """All messages are under way at once; each costs the processor its part."""
+    network = Network("x", Link(1e-3, 1e6, 1e-4))
+    assert operation(ALL_TO_ALL, 1e6, network, 11) == Operation(pytest.approx(2e-3), pytest.approx(1.0))
+
+
+def test_workers_of_a_host_share_its_link() -> None:
+    """4 workers on 2 hosts, each sends 3 bytes to 3 others: 2 x 2 bytes leave a host."""
+    network = Network("x", Link(0, 1.0), Link(0, 10.0), per_host=2)
+    assert scattered_s(3, network, 4) == 4
+    assert scattered_s(1, network, 2) == 0.1
+    assert scattered_s(3, Network("x", Link(0, 1.0)), 4) == 3
+
+
+def test_chunks_run_beside_each_other() -> None:
+    one = [Operation(1.0, 8.0)]
+    assert chunked_s(one, 1) == 9
+    assert chunked_s(one, 8, in_flight=1) == 16  # every chunk waits for its latency
+    assert chunked_s(one, 8, in_flight=2) == 9  # the wire is always busy
+    assert chunked_s([Operation(3.0, 8.0)], 8, in_flight=2) == 4 + 7 * 2
+    assert chunked_s([Operation(0.0, 8.0)], 8) == 8
+
+
+def test_one_worker_exchanges_nothing() -> None:
+    assert exchange(rule_from_text("sync"), FLAT, 0, wire(), 1).total_s == 0
+
+
+def test_dense_bytes_go_at_the_wires_pace() -> None:
+    found = exchange(rule_from_text("bmuf"), FLAT, 0, wire(0.1), 4)
+    assert found.payload_s == pytest.approx(0.15)
+    assert found.sent_bytes == 1.5 * MIB + 3 * 80
+    assert found.footer_s == 0 < exchange(rule_from_text("sync"), FLAT, 0, wire(0.1), 4).footer_s
+
+
+def test_what_travels_along_is_dense() -> None:
+    alone = exchange(rule_from_text("bmuf_adam(codec='int8')"), FLAT, 0, wire(0.1), 4)
+    found = exchange(rule_from_text("bmuf_adam(codec='int8')"), FLAT, 2 * NUMEL, wire(0.1), 4)
+    assert found.payload_s - alone.payload_s == pytest.approx(0.3)
+    assert found.sent_bytes - alone.sent_bytes == 3 * MIB
+
+
+def test_hosts_first_by_hand() -> None:
+    """2 hosts of 4: between them 2 (H-1)/H of the bytes once, and 2 latencies instead of 14; inside two all-to-alls."""
+    network = wire(0.1, 5e-3, per_host=4, faster=10)
+    flat = exchange(rule_from_text("sync(chunks=1)"), FLAT, 0, network, 8)
+    hosts = exchange(rule_from_text("sync(chunks=1, dimensions='hosts')"), FLAT, 0, network, 8)
+    assert flat.payload_s == pytest.approx(0.175 + 14 * 5e-3)
+    assert hosts.payload_s == pytest.approx(0.1 + 2 * 5e-3 + 0.15 / 10)
+    assert hosts.sent_bytes == pytest.approx(flat.sent_bytes)
+
+
+def test_hosts_first_is_flat_on_one_host_and_with_one_worker_a_host() -> None:
+    for network in (wire(0.1, 1e-3, per_host=8), wire(0.1, 1e-3)):
+        flat, hosts = (
+            exchange(rule_from_text(f"sync({how})"), FLAT, 0, network, 8) for how in ("", "dimensions='hosts'")
+        )
+        assert hosts.payload_s == pytest.approx(flat.payload_s)
+
+
+def test_rank_order_takes_two_all_to_alls() -> None:
+    network = wire(0.1, 1e-3)
+    ordered = exchange(rule_from_text("sync(reproducible=True, chunks=1)"), FLAT, 0, network, 8)
+    assert ordered.payload_s == pytest.approx(0.175 + 2e-3)
+
+
+def test_a_backward_pass_hides_what_fits() -> None:
+    found = Exchange(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
+    assert found.exposed_behind(0.0) == pytest.approx(0.8)  # nothing to hide behind
+    assert found.exposed_behind(0.4) == pytest.approx(0.8 - 0.4 * 7 / 8)
+    assert found.exposed_behind(10.0) == pytest.approx(0.1)  # the last chunk leaves when all is over
+    late = Exchange(payload_s=0.8, header_s=2.0, footer_s=0.5, chunks=8, sent_bytes=0)
+    assert late.exposed_behind(0.4) == pytest.approx(1.6 + 0.5)
+
+
+def test_the_formula_is_that_of_a_queue() -> None:
+    found = Exchange(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
+    for backward_s in (0.1, 0.5, 0.9, 1.5):
+        free_s = 0.0
+        for k in range(1, 9):
+            free_s = max(free_s, backward_s * k / 8) + 0.1
+        assert found.exposed_behind(backward_s) == pytest.approx(free_s - backward_s)
