@@ -26,7 +26,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -40,6 +40,7 @@ STOPS = tuple(
     if hasattr(signal, name)
 )
 """Signals by which a process is asked to stop, or to save; a simulation leaves a handler of them uncalled."""
+Start = tuple[str, TextIO]
 IMPORTING = "<frozen importlib._bootstrap>"
 
 
@@ -49,11 +50,12 @@ class OwnProcess:
     Args:
         rank: the worker.
         size: number of workers.
+        start: directory and standard error with which every worker begins.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, start: Start) -> None:
         self.rank, self.size = rank, size
-        self._directory, self._stderr = os.getcwd(), sys.stderr
+        self._directory, self._stderr = start
         self.put()
 
     def take(self) -> None:
@@ -83,10 +85,11 @@ class OwnProcess:
 
 
 @contextlib.contextmanager
-def one_process() -> Iterator[None]:
+def one_process() -> Iterator[Start]:
     """While it lasts, what a script does to its process is each virtual worker's own, or refused by name.
 
-    Only threads of virtual workers notice. Environment and working directory are afterwards what they were before.
+    Gives what every worker begins with. Only threads of virtual workers notice. Environment and working directory are
+    afterwards what they were before.
     """
     directory, stderr = os.getcwd(), sys.stderr
     coordinates = {name: os.environ.get(name) for name in COORDINATES}
@@ -100,7 +103,7 @@ def one_process() -> Iterator[None]:
     for place, name, substitute in substitutes:
         setattr(place, name, _for_workers(getattr(place, name), substitute))
     try:
-        yield
+        yield directory, stderr
     finally:
         for place, name, _ in substitutes:
             setattr(place, name, getattr(place, name).__wrapped__)
@@ -116,10 +119,10 @@ _exits: dict[int, contextlib.ExitStack] = {}  # rank -> what its script has regi
 
 
 @contextlib.contextmanager
-def script_of(transport: virtual.VirtualTransport) -> Iterator[None]:
+def script_of(transport: virtual.VirtualTransport, start: Start) -> Iterator[None]:
     """Around the script of one virtual worker: gives it a process of its own."""
     rank = transport.world.rank
-    transport.cluster.keep(rank, OwnProcess(rank, transport.world.size))
+    transport.cluster.keep(rank, OwnProcess(rank, transport.world.size, start))
     with contextlib.ExitStack() as _exits[rank]:
         yield
 

@@ -39,6 +39,7 @@ class Failure:
 
     def __init__(self, output: Path, script: Path) -> None:
         self.code = 0
+        self._timer: threading.Timer | None = None
         self._output, self._script = output, str(script)
 
     @contextlib.contextmanager
@@ -67,9 +68,14 @@ class Failure:
             print(error.code, file=sys.stderr)
         sys.stderr.flush()
         (self._output / FAILED).write_text(f"{rank}\n", encoding="utf-8")
-        timer = threading.Timer(GRACE_S, os._exit, (self.code,))  # whatever the others do, or wait for
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(GRACE_S, os._exit, (self.code,))  # whatever the others do, or wait for
+        self._timer.daemon = True
+        self._timer.start()
+
+    def over(self) -> None:
+        """All workers have come to their end."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _from_script(trace: TracebackType | None, script: str) -> TracebackType | None:
@@ -112,6 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         if not failure.code:
             raise
     finally:
+        failure.over()
         sys.stdout, sys.stderr = before
         for stream in streams:
             stream.close_all()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from paceline.sim.own import one_process, script_of
+from paceline.sim.own import Start, one_process, script_of
 from paceline.transport import virtual
 from paceline.transport.events import Clock
 
@@ -105,15 +105,15 @@ def run_script(
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)  # as Python does for the script that it runs
 
-    def body() -> dict[str, Any]:
+    def body(start: Start) -> dict[str, Any]:
         transport = virtual.current()
         assert transport is not None
-        with around(transport), script_of(transport):
+        with around(transport), script_of(transport, start):
             return _run_script(code, path, arguments)
 
     try:
-        with one_process():
-            return virtual.run(workers, body, hosts, clock)
+        with one_process() as start:
+            return virtual.run(workers, lambda: body(start), hosts, clock)
     finally:
         sys.path.remove(folder)
 
