@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from paceline.errors import UnsupportedError
+from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.recipes import make_rule
 from paceline.rule import Rule
 from paceline.schedule import EveryBlock
@@ -66,7 +66,8 @@ def simulate_stacked(
         rule: sync, averaging, bmuf, bmuf_adam, diloco, or text such as "bmuf(period=8)".
         batches: for each step a tensor, or several, of shape (N, ...): the minibatch of each worker.
         rate: step (the first is 0) -> factor of the learning rates; None for 1.
-        largest_gradient: each worker's gradient is scaled down to this norm; None leaves it.
+        largest_gradient: a gradient is scaled down to this norm, each worker's own within a block, and the mean where
+            gradients are exchanged; None leaves them.
 
     Returns:
         The global model, with the last block merged however short it was, and all losses.
@@ -131,10 +132,10 @@ class _Workers:
         self._optimizer.zero_grad()
         losses = self._forward(batch)
         losses.sum().backward()  # type: ignore[no-untyped-call]
-        if largest is not None:
-            self._clip(largest)
         if self._together and (self._blocks is None or self._blocks.lockstep):
-            self._share_gradients()
+            self._share_gradients(losses)
+        if largest is not None:  # behind the exchange, as in a program under the production code
+            self._clip(largest)
         self._optimizer.step()
         if self._blocks is not None:
             self._blocks.stepped()
@@ -168,10 +169,18 @@ class _Workers:
             gradient.mul_(share.view(-1, *[1] * (gradient.dim() - 1)))
 
     @torch.no_grad()
-    def _share_gradients(self) -> None:
+    def _share_gradients(self, losses: Tensor) -> None:
         """Everybody goes on with the mean."""
         for gradient in self._gradients():
-            gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
+            mean = gradient.mean(0, keepdim=True)
+            if not bool(torch.isfinite(mean).all()):
+                finite = torch.isfinite(losses).tolist()
+                bad = ", ".join(str(rank) for rank, well in enumerate(finite) if not well)
+                raise NonFiniteError(
+                    f"inf or nan in a gradient{f' of worker {bad}' if bad else ''}; lower the learning rate, or use "
+                    "paceline.simulate, which leaves such a worker out"
+                )
+            gradient.copy_(mean.expand_as(gradient))
 
     def finish(self) -> dict[str, Tensor]:
         """The global model, in the end."""
