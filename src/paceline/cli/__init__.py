@@ -11,6 +11,9 @@
     report     logs -> page, pictures and a short table
     explain    a recipe's five choices, equation, defaults and bytes
     data       pack samples into shards, verify them, plan a storage
+    sim        a program under virtual workers in one process
+    plan       how fast, how dear and how much on the wire, before anything is rented
+    lightrnn, dual   the wings' own commands
     console    where all of them print
 """
 

@@ -5,5 +5,6 @@ from __future__ import annotations
 
 from paceline.sim.clock import Clock, exponential, link, uniform
 from paceline.sim.simulate import simulate
+from paceline.sim.stacked import StackedResult, simulate_stacked
 
-__all__ = ["Clock", "exponential", "link", "simulate", "uniform"]
+__all__ = ["Clock", "StackedResult", "exponential", "link", "simulate", "simulate_stacked", "uniform"]

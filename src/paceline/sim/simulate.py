@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from paceline.sim.own import Start, one_process, script_of
 from paceline.transport import virtual
 from paceline.transport.events import Clock
 
@@ -62,26 +66,70 @@ def simulate(
         if arguments:
             raise ValueError("arguments are for scripts; bind a function's own with functools.partial")
         return list(virtual.run(workers, target, hosts, clock))
-    path = Path(target)
+    return list(run_script(Path(target), workers, arguments, _prefixed, hosts, clock))
+
+
+Around = Callable[[virtual.VirtualTransport], AbstractContextManager[Any]]
+
+
+def run_script(
+    path: Path,
+    workers: int,
+    arguments: Sequence[str],
+    around: Around,
+    hosts: Sequence[str] | None = None,
+    clock: Clock | None = None,
+) -> Sequence[Any]:
+    """Run a script in each of `workers` virtual workers, each in what it takes for a process of its own.
+
+    Args:
+        path: of the script.
+        workers: N.
+        arguments: the script's command line.
+        around: a context in which each worker's script runs, made from the worker's connection.
+        hosts: as for `simulate`.
+        clock: as for `simulate`.
+
+    Returns:
+        Each worker's global names, in rank order.
+
+    Raises:
+        ValueError: there is no such script.
+        UnsupportedError: the script does to its process what cannot be done for one virtual worker alone
+            (:mod:`paceline.sim.own`).
+        Whatever the first failing worker raised.
+    """
     if not path.is_file():
         raise ValueError(f"there is no script {path}")
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
-    sys.path.insert(0, str(path.resolve().parent))  # as Python does for the script that it runs
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # as Python does for the script that it runs
+
+    def body(start: Start) -> dict[str, Any]:
+        transport = virtual.current()
+        assert transport is not None
+        with around(transport), script_of(transport, start):
+            return _run_script(code, path, arguments)
+
     try:
-        results: list[Any] = list(virtual.run(workers, lambda: _run_script(code, path, arguments), hosts, clock))
-        return results
+        with one_process() as start:
+            return virtual.run(workers, lambda: body(start), hosts, clock)
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def _prefixed(transport: virtual.VirtualTransport) -> Iterator[None]:
+    """All print here, each line with the rank in front."""
+    sys.stdout = _Prefixed(sys.stdout, transport.world.rank)
+    yield
 
 
 def _run_script(code: types.CodeType, path: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """The body of one worker: the script as its own `__main__`. All that is set here moves with the baton."""
-    transport = virtual.current()
-    assert transport is not None
     main = types.ModuleType("__main__")
-    main.__file__ = str(path)
+    main.__file__ = os.path.abspath(path)
     sys.modules["__main__"] = main
     sys.argv = [str(path), *arguments]
-    sys.stdout = _Prefixed(sys.stdout, transport.world.rank)
     exec(code, main.__dict__)
     return main.__dict__

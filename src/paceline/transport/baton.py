@@ -34,10 +34,19 @@ class Closable(Protocol):
     def abandon(self) -> None: ...
 
 
+class Belonging(Protocol):
+    """More that a worker takes for its own process's: taken before it hands the baton on, put back when it returns."""
+
+    def take(self) -> None: ...
+
+    def put(self) -> None: ...
+
+
 class _Globals:
     """What one worker sees as its own process's state, taken and put back with the baton."""
 
     def __init__(self) -> None:
+        self.belongings: list[Belonging] = []
         self.take()
 
     def take(self) -> None:
@@ -46,6 +55,8 @@ class _Globals:
         self.numpy = np.random.get_state()
         self.random = random.getstate()
         self.argv, self.stdout, self.main = sys.argv, sys.stdout, sys.modules["__main__"]
+        for belonging in self.belongings:
+            belonging.take()
 
     def put(self) -> None:
         torch.set_rng_state(self.torch)
@@ -54,6 +65,8 @@ class _Globals:
         np.random.set_state(self.numpy)
         random.setstate(self.random)
         sys.argv, sys.stdout, sys.modules["__main__"] = self.argv, self.stdout, self.main
+        for belonging in self.belongings:
+            belonging.put()
 
 
 class _Worker:
@@ -133,6 +146,10 @@ class Cluster:
             worker.waits_for, worker.ready = label, ready
             self._pass_on(rank)
             worker.waits_for = None
+
+    def keep(self, rank: int, belonging: Belonging) -> None:
+        """From now on `belonging` moves with the baton of worker `rank`."""
+        self.workers[rank].globals.belongings.append(belonging)
 
     def check(self) -> None:
         """Raise what broke the cluster, if anything has."""

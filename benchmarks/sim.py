@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulation costs: virtual workers against the same minibatches one after another, and stacked ones.
+
+The serial figure is one model in a plain loop that makes all N workers' minibatches, without paceline. The overhead is
+the time of N virtual workers under a rule over that; the speed-up that of stacked workers over virtual ones, for the
+same minibatches and the same rule. Each figure is the best of `--repeat` runs, taken in turn, in processor seconds,
+since one worker runs at a time and nobody waits. What an exchange costs a worker does not shrink with the model, so the
+overhead is measured at minibatches of some milliseconds, as those of the examples are.
+
+    python benchmarks/sim.py [--workers 64] [--steps 32] [--rule "bmuf(period=8)"] [--width 512] [--small 16]
+
+The last line is a JSON object: `overhead` (at most 1.3 is the aim), `speedup` (at least 5), `minibatch_ms` of
+the serial loop, and `difference`, the largest between parameters of stacked and of virtual workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.sim import StackedResult, simulate_stacked
+
+FEATURES, CLASSES = 32, 10
+
+
+class Task:
+    """A perceptron of a given width, and minibatches for N workers.
+
+    Args:
+        workers: N.
+        steps: of each worker.
+        width: of the two hidden layers.
+        batch: samples of a minibatch.
+    """
+
+    def __init__(self, workers: int, steps: int, width: int, batch: int) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.workers, self.steps, self.width = workers, steps, width
+        self.x = torch.randn(steps, workers, batch, FEATURES, generator=g)
+        self.y = (self.x @ torch.randn(FEATURES, CLASSES, generator=g)).argmax(-1)
+
+    def start(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model and its optimizer, the same in every call."""
+        torch.manual_seed(0)
+        layers = [nn.Linear(FEATURES, self.width), nn.Tanh(), nn.Linear(self.width, self.width), nn.Tanh()]
+        model = nn.Sequential(*layers, nn.Linear(self.width, CLASSES))
+        return model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+    def minibatch(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+        """One of the minibatches."""
+        optimizer.zero_grad()
+        loss_of(model, self.x[step, rank], self.y[step, rank]).backward()
+        optimizer.step()
+
+    def serial(self) -> None:
+        """All minibatches one after another."""
+        model, optimizer = self.start()
+        for step in range(self.steps):
+            for rank in range(self.workers):
+                self.minibatch(model, optimizer, step, rank)
+
+    def virtual(self, rule: str) -> dict[str, Tensor]:
+        """With virtual workers; the global model."""
+
+        def program() -> dict[str, Tensor]:
+            model, optimizer = self.start()
+            with paceline.attach(model, optimizer, rule, guard=None) as run:
+                for step in range(self.steps):
+                    self.minibatch(model, optimizer, step, run.world.rank)
+            return dict(run.model_for_export().named_parameters()) if run.world.rank == 0 else {}
+
+        return paceline.simulate(program, self.workers)[0] or {}
+
+    def stacked(self, rule: str) -> StackedResult:
+        """With stacked workers."""
+        model, optimizer = self.start()
+        return simulate_stacked(model, loss_of, optimizer, rule, zip(self.x, self.y, strict=True))
+
+    def warm_up(self, rule: str) -> None:
+        """Each way once, so that nothing is made for the first time when the clock runs."""
+        self.serial()
+        self.virtual(rule)
+        self.stacked(rule)
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Of a minibatch."""
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def best(repeat: int, *ways: Callable[[], object]) -> list[float]:
+    """The least processor seconds of each way; they take turns, so that a busy moment does not fall on one of them."""
+    found = [float("inf")] * len(ways)
+    for _ in range(repeat):
+        for place, way in enumerate(ways):
+            began = time.process_time()
+            way()
+            found[place] = min(found[place], time.process_time() - began)
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=32, help="of each worker")
+    parser.add_argument("--rule", default="bmuf(period=8)")
+    parser.add_argument("--width", type=int, default=512, help="of the model for the overhead")
+    parser.add_argument("--small", type=int, default=16, help="width of the model for the speed-up")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    task = Task(options.workers, options.steps, options.width, options.batch)
+    small = Task(options.workers, options.steps, options.small, options.batch)
+    for width in (options.width, options.small):
+        Task(2, 8, width, options.batch).warm_up(options.rule)
+    serial, virtual = best(options.repeat, task.serial, lambda: task.virtual(options.rule))
+    plain, stacked = best(
+        options.repeat, lambda: small.virtual(options.rule), lambda: small.stacked(options.rule).parameters
+    )
+    ends = small.stacked(options.rule).parameters
+    whole = small.virtual(options.rule)
+    difference = max(float((whole[name].detach() - ends[name]).abs().max()) for name in ends)
+    count = options.workers * options.steps
+    for name, seconds in (
+        (f"serial, width {options.width}", serial),
+        (f"virtual, width {options.width}", virtual),
+        (f"virtual, width {options.small}", plain),
+        (f"stacked, width {options.small}", stacked),
+    ):
+        print(f"{name:22} {1e3 * seconds / count:8.3f} ms a minibatch")
+    figures = {"overhead": virtual / serial, "speedup": plain / stacked}
+    figures |= {"minibatch_ms": 1e3 * serial / count, "difference": difference}
+    print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline sim`: a program under N virtual workers in one process, before anybody pays for N machines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from paceline.observe.read import has_run
+from paceline.observe.summary import seconds_text
+
+from . import checks, failure
+from .cluster import Cluster
+from .console import err, error_panel, near, refuse
+from .run import environment, follow, shown
+
+if TYPE_CHECKING:
+    from .launch import Outcome
+
+MOST = 4096
+"""Virtual workers; each is a thread with a model of its own."""
+
+
+def command(
+    script: Annotated[Path, typer.Argument(help="The training program.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[--] ARGS...", help="The program's own arguments."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Number of virtual workers.")] = 4,
+    rule: Annotated[
+        str | None,
+        typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.'),
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="Hosts on which the workers pretend to be, for rules that ask.")] = 1,
+    log: Annotated[
+        Path | None,
+        typer.Option(help=f"Directory for the logs; by default a new one in ./{checks.LOGS}."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Only the first worker's output: no status, no closing words.")
+    ] = False,
+) -> None:
+    """Run a training program under virtual workers, one at a time, in one process on one device.
+
+    The numbers are those of as many real workers; the time is that of all their minibatches one after another. Worker 0
+    prints here, the others to files beside the logs.
+    """
+    if not 1 <= workers <= MOST:
+        refuse(f"--workers must lie in 1..{MOST}, got {workers}")
+    if not 1 <= hosts <= workers:
+        refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
+    checks.check_script(script)
+    checks.check_rule(rule)
+    directory = checks.log_directory(log, Cluster(workers), overwrite)
+    started = time.monotonic()
+    outcome = _run(workers, hosts, script, arguments or [], rule, directory, quiet)
+    raise typer.Exit(_conclude(outcome, workers, directory, time.monotonic() - started, quiet))
+
+
+def _run(
+    workers: int, hosts: int, script: Path, arguments: list[str], rule: str | None, directory: Path, quiet: bool
+) -> Outcome:
+    """One process, started and watched as a worker of `paceline run` is."""
+    from .workers import Command  # here, because torch loads for seconds and --help must not wait
+
+    output = directory / "output"
+    output.mkdir(exist_ok=True)
+    for old in [*output.glob("rank-*.out"), *output.glob("rank-*.err"), output / FAILED]:
+        old.unlink(missing_ok=True)
+    own = arguments[1:] if arguments[:1] == ["--"] else arguments
+    program = [sys.executable, "-u", "-m", "paceline.sim.program", str(workers), str(hosts), str(output), str(script)]
+    alone = Cluster(1)
+    what = Command([*program, *own], environment(alone, rule, directory), output)
+    with shown(directory, workers, quiet) as show:
+        return follow(alone, what, show)
+
+
+FAILED = "failed"  # of paceline.sim.program, which loads torch
+
+
+def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, quiet: bool) -> int:
+    """Say how it ended; the exit code."""
+    console, code = err(), 0
+    if outcome.codes:
+        code = failure.exit_code(outcome.codes[0])
+        _failed(outcome.codes[0], workers, directory / "output")
+    elif outcome.stopped_by is not None:
+        console.print(f"stopped by {failure.signal_name(outcome.stopped_by)}: no worker is left")
+        code = 128 + outcome.stopped_by
+    elif outcome.error is not None:
+        cause = f"{type(outcome.error).__name__}: {outcome.error}"
+        console.print(error_panel("the simulation was not started", Text(cause, style="bold red")))
+        code = 1
+    elif not quiet:
+        plural = "s" if workers > 1 else ""
+        console.print(f"{workers} virtual worker{plural} finished after {seconds_text(seconds)}")
+    if not quiet:
+        _point_at(directory)
+    return code
+
+
+def _point_at(directory: Path) -> None:
+    place = near(directory)
+    if has_run(directory):
+        err().print(f"logs: {place}; see them with: paceline report {shlex.quote(place)}")
+    err().print(f"the workers' output: {near(directory / 'output')}")
+
+
+def _failed(code: int, workers: int, output: Path) -> None:
+    """The worker that failed, as it says itself; or that the process as a whole crashed."""
+    found = output / FAILED
+    if found.is_file():
+        rank = int(found.read_text(encoding="utf-8"))
+        err().print(failure.panel(rank, code, output / f"rank-{rank:03d}.err", workers - 1))
+        return
+    stderr = output / "rank-000.err"
+    words, tail = failure.last_words(stderr, 0)
+    parts = [Text(words or failure.how_text(code), style="bold red")]
+    if tail:
+        parts.append(Text("\n".join(["", *tail, ""]), style="dim"))
+    below = [failure.how_text(code), failure.advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
+    parts.append(Text("\n".join(below)))
+    err().print(error_panel("the simulation failed", *parts))

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""N workers of a small model at once: their parameters stacked, one vectorised step for all of them.
+
+    losses_i = loss(theta_i, batch_i)           i = 1 .. N, by torch.func over a leading dimension of the parameters
+    gradient of sum_i losses_i = every worker's own gradient, for no loss depends on another worker's parameters
+
+The local optimizers are torch's own over the stacked parameters, since SGD and Adam are element-wise. What happens at
+the end of a block are the rule's own equations (:mod:`paceline.outer`), applied to the mean over the first dimension.
+So the result is that of :func:`paceline.simulate` to rounding, without N passes through Python for a small model.
+
+What cannot be stacked is refused: running statistics, random layers, control flow that depends on data, coded, delayed
+or asynchronous exchanges. There is no guard here against outliers, and no worker is left out: a contribution with inf
+or nan is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.recipes import make_rule
+from paceline.rule import Rule
+from paceline.schedule import EveryBlock
+from paceline.sim.stacked_blocks import StackedBlocks, check_rule
+
+Loss = Callable[..., Tensor]
+Batch = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class StackedResult:
+    """What a stacked simulation ends with.
+
+    Attributes:
+        parameters: name -> the global model's parameter, in the model's shape and dtype.
+        losses: of every minibatch, before its step, shape (steps, N).
+    """
+
+    parameters: dict[str, Tensor]
+    losses: Tensor
+
+
+def simulate_stacked(
+    model: nn.Module,
+    loss_fn: Loss,
+    optimizer: Optimizer,
+    rule: Rule | str,
+    batches: Iterable[Batch],
+    *,
+    rate: Callable[[int], float] | None = None,
+    largest_gradient: float | None = None,
+) -> StackedResult:
+    """Train N copies of a small model under a rule, all at once.
+
+    Args:
+        model: where all workers start; it is not changed.
+        loss_fn: `loss_fn(model, *batch)` gives a minibatch's loss, a scalar; it must use the model that it is given.
+        optimizer: SGD, Adam or AdamW over the model's trainable parameters, fresh; its groups and settings are taken.
+        rule: sync, averaging, bmuf, bmuf_adam, diloco, or text such as "bmuf(period=8)".
+        batches: for each step a tensor, or several, of shape (N, ...): the minibatch of each worker.
+        rate: step (the first is 0) -> factor of the learning rates; None for 1.
+        largest_gradient: a gradient is scaled down to this norm, each worker's own within a block, and the mean where
+            gradients are exchanged; None leaves them.
+
+    Returns:
+        The global model, with the last block merged however short it was, and all losses.
+
+    Raises:
+        UnsupportedError: something here cannot be stacked; `paceline.simulate` can do it.
+        NonFiniteError: a worker's parameters or gradient held inf or nan at an exchange.
+    """
+    chosen = make_rule(rule, {})
+    check_rule(chosen)
+    _check(model, optimizer)
+    workers: _Workers | None = None
+    losses = []
+    for step, batch in enumerate(batches):
+        tensors = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+        if workers is None:
+            workers = _Workers(model, loss_fn, optimizer, chosen, _number(tensors))
+        losses.append(workers.step(tensors, 1.0 if rate is None else rate(step), largest_gradient))
+    if workers is None:
+        raise UnsupportedError("batches is empty; give a tensor (N, ...) for each step")
+    return StackedResult(workers.finish(), torch.stack(losses))
+
+
+class _Workers:
+    """N workers: their parameters, their optimizers, the rule between them.
+
+    Args:
+        model: the start.
+        loss_fn: of a minibatch.
+        optimizer: whose settings are taken.
+        rule: the rule.
+        number: N.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Loss, optimizer: Optimizer, rule: Rule, number: int) -> None:
+        self.number, self._model = number, model
+        self._module = _Bound(model, loss_fn)
+        self._parameters = {
+            f"model.{name}": p.detach().expand(number, *p.shape).clone().requires_grad_(True)
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        }
+        self._fixed = {f"model.{name}": p for name, p in model.named_parameters() if not p.requires_grad}
+        self._versions = {name: buffer._version for name, buffer in model.named_buffers()}
+        self._optimizer = _stacked(optimizer, model, self._parameters)
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._losses = vmap(self._loss, in_dims=(0, 0), randomness="error")
+        blocks = isinstance(rule.schedule, EveryBlock) and number > 1
+        self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number) if blocks else None
+        self._together = number > 1
+
+    def _loss(self, parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        loss: Tensor = functional_call(self._module, {**parameters, **self._fixed}, batch)
+        return loss
+
+    def step(self, batch: tuple[Tensor, ...], factor: float, largest: float | None) -> Tensor:
+        """A minibatch on every worker, and the exchange behind it where one is due; the losses, shape (N,)."""
+        if _number(batch) != self.number:
+            raise UnsupportedError(f"a step has {_number(batch)} minibatches where the first had {self.number}")
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        self._optimizer.zero_grad()
+        losses = self._forward(batch)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        if self._together and (self._blocks is None or self._blocks.lockstep):
+            self._share_gradients(losses)
+        if largest is not None:  # behind the exchange, as in a program under the production code
+            self._clip(largest)
+        self._optimizer.step()
+        if self._blocks is not None:
+            self._blocks.stepped()
+        return losses.detach()
+
+    def _forward(self, batch: tuple[Tensor, ...]) -> Tensor:
+        try:
+            losses: Tensor = self._losses(self._parameters, batch)
+        except RuntimeError as error:
+            if "vmap" not in str(error) and "batching rule" not in str(error):
+                raise
+            why = str(error).strip().splitlines()[0]
+            raise UnsupportedError(f"this model or loss cannot be stacked: {why}; use paceline.simulate") from error
+        if losses.shape != (self.number,):
+            raise UnsupportedError(f"loss_fn must give a scalar, got the shape {tuple(losses.shape[1:])}")
+        for name, buffer in self._model.named_buffers():
+            if buffer._version != self._versions[name]:
+                raise UnsupportedError(f"the model writes into its buffer {name}, which workers do not have each")
+        return losses
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters.values() if p.grad is not None]
+
+    @torch.no_grad()
+    def _clip(self, largest: float) -> None:
+        """As `torch.nn.utils.clip_grad_norm_` does, on each worker."""
+        gradients = self._gradients()
+        parts = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
+        share = (largest / (torch.linalg.vector_norm(parts, dim=0) + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(share.view(-1, *[1] * (gradient.dim() - 1)))
+
+    @torch.no_grad()
+    def _share_gradients(self, losses: Tensor) -> None:
+        """Everybody goes on with the mean."""
+        for gradient in self._gradients():
+            mean = gradient.mean(0, keepdim=True)
+            if not bool(torch.isfinite(mean).all()):
+                finite = torch.isfinite(losses).tolist()
+                bad = ", ".join(str(rank) for rank, well in enumerate(finite) if not well)
+                raise NonFiniteError(
+                    f"inf or nan in a gradient{f' of worker {bad}' if bad else ''}; lower the learning rate, or use "
+                    "paceline.simulate, which leaves such a worker out"
+                )
+            gradient.copy_(mean.expand_as(gradient))
+
+    def finish(self) -> dict[str, Tensor]:
+        """The global model, in the end."""
+        found = {}
+        if self._blocks is not None:
+            self._blocks.finish()
+        for name, stacked in self._parameters.items():
+            whole = stacked.detach()[0] if self._blocks is None else self._blocks.global_of(stacked)
+            found[name.removeprefix("model.")] = whole.clone()
+        return found
+
+
+class _Bound(nn.Module):
+    """A model and its loss as one module, so that the parameters can be given from outside."""
+
+    def __init__(self, model: nn.Module, loss_fn: Loss) -> None:
+        super().__init__()
+        self.model, self._loss_fn = model, loss_fn
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """The loss of a minibatch."""
+        return self._loss_fn(self.model, *batch)
+
+
+def _number(batch: tuple[Tensor, ...]) -> int:
+    """N, of a step's tensors."""
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in batch}
+    if len(sizes) != 1 or not min(sizes):
+        raise UnsupportedError(f"a step's tensors must have the shape (N, ...) with one N, got {sorted(sizes)}")
+    return int(sizes.pop())
+
+
+def _stacked(optimizer: Optimizer, model: nn.Module, parameters: dict[str, Tensor]) -> Optimizer:
+    """The same optimizer over the stacked parameters."""
+    names = {id(p): f"model.{name}" for name, p in model.named_parameters() if p.requires_grad}
+    groups = []
+    for group in optimizer.param_groups:
+        known = {key: value for key, value in group.items() if key not in ("params", "param_names", "initial_lr")}
+        groups.append({**known, "params": [parameters[names[id(p)]] for p in group["params"] if id(p) in names]})
+    kind: Any = type(optimizer)
+    made: Optimizer = kind(groups)
+    return made
+
+
+def _check(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse what cannot be stacked, as far as one sees it before the first step."""
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} is not known to be element-wise; use torch's SGD, Adam or AdamW"
+        )
+    if optimizer.state:
+        raise UnsupportedError("the optimizer has made steps already; give a fresh one")
+    own, trained = {id(p) for group in optimizer.param_groups for p in group["params"]}, {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            trained[id(p)] = name
+            if p.dtype not in (torch.float32, torch.float64):
+                raise UnsupportedError(f"{name} is {p.dtype}; only float32 and float64 are stacked")
+    if own - trained.keys() or trained.keys() - own:
+        raise UnsupportedError("the optimizer must hold the model's trainable parameters, all of them and no others")
+    for name, module in model.named_modules():
+        if getattr(module, "track_running_stats", False) and module.training:
+            raise UnsupportedError(
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics, which are not stacked; "
+                "use paceline.simulate, or a layer without them (GroupNorm, LayerNorm)"
+            )

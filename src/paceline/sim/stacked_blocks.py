@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of blocks for stacked workers: the rule's own equations on the mean over the leading dimension.
+
+    d = mean_i theta_i - theta^init,     (theta, start) = outer(theta, d),     theta_i = start for all i
+
+With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.outer.moments`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.codec import Dense
+from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.optimizers import Moment, ensure_state, moments, parameter_state, reset_state, set_step_count
+from paceline.outer.base import Coefficients, State
+from paceline.outer.moments import block_decay, compensate
+from paceline.payload import Delta, Gradient
+from paceline.rule import Rule, is_asynchronous
+from paceline.schedule import EveryBlock
+
+
+def check_rule(rule: Rule) -> None:
+    """Refuse a rule whose exchanges are not means of what lies side by side here."""
+    schedule, payload, reason = rule.schedule, rule.payload, ""
+    if is_asynchronous(rule):
+        reason = "its workers exchange each by itself"
+    elif not isinstance(payload, (Delta, Gradient)):
+        reason = f"it exchanges {type(payload).__name__}"
+    elif not isinstance(rule.codec, Dense):
+        reason = f"its codec is {type(rule.codec).__name__}, and only Dense is known here"
+    elif rule.within:
+        reason = f'it has within="{rule.within}"'
+    elif isinstance(schedule, EveryBlock) and (schedule.fragments > 1 or schedule.overlap):
+        reason = f"it has fragments={schedule.fragments} and overlap={schedule.overlap}"
+    elif isinstance(payload, Delta) and payload.mixing is not None:
+        reason = f"it mixes (mixing={payload.mixing})"
+    if reason:
+        raise UnsupportedError(f"{rule.text()} cannot be simulated stacked: {reason}; use paceline.simulate")
+
+
+@dataclass
+class _Part:
+    """The outer state of one parameter, each of its shape."""
+
+    stacked: Tensor  # (N, ...)
+    anchor: Tensor
+    state: State
+    init: dict[str, Tensor] = field(default_factory=dict)  # moment -> its value when the block began
+
+
+class StackedBlocks:
+    """Blocks of N stacked workers.
+
+    Args:
+        rule: a rule with blocks.
+        optimizer: the user's, by which the rule's `local_state` is read.
+        stacked: that over the stacked parameters.
+        workers: N.
+    """
+
+    def __init__(self, rule: Rule, optimizer: Optimizer, stacked: Optimizer, workers: int) -> None:
+        assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
+        self._rule, self._schedule, self._optimizer, self._workers = rule, rule.schedule, stacked, workers
+        self._choice = rule.payload.resolve(optimizer)
+        self._moments = moments(optimizer) if self._choice in ("average", "compensate") else ()
+        self._groups = [(group, group["params"]) for group in stacked.param_groups]
+        self._everything = [p for _, parameters in self._groups for p in parameters]
+        self._parts = {p: _Part(p, p.detach()[0].clone(), {}) for p in self._everything}
+        self._steps = self._made = self._block = 0
+        self._rho = self._ahead = self._count = 0.0
+        self._begin()
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether the step under way belongs to the warm-up, in which gradients are exchanged."""
+        return self._steps < self._schedule.warmup
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """The first block starts from where all workers are."""
+        for part in self._parts.values():
+            part.anchor.copy_(part.stacked[0])
+            part.state = {name: torch.zeros_like(part.anchor) for name in self._rule.merging.tensors}
+            part.init = {moment.key: self._first(part, moment) for moment in self._moments}
+        self._count = float(self._steps)
+
+    def stepped(self) -> None:
+        """All workers have made a minibatch."""
+        warm = self.lockstep
+        self._steps += 1
+        if warm:
+            if not self.lockstep:
+                self._begin()
+            return
+        self._made += 1
+        if self._made == self._schedule.period:
+            self._end()
+
+    def finish(self) -> None:
+        """Merge what is left of the last block."""
+        if self.lockstep:
+            self._begin()
+        if self._made:
+            self._end()
+
+    def global_of(self, stacked: Tensor) -> Tensor:
+        """The global model's part of a stacked parameter."""
+        return self._parts[stacked].anchor
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        """Exchange."""
+        tau, outer = float(self._made), self._rule.merging
+        c = self._rule.coefficients(self._block + 1, self._workers, self._ahead)
+        self._rho, ahead = outer.equivalent_minibatches(self._rho, tau, c)
+        for part in self._parts.values():
+            self._merge(part, c)
+        for group, parameters in self._groups:
+            for moment in self._moments:
+                decay = moment.decay(group)
+                for p in parameters:
+                    self._merge_moment(self._parts[p], moment, decay, ahead)
+        if self._choice == "reset":
+            reset_state(self._optimizer, self._everything)
+        elif self._moments:
+            self._count += tau + (ahead if self._choice == "compensate" else 0.0)
+            set_step_count(self._optimizer, self._everything, self._count)
+        self._ahead, self._block, self._made = c.next_momentum, self._block + 1, 0
+
+    def _merge(self, part: _Part, c: Coefficients) -> None:
+        """The outer step of one parameter."""
+        outer, scratch = self._rule.merging, torch.empty_like(part.anchor)
+        origin = outer.origin(part.anchor, part.state, c, scratch)
+        merged = part.stacked.mean(0).sub_(origin)
+        if not bool(torch.isfinite(merged).all()):
+            self._refuse(part.stacked)
+        part.stacked.copy_(outer.step(part.anchor, merged, part.state, c, scratch).expand_as(part.stacked))
+
+    def _refuse(self, stacked: Tensor) -> None:
+        finite = torch.isfinite(stacked).flatten(1).all(1).tolist()
+        bad = [str(rank) for rank, well in enumerate(finite) if not well]
+        raise NonFiniteError(
+            f"inf or nan in the parameters of worker {', '.join(bad) or '(their mean)'} after step {self._steps}; "
+            "lower the learning rate, or use paceline.simulate, which leaves such a worker out"
+        )
+
+    def _first(self, part: _Part, moment: Moment) -> Tensor:
+        """A moment when the first block begins: 0, or what the warm-up has made of it."""
+        state = parameter_state(self._optimizer, part.stacked, moment.key)
+        return torch.zeros_like(part.anchor) if state is None else state[0].clone()
+
+    def _mean(self, stacked: Tensor, moment: Moment) -> Tensor:
+        """The workers' mean of a moment."""
+        ensure_state(self._optimizer, stacked)
+        state = parameter_state(self._optimizer, stacked, moment.key)
+        assert state is not None
+        return state.mean(0)
+
+    def _merge_moment(self, part: _Part, moment: Moment, b: float, ahead: float) -> None:
+        """The next start of one parameter's moment; `ahead` in minibatches."""
+        start = mean = self._mean(part.stacked, moment)
+        if self._choice == "compensate":
+            init = part.init[moment.key]
+            decay = block_decay(b, [self._made], [1.0])
+            start = compensate(mean, init, decay=decay, ahead=b**ahead, square=moment.square, out=init)
+        state = parameter_state(self._optimizer, part.stacked, moment.key)
+        assert state is not None
+        state.copy_(start.expand_as(state))
