@@ -6,7 +6,16 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-KEPT = ("words", "seconds", "perplexity", "perplexity_reallocated", "cost_before", "cost_after", "lower_bound", "allocation_s")
+KEPT = (
+    "words",
+    "seconds",
+    "perplexity",
+    "perplexity_reallocated",
+    "cost_before",
+    "cost_after",
+    "lower_bound",
+    "allocation_s",
+)
 
 
 def row_of(path: Path) -> dict:

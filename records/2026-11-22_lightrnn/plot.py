@@ -30,7 +30,9 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained"
 for k, (model, name) in enumerate(NAMES.items()):
     for number, row in enumerate(row for row in rows if row["model"] == model):
         left.plot(words(row), perplexities(row), color=f"C{k}", marker=".", label=None if number else name)
-left.set(xlabel="words read, millions", ylabel="perplexity on held-back text", yscale="log", title="d = 128, three seeds")
+left.set(
+    xlabel="words read, millions", ylabel="perplexity on held-back text", yscale="log", title="d = 128, three seeds"
+)
 left.legend(frameon=False)
 
 main = {(row["model"], row["seed"]): row for row in rows}
