@@ -6,7 +6,8 @@ pairs is labelled:
 
     warm               both translators after the warm-up on the labelled tenth
     longer             and after as many steps more on it as the next two make
-    back_translation   each learns from the other's translations of unlabelled sentences
+    back_translation   each learns from what the other one made of unlabelled sentences after the warm-up
+    iterative          the same, of what the other one makes of them now
     dual               dual learning from the same sentences
 
 and all of them are:
@@ -64,7 +65,7 @@ from paceline.dual import (
 )
 
 FIRST = ("warm", "full", "dual_supervised")
-AFTER_WARM = ("dual", "back_translation", "longer")
+AFTER_WARM = ("dual", "back_translation", "iterative", "longer")
 METHODS = (*FIRST, *AFTER_WARM)
 TEST_AT_A_TIME = 250
 
@@ -125,6 +126,7 @@ def course_of(args: argparse.Namespace, method: str, seed: int) -> Course:
         "warm": (args.warm, 0, "supervised"),
         "longer": (0, args.steps, "supervised"),
         "back_translation": (0, args.steps, "back_translation"),
+        "iterative": (0, args.steps, "iterative_back_translation"),
         "dual": (0, args.steps, "dual"),
     }.get(method, (args.warm, args.steps, "supervised"))
     constraint = Constraint(args.constraint, args.constraint) if method == "dual_supervised" else Constraint()

@@ -33,7 +33,10 @@ def test_a_course_is_plain_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        (lambda: Course(method="magic"), "method is one of dual, back_translation, supervised; got 'magic'"),
+        (
+            lambda: Course(method="magic"),
+            "method is one of dual, back_translation, iterative_back_translation, supervised; got 'magic'",
+        ),
         (lambda: Course(warm=0, steps=0), "together at least 1"),
         (lambda: Course(clip=0), "clip is above 0"),
         (lambda: Mix(labelled=0), "labelled is at least 1"),

@@ -17,7 +17,7 @@ from paceline import CheckpointError, UnsupportedError
 from paceline.dual import evaluation, training
 from paceline.dual.batches import pairs_of
 from paceline.dual.learning import Reward
-from paceline.dual.methods import BackTranslation, Dual
+from paceline.dual.methods import BackTranslation, Dual, IterativeBackTranslation
 from paceline.dual.pair import DIRECTIONS, Pair
 from paceline.dual.rates import make_optimizer, rate
 from paceline.dual.settings import Constraint, Course, Looks, Rates
@@ -58,7 +58,7 @@ def test_samples_are_kept_with_their_rewards(tmp_path: Path) -> None:
     assert [one["r"] for one in found[:2]] == pytest.approx((alpha * r1 + (1 - alpha) * r2).tolist())
 
 
-@pytest.mark.parametrize("method", ["supervised", "back_translation"])
+@pytest.mark.parametrize("method", ["supervised", "back_translation", "iterative_back_translation"])
 def test_other_methods_have_no_rewards(method: str, tmp_path: Path) -> None:
     _, rows = trained(tmp_path, replace(COURSE, method=method))
     assert all(row["rewards"] == dict.fromkeys(DIRECTIONS) for row in rows)
@@ -88,6 +88,8 @@ class Spy:
 
     def __init__(self, method: Any) -> None:
         self.method, self.calls = method, []  # type: Any, list[tuple[str, int]]
+        self.begin, self.state_dict = method.begin, method.state_dict
+        self.load_state_dict = method.load_state_dict
 
     def learn(self, s: Tensor, direction: Any, generator: Any) -> Any:
         self.calls.append((direction.name, len(s)))
@@ -99,7 +101,7 @@ def test_directions_take_turns_where_both_have_samples(
     sides: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy(Dual(Reward()))
-    monkeypatch.setattr(training, "method_of", lambda course: spy)
+    monkeypatch.setattr(training, "method_of", lambda course, pair: spy)
     data = labels_data()
     trained(tmp_path, data=replace(data, **{side: None for side in "xy" if side not in sides}))
     turn = [DIRECTIONS["xy".index(side)] for side in sides]
@@ -109,7 +111,7 @@ def test_directions_take_turns_where_both_have_samples(
 
 def test_back_translation_teaches_the_opposite_model_alone() -> None:
     pair = labels_pair()
-    found = BackTranslation().learn(draw(6, 1), pair.direction("backward"), None)  # of y
+    found = IterativeBackTranslation().learn(draw(6, 1), pair.direction("backward"), None)  # of y
     found.loss.backward()  # type: ignore[no-untyped-call]
     assert found.rewards is None
     there, back = (next(model.parameters()).grad for model in pair.models)
@@ -117,6 +119,21 @@ def test_back_translation_teaches_the_opposite_model_alone() -> None:
     y = draw(6, 1)
     best = pair.backward_model.beam(y, 1)[0][:, 0]
     assert torch.equal(found.loss, -pair.forward_model.log_prob(y, best).mean())
+
+
+def test_back_translation_has_labels_of_the_models_after_the_warm_up() -> None:
+    pair, y = labels_pair(), draw(6, 1)
+    method, kept = BackTranslation(labels_pair()), BackTranslation(labels_pair())
+    before = pair.backward_model.beam(y, 1)[0][:, 0]
+    method.begin(pair)
+    with torch.no_grad():
+        for parameter in pair.backward_model.parameters():  # type: ignore[attr-defined]
+            parameter.neg_()  # the best label becomes the worst
+    kept.load_state_dict(method.state_dict())
+    now = pair.backward_model.beam(y, 1)[0][:, 0]
+    assert not torch.equal(before, now)
+    for found in (one.learn(y, pair.direction("backward"), None).loss for one in (method, kept)):
+        assert torch.equal(found, -pair.forward_model.log_prob(y, before).mean())
 
 
 @pytest.mark.parametrize("policy", [0.0, 0.25])

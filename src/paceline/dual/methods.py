@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import copy
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from paceline.dual.learning import Reward, unlabelled_loss
-from paceline.dual.pair import Direction
+from paceline.dual.pair import DIRECTIONS, Direction, Pair
+from paceline.dual.protocols import Conditional
 from paceline.dual.settings import Course
 
 
@@ -28,12 +30,38 @@ class Learned(NamedTuple):
 class Method(Protocol):
     """A use of unlabelled data."""
 
+    def begin(self, pair: Pair) -> None:
+        """The warm-up is over; the pair holds the global models."""
+        ...
+
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
         """The loss of a batch of source samples of a direction, [B, ...]; samples are drawn from `generator`."""
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        ...
 
-class Dual:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        ...
+
+
+class _Stateless:
+    """Of methods that need nothing but the pair as it is."""
+
+    def begin(self, pair: Pair) -> None:
+        """Nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class Dual(_Stateless):
     """Dual learning: the closed loop of both models; see :mod:`paceline.dual.learning`.
 
     Args:
@@ -51,21 +79,59 @@ class Dual:
         return Learned(self._policy * found.loss_primal + found.loss_dual, numbers)
 
 
-class BackTranslation:
-    """Pseudo-labels: the primal model's best target, and only the dual model learns to find s again in it.
+class IterativeBackTranslation(_Stateless):
+    """Pseudo-labels of the primal model as it is now: its best target, in which the dual model learns to find s again.
 
-    Source: Sennrich, Haddow and Birch, ACL 2016. The best target is that of a greedy search.
+    The best target is that of a greedy search. It is dual learning without rewards, with the best target in place of
+    samples. Source: Hoang, Koehn, Haffari and Cohn, WNGT 2018, who translate anew in rounds and not at every step.
     """
 
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
         """The dual model learns; the primal one gets gradients of its own in steps of the other direction."""
-        with torch.no_grad():
-            best = direction.primal.beam(s, 1)[0][:, 0]
-        return Learned(-direction.dual.log_prob(s, best).mean(), None)
+        return _from_labels_of(direction.primal, s, direction)
 
 
-def method_of(course: Course) -> Method | None:
+class BackTranslation:
+    """Pseudo-labels of the primal model as it was when the warm-up was over.
+
+    Source: Sennrich, Haddow and Birch, ACL 2016; what He et al. (NIPS 2016) compare dual learning with.
+
+    Args:
+        pair: of whose models copies are kept.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._teachers = {name: copy.deepcopy(model) for name, model in zip(DIRECTIONS, pair.models, strict=True)}
+
+    def begin(self, pair: Pair) -> None:
+        """The teachers are what the models are now."""
+        for teacher, model in zip(self._teachers.values(), pair.models, strict=True):
+            teacher.load_state_dict(model.state_dict())
+
+    def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
+        """The dual model learns from what the teacher makes of s."""
+        return _from_labels_of(cast(Conditional, self._teachers[direction.name]), s, direction)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The teachers."""
+        return {name: teacher.state_dict() for name, teacher in self._teachers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The teachers."""
+        for name, teacher in self._teachers.items():
+            teacher.load_state_dict(state[name])
+
+
+def _from_labels_of(teacher: Conditional, s: Tensor, direction: Direction) -> Learned:
+    with torch.no_grad():
+        best = teacher.beam(s, 1)[0][:, 0]
+    return Learned(-direction.dual.log_prob(s, best).mean(), None)
+
+
+def method_of(course: Course, pair: Pair) -> Method | None:
     """What a course asks for; None where unlabelled data are left alone."""
     if course.method == "dual":
         return Dual(course.reward, course.mix.policy)
-    return BackTranslation() if course.method == "back_translation" else None
+    if course.method == "iterative_back_translation":
+        return IterativeBackTranslation()
+    return BackTranslation(pair) if course.method == "back_translation" else None

@@ -15,7 +15,7 @@ from paceline.dual.learning import Reward
 from paceline.dual.supervised import SIDES, ByLength, Duality
 
 FORMAT = "paceline dual course 1"
-METHODS = ("dual", "back_translation", "supervised")
+METHODS = ("dual", "back_translation", "iterative_back_translation", "supervised")
 """What unlabelled data are used for; see :mod:`paceline.dual.methods`."""
 
 
@@ -136,7 +136,8 @@ class Course:
     Attributes:
         warm: steps of the warm-up; 0 for a pair that is warm already.
         steps: behind it.
-        method: dual, back_translation, or supervised (labelled data only).
+        method: dual, back_translation (pseudo-labels of the models after the warm-up), iterative_back_translation (of
+            the models as they are), or supervised (labelled data only).
         mix: batches and shares.
         constraint: weights of dual supervised learning, under every method.
         reward: of dual learning from unlabelled data.

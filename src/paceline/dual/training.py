@@ -95,7 +95,7 @@ class _Training:
         show: Show,
     ) -> None:
         self.pair, self.course, self.folder, self.words = pair, course, folder, words
-        self.method = method_of(course) if course.steps else None
+        self.method = method_of(course, pair) if course.steps else None
         self.duality = course.constraint.duality(course.warm)
         self.directions = self._directions(data)
         self.heldout = pairs_of(data.heldout, "the held-out part", 1)
@@ -141,6 +141,8 @@ class _Training:
         try:
             with self.run:
                 self.run.include(position=self.position)
+                if self.method is not None:
+                    self.run.include(method=self.method)
                 self._begin(resume)
                 workers.same_priors(self.run, self.pair)
                 self._steps()
@@ -177,7 +179,7 @@ class _Training:
         position, total = self.position, self.course.total
         while True:
             self._look_if_due()
-            self._check_warm()
+            self._begin_method()
             self._save_if_due()
             if position.step >= total:
                 return
@@ -264,9 +266,11 @@ class _Training:
         self.show.row(row)
         return row
 
-    def _check_warm(self) -> None:
+    def _begin_method(self) -> None:
         if self.method is not None and self.position.step == self.course.warm:
             evaluation.check_warm(self.position.rows[-1], self.course.warm)
+            with self.run.global_model():
+                self.method.begin(self.pair)
 
     # -- on disk ----------------------------------------------------------------------------------
 
