@@ -29,13 +29,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import _numbers
+import _trainings
 import torch
 from sacrebleu.metrics import BLEU
 from torch import Tensor
@@ -158,8 +156,7 @@ def one(args: argparse.Namespace, method: str, seed: int) -> None:
     history = train(pair, data, course, args.out / f"{method}-{seed}", words=sentences.words)
     row = {"method": method, "seed": seed, "seconds": history[-1]["seconds"]}
     row |= {name: judged(args, pair.direction(name), sentences) for name in DIRECTIONS}
-    file = args.out / f"{method}-{seed}.json"
-    file.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    _trainings.leave(args.out, (method, seed), row)
     told = ", ".join(f"{name} {row[name]['beam']['exact']:.3f}" for name in DIRECTIONS)
     print(f"{method}, seed {seed}: exact {told}", flush=True)
 
@@ -205,23 +202,16 @@ def all_of_them(args: argparse.Namespace) -> list[dict[str, Any]]:
     args.out.mkdir(parents=True, exist_ok=True)
     priors(args, Sentences(args))
 
-    def start(what: tuple[str, int]) -> None:
-        method, seed = what
-        if not (args.out / f"{method}-{seed}.json").exists():
-            own = [sys.executable, __file__, *sys.argv[1:], "--one", method, str(seed)]
-            subprocess.run(own, check=True)
-
     seeds = range(args.seeds)
     waves = [
         [(method, seed) for method in wave if method in args.only for seed in seeds] for wave in (FIRST, AFTER_WARM)
     ]
     if waves[1] and "warm" not in args.only:
         waves.insert(0, [("warm", seed) for seed in seeds])
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for wave in waves:
-            list(pool.map(start, wave))
+    for wave in waves:
+        _trainings.rows_of(args.out, wave, args.jobs)
     wanted = [(method, seed) for method in METHODS if method in args.only for seed in seeds]
-    return [json.loads((args.out / f"{method}-{seed}.json").read_text(encoding="utf-8")) for method, seed in wanted]
+    return _trainings.rows_of(args.out, wanted, args.jobs)
 
 
 def summary(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:

@@ -18,13 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import _reviews
+import _trainings
 import torch
 from torch import Tensor, nn
 
@@ -121,7 +119,7 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
     labelled = reviews.train[0][: args.labelled], reviews.train[1][: args.labelled]
     history = train(pair, Data(labelled, looked_at), course, args.out / f"{name}-{seed}")
     row = {"name": name, "seed": seed, "gap_rms": history[-1]["gap_rms"], **judged(pair, reviews)}
-    (args.out / f"{name}-{seed}.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    _trainings.leave(args.out, (name, seed), row)
     print(f"{name}, seed {seed}: {row['test']:.4f} alone, {row['test_both']:.4f} together", flush=True)
 
 
@@ -148,19 +146,6 @@ def judged(pair: Pair, reviews: _reviews.Reviews) -> dict[str, Any]:
 
 def _batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(part[0].split(250), part[1].split(250), strict=True))
-
-
-def rows_of(args: argparse.Namespace, wanted: list[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Train what is not there yet, `--jobs` at a time."""
-
-    def start(what: tuple[str, int]) -> None:
-        name, seed = what
-        if not (args.out / f"{name}-{seed}.json").exists():
-            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", name, str(seed)], check=True)
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(start, wanted))
-    return [json.loads((args.out / f"{name}-{seed}.json").read_text(encoding="utf-8")) for name, seed in wanted]
 
 
 def summary(rows: dict[str, list[dict[str, Any]]], grid: list[dict[str, Any]], chosen: int) -> dict[str, Any]:
@@ -197,11 +182,14 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     prior_of(args, reviews_of(args))
-    rows_of(args, [("warm", seed) for seed in range(args.seeds)])
-    grid = rows_of(args, [(str(number), 0) for number in range(len(WEIGHTS))])
+    seeds = range(args.seeds)
+    _trainings.rows_of(args.out, [("warm", seed) for seed in seeds], args.jobs)
+    grid = _trainings.rows_of(args.out, [(str(number), 0) for number in range(len(WEIGHTS))], args.jobs)
     chosen = max(range(len(WEIGHTS)), key=lambda number: grid[number]["dev"])
     names = {"plain": "plain", "dual": str(chosen)}
-    rows = {name: rows_of(args, [(what, seed) for seed in range(args.seeds)]) for name, what in names.items()}
+    rows = {
+        name: _trainings.rows_of(args.out, [(what, seed) for seed in seeds], args.jobs) for name, what in names.items()
+    }
     print(json.dumps(summary(rows, grid, chosen)))
 
 

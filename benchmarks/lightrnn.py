@@ -20,15 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import _trainings
 import _words
 import torch
 
@@ -75,7 +73,7 @@ def one(args: argparse.Namespace, model: str, seed: int) -> None:
         network.loss = in_bfloat16(network.loss)  # type: ignore[method-assign]
     history = train(network, data, settings.course, args.out / f"{model}-{seed}")
     row = {"model": model, "seed": seed, "history": history, "perplexity": history[-1]["perplexity"]}
-    (args.out / f"{model}-{seed}.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    _trainings.leave(args.out, (model, seed), row)
     print(f"{model}, seed {seed}: perplexity {row['perplexity']:.2f}", flush=True)
 
 
@@ -92,17 +90,8 @@ def in_bfloat16(loss: Callable[..., Any]) -> Callable[..., Any]:
 def all_of_them(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Train what is not there yet, `--jobs` at a time."""
     wanted = [(model, seed) for model in DEAREST_FIRST if model in args.only for seed in range(args.seeds)]
-
-    def start(what: tuple[str, int]) -> None:
-        model, seed = what
-        if not (args.out / f"{model}-{seed}.json").exists():
-            own = [sys.executable, __file__, *sys.argv[1:], "--one", model, str(seed)]
-            subprocess.run(own, check=True)
-
     data_of(args)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(start, wanted))
-    return [json.loads((args.out / f"{model}-{seed}.json").read_text(encoding="utf-8")) for model, seed in wanted]
+    return _trainings.rows_of(args.out, wanted, args.jobs)
 
 
 def speeds(args: argparse.Namespace, repeats: int = 5) -> dict[str, float]:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings of a benchmark, each in a process of its own, kept so that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Wanted = tuple[str, int]
+"""What is trained, and the seed."""
+
+
+def file_of(out: Path, what: Wanted) -> Path:
+    """Where a training leaves what came out."""
+    return out / f"{what[0]}-{what[1]}.json"
+
+
+def leave(out: Path, what: Wanted, row: dict[str, Any]) -> None:
+    """Say what came out; the training is over."""
+    file_of(out, what).write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+
+
+def rows_of(out: Path, wanted: Sequence[Wanted], jobs: int) -> list[dict[str, Any]]:
+    """Train what is not there yet, `jobs` at a time: this program with `--one NAME SEED` behind its own arguments."""
+
+    def start(what: Wanted) -> None:
+        if not file_of(out, what).exists():
+            subprocess.run([sys.executable, *sys.argv, "--one", what[0], str(what[1])], check=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(start, wanted))
+    return [json.loads(file_of(out, what).read_text(encoding="utf-8")) for what in wanted]
