@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +102,7 @@ class LabelPrior(nn.Module):
         return self.log_probs[x]
 
 
-class LabelToText(nn.Module):
+class LabelToText(storage.Saved):
     """P(text | label): a language model every position of which knows the label.
 
     Args:
@@ -130,7 +129,7 @@ class LabelToText(nn.Module):
         super().__init__()
         _check_classes(classes)
         check_sizes(dimension, layers, heads, dropout, words=words, longest=longest)
-        self.about: storage.About = {
+        self.about = {
             "words": words,
             "classes": classes,
             "dimension": dimension,
@@ -168,15 +167,6 @@ class LabelToText(nn.Module):
         _check_labels(x, self.classes)
         vectors: Tensor = self.labels(x) * self.labels.embedding_dim**0.5
         return vectors
-
-    def save(self, folder: str | Path) -> None:
-        """Write model.safetensors and model.json into `folder`, which is made if need be."""
-        storage.save(folder, self.FORMAT, self.about, self)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> LabelToText:
-        """The model that `save` wrote, on the CPU and in eval mode; CheckpointError if it is damaged."""
-        return storage.load(folder, cls.FORMAT, cls)
 
 
 def _check_classes(classes: int) -> None:

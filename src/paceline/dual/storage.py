@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,7 +25,29 @@ from paceline import CheckpointError
 WEIGHTS, ABOUT = "model.safetensors", "model.json"
 LAYERS = 1000  # more than that many are no model but a damaged number, over which a machine would sit all day
 Model = TypeVar("Model", bound=nn.Module)
+Own = TypeVar("Own", bound="Saved")
 About = dict[str, Any]
+
+
+class Saved(nn.Module):
+    """A model that can be saved and read again.
+
+    Attributes:
+        FORMAT: names its kind of model.
+        about: what it was made with, by argument.
+    """
+
+    FORMAT: ClassVar[str]
+    about: About
+
+    def save(self, folder: str | Path) -> None:
+        """Write model.safetensors and model.json into `folder`, which is made if need be."""
+        save(folder, self.FORMAT, self.about, self)
+
+    @classmethod
+    def load(cls: type[Own], folder: str | Path) -> Own:
+        """The model that `save` wrote, on the CPU and in eval mode; CheckpointError if it is damaged."""
+        return load(folder, cls.FORMAT, cls)
 
 
 def save(folder: str | Path, format: str, about: About, model: nn.Module) -> None:

@@ -171,8 +171,7 @@ class _Training:
     def _is_there(self) -> bool:
         """Whether worker 0 sees a state: the others might look when it has gone on already."""
         said = torch.tensor([int(has_state(self.folder))])
-        if self.run.world.size > 1:
-            self.run.messages.broadcast(said).wait()
+        self.run.messages.broadcast(said).wait()
         return bool(said)
 
     def _steps(self) -> None:

@@ -11,10 +11,8 @@ refused, and the probabilities of all others sum to 1. See :mod:`paceline.dual.s
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.dual import search, storage
 from paceline.dual.layers import Encoder, check_sizes
@@ -23,7 +21,7 @@ from paceline.dual.sequences import check, check_count, check_pairs
 from paceline.dual.writer import Projected, Writer
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(storage.Saved):
     """P(y | x) of two sequences: an encoder, and a decoder that keeps the keys and values of what it has written.
 
     Args:
@@ -55,7 +53,7 @@ class Seq2Seq(nn.Module):
         check_sizes(
             dimension, layers, heads, dropout, source_words=source_words, target_words=target_words, longest=longest
         )
-        self.about: storage.About = {"source_words": source_words, "target_words": target_words, "dimension": dimension}
+        self.about = {"source_words": source_words, "target_words": target_words, "dimension": dimension}
         self.about |= {"layers": layers, "heads": heads, "dropout": dropout, "longest": longest}
         self.longest = longest
         self.encoder = Encoder(source_words, dimension, layers, heads, dropout)
@@ -89,17 +87,8 @@ class Seq2Seq(nn.Module):
         memory, seen = self.encoder(check(x, self.encoder.words, None, "sources x"))
         return self.writer.project(memory), seen
 
-    def save(self, folder: str | Path) -> None:
-        """Write model.safetensors and model.json into `folder`, which is made if need be."""
-        storage.save(folder, self.FORMAT, self.about, self)
 
-    @classmethod
-    def load(cls, folder: str | Path) -> Seq2Seq:
-        """The model that `save` wrote, on the CPU and in eval mode; CheckpointError if it is damaged."""
-        return storage.load(folder, cls.FORMAT, cls)
-
-
-class LanguageModel(nn.Module):
+class LanguageModel(storage.Saved):
     """P(x) of sequences: the decoder alone.
 
     Args:
@@ -123,7 +112,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(dimension, layers, heads, dropout, words=words, longest=longest)
-        self.about: storage.About = {"words": words, "dimension": dimension}
+        self.about = {"words": words, "dimension": dimension}
         self.about |= {"layers": layers, "heads": heads, "dropout": dropout, "longest": longest}
         self.longest = longest
         self.writer = Writer(words, dimension, layers, heads, dropout, longest, cross=False)
@@ -138,12 +127,3 @@ class LanguageModel(nn.Module):
         with undisturbed(self):
             device = self.writer.embedding.weight.device
             return search.sample(self.writer.steps(n, 1), n, 1, device, generator)[:, 0]
-
-    def save(self, folder: str | Path) -> None:
-        """Write model.safetensors and model.json into `folder`, which is made if need be."""
-        storage.save(folder, self.FORMAT, self.about, self)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> LanguageModel:
-        """The model that `save` wrote, on the CPU and in eval mode; CheckpointError if it is damaged."""
-        return storage.load(folder, cls.FORMAT, cls)

@@ -12,8 +12,7 @@ from paceline.dual.pair import Pair
 
 def add_up(run: Run, sums: Tensor) -> Tensor:
     """Make a tensor the sum over the workers, in place."""
-    if run.world.size > 1:
-        run.messages.all_reduce(sums).wait()
+    run.messages.all_reduce(sums).wait()
     return sums
 
 
