@@ -18,14 +18,13 @@ Source: ours.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from paceline.errors import RuleError
 from paceline.planner.forecast import Forecast, forecast
 from paceline.planner.network import Network
 from paceline.planner.workload import Conditions, Workload
 from paceline.recipes import rule_from_text
+from paceline.tuning import exchange_time
 
 SHARE = 0.02
 SYNC_SHARE = 0.05
@@ -164,10 +163,8 @@ def _asynchronous(question: _Question, found: Advice) -> Advice:
 
 
 def least_period(exchange_s: float, minibatch_s: float, share: float = SHARE) -> int:
-    """tau = ceil(e (1 - share) / (share c)), at least 1; e an exchange's, c a minibatch's seconds."""
-    if not 0 < share < 1:
-        raise RuleError(f"share must lie between 0 and 1, got {share!r}")
-    return max(1, math.ceil(exchange_s * (1 - share) / (share * minibatch_s) - 1e-9))
+    """That of :mod:`paceline.tuning.exchange_time`, for the share that is allowed here."""
+    return exchange_time.least_period(exchange_s, minibatch_s, share)
 
 
 def exchange_share(found: Forecast) -> float:

@@ -22,6 +22,13 @@ from paceline.errors import RuleError, UnsupportedError
 from paceline.rule import is_block
 
 
+def least_period(exchange_s: float, minibatch_s: float, share: float) -> int:
+    """tau*, at least 1; e an exchange's, c a minibatch's seconds, above 0."""
+    if not 0 < share < 1:
+        raise RuleError(f"share must lie between 0 and 1, got {share!r}")
+    return max(1, math.ceil(exchange_s * (1 - share) / (share * minibatch_s) - 1e-9))
+
+
 class PeriodFromExchange:
     """Called after every step, on all workers; one of them tunes.
 
@@ -60,8 +67,7 @@ class PeriodFromExchange:
         """tau* within the limits; as long as it may be where a minibatch takes no time."""
         if minibatch_s <= 0:
             return self._most
-        wanted = exchange_s * (1 - self._share) / (self._share * minibatch_s)
-        return max(self._least, min(self._most, math.ceil(wanted - 1e-9)))
+        return max(self._least, min(self._most, least_period(exchange_s, minibatch_s, self._share)))
 
     def stepped(self) -> None:
         """A step was made; every worker calls it after every step, and all make as many steps."""
