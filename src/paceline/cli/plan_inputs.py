@@ -39,7 +39,7 @@ class Asked:
 
 def workload(asked: Asked, notes: Console) -> Workload:
     """The work that is asked about: what was said goes before what was measured."""
-    timed = None
+    given, timed = _given_steps(asked), None  # before a program is run for minutes
     if asked.script is not None:
         timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
         notes.print(f"timed {len(timed.times_s)} steps of {asked.script}", soft_wrap=True, markup=False)
@@ -48,7 +48,7 @@ def workload(asked: Asked, notes: Console) -> Workload:
         raise RuleError(f"the optimizer's moments must be 0, 1 or 2, got {moments}")
     measured = timed.batches if timed and timed.batches else EPOCH
     return Workload(
-        steps=_steps(asked, timed, notes),
+        steps=given or _timed_steps(asked, timed, notes),
         layout=_layout(asked, timed),
         moments=moments,
         epoch=asked.epoch if asked.epoch is not None else float(measured),
@@ -57,17 +57,19 @@ def workload(asked: Asked, notes: Console) -> Workload:
     )
 
 
-def _steps(asked: Asked, timed: Timed | None, notes: Console) -> StepTimes:
-    """The distribution of a minibatch's time."""
+def _given_steps(asked: Asked) -> StepTimes | None:
+    """The distribution of a minibatch's time, where it was given."""
     if asked.times is not None:
         if asked.step_s is not None or asked.spread is not None:
             raise RuleError("--step-times has the mean and the spread: leave out --step-time and --spread")
         return times_from_text(asked.times.read_text(encoding="utf-8"))
-    if timed is None and asked.step_s is None:
+    return None if asked.step_s is None else LogNormal(asked.step_s, asked.spread or 0.0)
+
+
+def _timed_steps(asked: Asked, timed: Timed | None, notes: Console) -> StepTimes:
+    """The same, as it was measured."""
+    if timed is None:
         raise RuleError("give a training program, or --step-time SECONDS with --parameters or --bytes")
-    if asked.step_s is not None:
-        return LogNormal(asked.step_s, asked.spread or 0.0)
-    assert timed is not None
     found = step_times(0.0, 0.0, timed.times_s)
     notes.print(f"a step takes {seconds_text(found.mean_s)}, spread {100 * found.variation:.1f} %", markup=False)
     return LogNormal(found.mean_s, found.variation if asked.spread is None else asked.spread)
