@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from paceline.codec import Codec, Dense, Layout
@@ -123,13 +124,13 @@ class Rule:
             next_momentum=self.merging.momentum_at(block + 1, workers),
         )
 
-    @property
+    @cached_property  # what a protocol's isinstance costs is much, beside a small model's step
     def merging(self) -> Outer:
         """The outer of a rule whose workers exchange together."""
         assert not isinstance(self.outer, Arrival)
         return self.outer
 
-    @property
+    @cached_property  # what a protocol's isinstance costs is much, beside a small model's step
     def arrival(self) -> Arrival:
         """The outer of an asynchronous rule."""
         assert isinstance(self.outer, Arrival)

@@ -209,8 +209,8 @@ def _alone(rule: Rule, workload: Workload, network: Network, workers: int) -> _P
     sent += rule.overhead_bytes(workers, workload.layout)
     link = network.within if network.one_host(workers) else network.across
     trip = Trip(link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers))
-    total_s = block_s(schedule, workload.steps, trip, workers)
     compute_s = schedule.period * workload.step_s
+    total_s = max(compute_s, block_s(schedule, workload.steps, trip, workers))  # a mean of draws may lie below
     exposed_s = min(max(0.0, total_s - compute_s), _left_s(schedule, workload.step_s, trip))
     return _Pace(Block(compute_s, total_s - compute_s - exposed_s, exposed_s), sent)
 

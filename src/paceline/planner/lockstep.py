@@ -52,7 +52,7 @@ class Block:
 def barrier(steps: StepTimes, made: int, exposed_s: float, workers: int) -> Block:
     """A block that ends with an exchange of which all wait for so many seconds."""
     compute_s = made * steps.mean_s
-    return Block(compute_s, steps.slowest(made, workers) - compute_s, exposed_s)
+    return Block(compute_s, max(0.0, steps.slowest(made, workers) - compute_s), exposed_s)
 
 
 def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> Block:
