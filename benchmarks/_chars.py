@@ -143,9 +143,7 @@ class Perceptron(nn.Module):
     def __init__(self, hidden: int, embedding: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, embedding)
-        self.layers = nn.Sequential(
-            nn.Linear(CONTEXT * embedding, hidden), nn.ReLU(), nn.Linear(hidden, VOCABULARY)
-        )
+        self.layers = nn.Sequential(nn.Linear(CONTEXT * embedding, hidden), nn.ReLU(), nn.Linear(hidden, VOCABULARY))
 
     def forward(self, before: Tensor) -> Tensor:
         """Logits, shape (batch, VOCABULARY), of characters, shape (batch, CONTEXT)."""

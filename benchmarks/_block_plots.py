@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of `blocks.py`: loss by N and method, by gain, by period, by rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+OURS = ("bmuf", "bmuf_adam", "bmuf_adam_half", "ours")
+CUT = 0.3
+"""What is worse than one worker by more than this share is drawn at the upper edge, or the rest could not be told
+apart."""
+NAMES = {
+    "table": ("workers", "Methods by number of workers"),
+    "gain": ("gain", "Gain of block momentum"),
+    "period": ("period, minibatches", "Period"),
+    "rate": ("local learning rate", "Local learning rate"),
+}
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw a study's result, as `blocks.py` prints it, into `path`."""
+    matplotlib.use("Agg")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    study = result["study"]
+    top = _top(result)
+    for index, method in enumerate(result["loss"]):
+        _curve(axes, result, method, index, top)
+    if result["serial"] is not None:
+        axes.axhline(result["serial"], color="black", linewidth=1, label="serial")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    if study in ("table", "period"):
+        axes.set_xticks(_places(result))
+    axes.set_xlabel(NAMES[study][0])
+    axes.set_ylabel("held-out cross-entropy, nats")
+    axes.set_ylim(top=top)
+    axes.set_title(f"{NAMES[study][1]}: {result['minibatches']:,} minibatches in all, {result['optimizer']}")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _curve(axes: Axes, result: dict[str, Any], method: str, index: int, top: float) -> None:
+    """A method's mean over seeds, its spread, and what does not fit into the picture."""
+    losses, spreads = result["loss"][method], result["spread"][method]
+    places = sorted(losses, key=float)
+    color = f"C{index % 10}"
+    seen = [place for place in places if losses[place] is not None and losses[place] <= top]
+    axes.errorbar(
+        [float(place) for place in seen],
+        [losses[place] for place in seen],
+        yerr=[spreads[place] or 0.0 for place in seen],
+        label=method.replace("_", " "),
+        color=color,
+        linewidth=2.5 if method in OURS else 1.2,
+        linestyle="-" if method in OURS or len(losses) < 2 or index < 10 else "--",
+        marker="o",
+        markersize=4,
+        capsize=3,
+    )
+    beyond = [float(place) for place in places if place not in seen]
+    axes.plot(beyond, [top] * len(beyond), linestyle="", marker="^", color=color, clip_on=False)
+    if result["study"] == "gain":
+        law = float(method.removeprefix("N")) ** 0.7
+        axes.axvline(law, color=color, linewidth=0.8, linestyle=":")
+
+
+def _top(result: dict[str, Any]) -> float:
+    """The upper edge."""
+    found = [loss for losses in result["loss"].values() for loss in losses.values() if loss is not None]
+    if result["serial"] is not None:
+        return min(max([*found, result["serial"]]) * 1.01, result["serial"] * (1 + CUT))
+    return min(max(found) * 1.01, min(found) * (1 + CUT)) if found else 1.0
+
+
+def _places(result: dict[str, Any]) -> list[float]:
+    return sorted({float(place) for losses in result["loss"].values() for place in losses})
