@@ -25,8 +25,8 @@ Each takes `--minibatches`, `--optimizer sgd|momentum|adam`, `--period`, `--seed
 Finished trainings in `--out` are kept, so that it goes on where it was stopped, and those of one study serve another.
 The last line is a JSON object: `loss` of method and place (a place is an N, a gain, a period or a rate; null where a
 training diverged), its standard deviation `spread` and each seed's, `chosen` (the training that stands for a method
-that chooses), `serial`; and of `gain` the `law`: the best gain at each N, the exponent p of gain = N^p of each seed, its
-mean and spread, and c and q of c N^q.
+that chooses), `serial`; and of `gain` the `law`: the best gain at each N, the exponent p of gain = N^p of each seed,
+its mean and spread, and c and q of c N^q.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import argparse
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,22 @@ def one(args: argparse.Namespace, training: Training, seed: int) -> None:
     print(f"{training.name}, seed {seed}: {told} in {row['seconds']:.0f} s", flush=True)
 
 
+def one_of(args: argparse.Namespace, plan: Plan, name: str, seed: int) -> None:
+    """The same by its name."""
+    one(args, {candidate.name: candidate for found in plan.values() for candidate in found}[name], seed)
+
+
 def all_of_them(args: argparse.Namespace, plan: Plan) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Each method's rows, one for each seed: candidates first, by one seed, then the best of them by the others."""
     folder = folder_of(args)
     folder.mkdir(parents=True, exist_ok=True)
     _chars.text(args.out)
 
+    here = None if args.jobs else partial(one_of, args, plan)
+
     def rows(wanted: list[_trainings.Wanted]) -> dict[_trainings.Wanted, dict[str, Any]]:
         once = list(dict.fromkeys(wanted))
-        return dict(zip(once, _trainings.rows_of(folder, once, args.jobs), strict=True))
+        return dict(zip(once, _trainings.rows_of(folder, once, args.jobs, here), strict=True))
 
     first = rows([(candidate.name, 0) for found in plan.values() for candidate in found])
     chosen = {
@@ -129,7 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--alone", type=float, help="its rate on one worker")
     parser.add_argument("--rate", type=float, help="its rate under methods with blocks")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time; 0 makes all in this process")
     parser.add_argument("--out", type=Path, default=Path("out/blocks"))
     parser.add_argument("--plot", type=Path, help="draw the result into this file")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
@@ -153,7 +161,7 @@ def arguments() -> argparse.Namespace:
 def checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
     """The arguments with their defaults, or an error that says what is wrong."""
     if args.quick:
-        args.minibatches, args.seeds, args.hidden, args.batch = 512, 1, 16, 16
+        args.minibatches, args.seeds, args.jobs, args.hidden, args.batch = 512, 1, 0, 16, 16
         args.exponents, args.periods, args.rates = [0.5, 0.7, 1.0], [1, 8, 64], [0.25, 0.5]
     if args.workers is None:
         args.workers = [1, 4] if args.quick and args.study == "table" else WORKERS[args.study]
@@ -174,8 +182,7 @@ def main() -> None:
     args = arguments()
     plan = _block_methods.PLANS[args.study](args)
     if args.one:
-        named = {candidate.name: candidate for found in plan.values() for candidate in found}
-        one(args, named[args.one[0]], int(args.one[1]))
+        one_of(args, plan, args.one[0], int(args.one[1]))
         return
     result = _block_report.summary(args, all_of_them(args, plan))
     if args.plot:
