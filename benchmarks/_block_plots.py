@@ -11,10 +11,28 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-OURS = ("bmuf", "bmuf_adam", "bmuf_adam_half", "ours")
+STYLES = {
+    "sync_linear": ("C0", "--"),
+    "sync_best": ("C0", "-"),
+    "averaging": ("C2", "--"),
+    "averaging_best": ("C2", "-"),
+    "bmuf_paper": ("C4", "-"),
+    "bmuf_paper_ramped": ("C4", "--"),
+    "bmuf_paper_classical": ("C1", "-"),
+    "bmuf_paper_classical_ramped": ("C1", "--"),
+    "diloco_paper": ("C5", "-"),
+    "bmuf": ("C3", "-"),
+    "ours": ("C3", "-"),
+    "bmuf_adam": ("C3", "--"),
+    "bmuf_adam_half": ("C3", ":"),
+}
+"""Color and line of a method; a family has one color, and ours a thick line."""
+OURS = "C3"
 CUT = 0.3
 """What is worse than one worker by more than this share is drawn at the upper edge, or the rest could not be told
 apart."""
+DEFAULT = 0.7
+"""The exponent of the gain that the library takes, drawn as a dotted line."""
 NAMES = {
     "table": ("workers", "Methods by number of workers"),
     "gain": ("gain", "Gain of block momentum"),
@@ -51,26 +69,27 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def _curve(axes: Axes, result: dict[str, Any], method: str, index: int, top: float) -> None:
     """A method's mean over seeds, its spread, and what does not fit into the picture."""
     losses, spreads = result["loss"][method], result["spread"][method]
+    color, line = STYLES.get(method, (f"C{index}", "-"))
+    # Side by side where many share a place.
+    shift = 2.0 ** (0.05 * (index - len(result["loss"]) / 2)) if result["study"] == "table" else 1.0
     places = sorted(losses, key=float)
-    color = f"C{index % 10}"
     seen = [place for place in places if losses[place] is not None and losses[place] <= top]
     axes.errorbar(
-        [float(place) for place in seen],
+        [float(place) * shift for place in seen],
         [losses[place] for place in seen],
         yerr=[spreads[place] or 0.0 for place in seen],
         label=method.replace("_", " "),
         color=color,
-        linewidth=2.5 if method in OURS else 1.2,
-        linestyle="-" if method in OURS or len(losses) < 2 or index < 10 else "--",
+        linewidth=2.5 if method in STYLES and color == OURS else 1.2,
+        linestyle=line,
         marker="o",
         markersize=4,
         capsize=3,
     )
-    beyond = [float(place) for place in places if place not in seen]
+    beyond = [float(place) * shift for place in places if place not in seen]
     axes.plot(beyond, [top] * len(beyond), linestyle="", marker="^", color=color, clip_on=False)
     if result["study"] == "gain":
-        law = float(method.removeprefix("N")) ** 0.7
-        axes.axvline(law, color=color, linewidth=0.8, linestyle=":")
+        axes.axvline(float(method.removeprefix("N")) ** DEFAULT, color=color, linewidth=0.8, linestyle=":")
 
 
 def _top(result: dict[str, Any]) -> float:
