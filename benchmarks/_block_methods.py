@@ -149,6 +149,8 @@ class Methods:
             "diloco_paper": [self.block("diloco", gain="paper")],
             "bmuf": [self.block("bmuf")],
         }
+        if self.kind == "momentum":
+            found["bmuf_compensated"] = [self.block("bmuf", local_state="compensate")]
         if self.kind == "adam":
             found["bmuf_adam"] = [self.block("bmuf_adam")]
             found["bmuf_adam_half"] = [replace(self.block("bmuf_adam"), beta1=0.5)]

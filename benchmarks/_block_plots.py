@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,14 +22,14 @@ STYLES = {
     "diloco_paper": ("C5", "-"),
     "bmuf": ("C3", "-"),
     "ours": ("C3", "-"),
+    "bmuf_compensated": ("C3", "--"),
     "bmuf_adam": ("C3", "--"),
     "bmuf_adam_half": ("C3", ":"),
 }
 """Color and line of a method; a family has one color, and ours a thick line."""
 OURS = "C3"
 CUT = 0.3
-"""What is worse than one worker by more than this share is drawn at the upper edge, or the rest could not be told
-apart."""
+"""What is worse than the best by more than this share is an arrow at the upper edge, or the rest would be one line."""
 DEFAULT = 0.7
 """The exponent of the gain that the library takes, drawn as a dotted line."""
 NAMES = {
@@ -43,11 +42,10 @@ NAMES = {
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Draw a study's result, as `blocks.py` prints it, into `path`."""
-    matplotlib.use("Agg")
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     study = result["study"]
-    top = _top(result)
+    bottom, top = _limits(result)
     for index, method in enumerate(result["loss"]):
         _curve(axes, result, method, index, top)
     if result["serial"] is not None:
@@ -58,7 +56,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set_xticks(_places(result))
     axes.set_xlabel(NAMES[study][0])
     axes.set_ylabel("held-out cross-entropy, nats")
-    axes.set_ylim(top=top)
+    axes.set_ylim(bottom, top)
     axes.set_title(f"{NAMES[study][1]}: {result['minibatches']:,} minibatches in all, {result['optimizer']}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -92,12 +90,16 @@ def _curve(axes: Axes, result: dict[str, Any], method: str, index: int, top: flo
         axes.axvline(float(method.removeprefix("N")) ** DEFAULT, color=color, linewidth=0.8, linestyle=":")
 
 
-def _top(result: dict[str, Any]) -> float:
-    """The upper edge."""
+def _limits(result: dict[str, Any]) -> tuple[float, float]:
+    """The lower and the upper edge."""
     found = [loss for losses in result["loss"].values() for loss in losses.values() if loss is not None]
-    if result["serial"] is not None:
-        return min(max([*found, result["serial"]]) * 1.01, result["serial"] * (1 + CUT))
-    return min(max(found) * 1.01, min(found) * (1 + CUT)) if found else 1.0
+    found += [] if result["serial"] is None else [result["serial"]]
+    if not found:
+        return 0.0, 1.0
+    lowest = min(found)
+    highest = min(max(found), lowest * (1 + CUT))
+    margin = 0.05 * (highest - lowest) or 0.01 * lowest
+    return lowest - margin, highest + margin
 
 
 def _places(result: dict[str, Any]) -> list[float]:

@@ -25,6 +25,7 @@ def summary(args: argparse.Namespace, rows: Rows) -> dict[str, Any]:
         "batch": args.batch,
         "period": args.period,
         "seeds": args.seeds,
+        "room": {str(n): round(args.minibatches / (args.period * n**2), 3) for n in args.workers if n > 1},
         "serial": None if serial is None else _mean(serial),
         "serial_each": serial,
         "loss": _changed(each, _mean),

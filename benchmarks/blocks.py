@@ -20,13 +20,15 @@ Each takes `--minibatches`, `--optimizer sgd|momentum|adam`, `--period`, `--seed
     bmuf_paper                     block momentum 1 - 1/N, Nesterov; also classical, and each with eta ramped
     diloco_paper                   outer momentum .9 and rate .7 whatever N is
     bmuf                           ours: the gain follows N, nothing is tuned
+    bmuf_compensated               with momentum only: ours with it averaged and compensated, not reset at each block
     bmuf_adam, bmuf_adam_half      with Adam only: ours with moments compensated, at beta1 .9 and .5
 
 Finished trainings in `--out` are kept, so that it goes on where it was stopped, and those of one study serve another.
 The last line is a JSON object: `loss` of method and place (a place is an N, a gain, a period or a rate; null where a
 training diverged), its standard deviation `spread` and each seed's, `chosen` (the training that stands for a method
-that chooses), `serial`; and of `gain` the `law`: the best gain at each N, the exponent p of gain = N^p of each seed,
-its mean and spread, and c and q of c N^q.
+that chooses), `serial`, `room` (minibatches over period x N^2, of which a filter with a gain of N wants at least 1);
+and of `gain` the `law`: the best gain at each N, the exponent p of gain = N^p of each seed, its mean and spread, and c
+and q of c N^q.
 """
 
 from __future__ import annotations
