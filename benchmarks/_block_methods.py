@@ -21,7 +21,7 @@ CONSTANT = 0.4
 FALL = 1000.0
 WARM = 5 / 90
 """Share of the samples over which a scaled rate rises from that of one worker: five epochs of ninety."""
-SCALES = (0.5, 0.7, 0.85, 1.0)
+SCALES = (0.25, 0.5, 0.75, 1.0)
 """Exponents s of the rates alone x N^s among which a method with "best" in its name chooses; 1 is linear scaling."""
 RAMP = 0.2
 """Share of the blocks over which eta rises where it is ramped."""
@@ -190,8 +190,8 @@ def gain(args: argparse.Namespace) -> Plan:
     plan: Plan = {("serial", "1"): [serial(args)]}
     for workers in args.workers:
         at = Methods(args, workers)
-        gains = [float(f"{workers**p:.4g}") for p in args.exponents] if workers > 1 else []
-        plan |= {(f"N{workers}", f"{gain:g}"): [at.block(args.recipe, gain=gain)] for gain in gains}
+        tried = [float(f"{workers**p:.4g}") for p in args.exponents] if workers > 1 else []
+        plan |= {(f"N{workers}", f"{number:g}"): [at.block(args.recipe, gain=number)] for number in tried}
     return plan
 
 
