@@ -43,7 +43,7 @@ class Local:
 
 
 LOCAL = {
-    "sgd": Local(0.25, 0.5, 0.0),
+    "sgd": Local(0.5, 0.5, 0.0),
     "momentum": Local(0.025, 0.05, 0.9),
     "adam": Local(0.002, 0.002),
 }

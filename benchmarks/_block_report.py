@@ -98,8 +98,7 @@ def _spread(found: list[Any]) -> float | None:
 def _print(result: dict[str, Any]) -> None:
     losses = result["loss"]
     places = list(dict.fromkeys(place for found in losses.values() for place in found))
-    if result["study"] in ("gain", "rate"):
-        places.sort(key=float)
+    places.sort(key=float)
     if result["serial"] is not None:
         print(f"serial: {_told(result['serial'], _spread(result['serial_each']), None)}")
     print(f"{result['study']:28}" + "".join(f"{place:>26}" for place in places))
