@@ -25,7 +25,7 @@ def summary(args: argparse.Namespace, rows: Rows) -> dict[str, Any]:
         "batch": args.batch,
         "period": args.period,
         "seeds": args.seeds,
-        "room": {str(n): round(args.minibatches / (args.period * n**2), 3) for n in args.workers if n > 1},
+        "room": _room(args),
         "serial": None if serial is None else _mean(serial),
         "serial_each": serial,
         "loss": _changed(each, _mean),
@@ -65,6 +65,13 @@ def gain_law(each: Figures, seeds: int) -> dict[str, Any]:
 
 
 # ---- Figures
+
+
+def _room(args: argparse.Namespace) -> dict[str, float]:
+    """N -> minibatches over period x N^2; a study of periods has none of its own."""
+    if args.study == "period":
+        return {}
+    return {str(n): round(args.minibatches / (args.period * n**2), 3) for n in args.workers if n > 1}
 
 
 def _by_method(found: dict[tuple[str, str], Any]) -> Figures:

@@ -23,9 +23,9 @@ Each takes `--minibatches`, `--optimizer sgd|momentum|adam`, `--period`, `--seed
     bmuf_compensated               with momentum only: ours with it averaged and compensated, not reset at each block
     bmuf_adam, bmuf_adam_half      with Adam only: ours with moments compensated, at beta1 .9 and .5
 
-On a quiet core a worker's minibatch takes about 1 ms alone and 0.4 ms among 16 or 64. `rate` comes first: the heights in
-`_block_methods.py` are starting points, `--alone` and `--rate` give others. An exponent of the gain law whose best
-gains lie at an edge (`at_edge`) says only that.
+On a quiet core a minibatch takes about 1 ms with one worker and 0.4 ms among 16 or 64. `rate` comes first: the heights
+in `_block_methods.py` are starting points, `--alone` and `--rate` give others. The exponent of a gain law whose best
+gains are the least or the largest tried (`at_edge`) is no more than a bound.
 
 Finished trainings in `--out` are kept, so that it goes on where it was stopped, and those of one study serve another.
 The last line is a JSON object: `loss` of method and place (a place is an N, a gain, a period or a rate; null where a
