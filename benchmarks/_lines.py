@@ -99,7 +99,7 @@ def _picture(line: str, dice: np.random.Generator) -> np.ndarray:
     slant, down = dice.uniform(-0.1, 0.1), dice.uniform(-1.0, 1.0)
     warp = (1 / scale, slant, -left / scale - slant * HEIGHT / 2, 0.0, 1.0, -down)
     image = ink.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, warp, Image.Resampling.BILINEAR)
-    return np.asarray(image.filter(ImageFilter.GaussianBlur(dice.uniform(0.0, 0.5))))
+    return np.asarray(image.filter(ImageFilter.GaussianBlur(dice.uniform(0.0, 0.4))))
 
 
 def render(text: str, count: int, seed: int) -> Lines:
@@ -136,9 +136,9 @@ def dirty(pictures: Tensor, dice: torch.Generator) -> Tensor:
     shift = torch.randint(-SHIFT, SHIFT + 1, (count, 1, 1), generator=dice)
     source = (torch.arange(WIDTH) - shift) % WIDTH  # the margins are empty, so nothing comes in again
     moved = pictures.gather(2, source.expand(count, HEIGHT, WIDTH))
-    contrast = torch.empty(count, 1, 1).uniform_(0.5, 1.0, generator=dice)
+    contrast = torch.empty(count, 1, 1).uniform_(0.6, 1.0, generator=dice)
     sign = torch.where(torch.rand(count, 1, 1, generator=dice) < 0.1, -1.0, 1.0)
-    strength = torch.empty(count, 1, 1).uniform_(0.02, 0.15, generator=dice)
+    strength = torch.empty(count, 1, 1).uniform_(0.02, 0.1, generator=dice)
     noise = torch.randn(moved.shape, generator=dice).mul_(strength)
     return moved.float().div_(127.5).sub_(1.0).mul_(contrast * sign).add_(noise)
 

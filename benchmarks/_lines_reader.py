@@ -60,7 +60,7 @@ class Ctc(torch.autograd.Function):
 class Reader(nn.Module):
     """Scores of a symbol (0 is CTC's blank) at TIMES places of a line."""
 
-    def __init__(self, hidden: int = 64) -> None:
+    def __init__(self, hidden: int = 48) -> None:
         super().__init__()
         self.look = nn.Linear(HEIGHT * PIECE, hidden)
         self.norm = nn.LayerNorm(hidden)

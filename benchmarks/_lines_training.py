@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from _lines import Lines, dirty, kept, minibatches, to_text
+from _lines import Lines, Minibatches, dirty, kept, minibatches, to_text
 from _lines_reader import Reader, edits, loss_of, read
 from torch import Tensor, nn
 
@@ -96,7 +97,7 @@ def start(training: Training, seed: int) -> tuple[nn.Module, torch.optim.Optimiz
     torch.manual_seed(seed)
     model = Reader()
     rate = training.rate * training.workers**training.method.scaling
-    return model, torch.optim.Adam(model.parameters(), lr=rate, betas=(training.method.beta1, 0.999))
+    return model, torch.optim.Adam(model.parameters(), lr=rate, betas=(training.method.beta1, 0.999), fused=True)
 
 
 def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, Any]:
@@ -109,26 +110,56 @@ def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, 
     row: dict[str, Any] = {"method": training.method.name, "workers": training.workers, "seed": seed}
     row |= {"rate": training.rate, "local_rate": optimizer.param_groups[0]["lr"], "rule": rule}
     try:
-        result = simulate_stacked(
-            model,
-            loss_of,
-            optimizer,
-            rule,
-            minibatches(lines, size.minibatches, size.batch, training.workers, seed),
-            rate=lambda step: factor(step / steps),
-            largest_gradient=LARGEST_GRADIENT,
-        )
+        given = minibatches(lines, size.minibatches, size.batch, training.workers, seed)
+        if training.method.rule == "sync":
+            losses = _large_minibatches(model, optimizer, given, steps)
+        else:
+            losses = _stacked(model, optimizer, rule, given, steps)
     except NonFiniteError as error:
         return row | {"diverged": str(error), "error": 1.0, "tuning_error": 1.0}
     seconds = time.process_time() - began
-    model.load_state_dict(result.parameters)
-    row |= {"seconds": seconds, "minibatch_ms": 1e3 * seconds / size.minibatches, "curve": curve(result.losses)}
+    row |= {"seconds": seconds, "minibatch_ms": 1e3 * seconds / size.minibatches, "curve": curve(losses)}
     return row | judged(model, folder)
+
+
+def _stacked(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rule: str, given: Iterable[Minibatches], steps: int
+) -> Tensor:
+    """N workers under a rule; the model becomes the global one. The mean loss of each step."""
+    result = simulate_stacked(
+        model,
+        loss_of,
+        optimizer,
+        rule,
+        given,
+        rate=lambda step: factor(step / steps),
+        largest_gradient=LARGEST_GRADIENT,
+    )
+    model.load_state_dict(result.parameters)
+    return result.losses.mean(1)
+
+
+def _large_minibatches(
+    model: nn.Module, optimizer: torch.optim.Optimizer, given: Iterable[Minibatches], steps: int
+) -> Tensor:
+    """One worker, and N synchronous ones: the mean of their gradients is that of all their lines in one minibatch."""
+    highest, losses = optimizer.param_groups[0]["lr"], []
+    for step, batch in enumerate(given):
+        optimizer.param_groups[0]["lr"] = highest * factor(step / steps)
+        optimizer.zero_grad()
+        loss = loss_of(model, *(tensor.flatten(0, 1) for tensor in batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+        optimizer.step()
+        losses.append(loss.detach())
+        if not torch.isfinite(losses[-1]):
+            raise NonFiniteError(f"the loss is {float(losses[-1])} at step {step}; lower the learning rate")
+    return torch.stack(losses)
 
 
 def curve(losses: Tensor) -> list[float]:
     """Mean losses of POINTS equal parts of a training, or of each step where there are fewer."""
-    return [float(part.mean()) for part in losses.mean(1).tensor_split(min(POINTS, len(losses)))]
+    return [float(part.mean()) for part in losses.tensor_split(min(POINTS, len(losses)))]
 
 
 def held_out(folder: Path) -> tuple[Lines, Tensor]:
