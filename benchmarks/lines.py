@@ -8,14 +8,15 @@ that reads the tuning lines best (with the first seed) is everybody's. Synchrono
 larger, has it as it is, times root N, and times N; block methods have it as it is. The table is made on other lines, of
 modules that no training saw.
 
-    python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 32768] [--seeds 3] [--jobs 2]
+    python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 131072] [--seeds 3] [--jobs 2]
         [--out out/lines] [--plot FILE] [--quick]
 
-Workers are stacked (`paceline.sim.simulate_stacked`). Each training is a process of its own with one thread, kept
-under `--out`, so the command goes on where it was stopped. `--plot out.png` writes the figure, and lines with their
-reading to out_lines.png. `--check` only compares stacked with virtual workers. The last line is a JSON object:
-`rate`, `tuning` (error by rate), and `cells`: method, workers, mean `error`, `least`, `most`, `over_serial`
-(error over that of one worker with the same beta1, less 1), `diverged` (of the seeds), `minibatch_ms`.
+Workers under block rules are stacked (`paceline.sim.simulate_stacked`); synchronous ones are one with a minibatch N
+times larger, whose gradient is the mean of theirs. Each training is a process of its own with one thread, kept under
+`--out`, so the command goes on where it was stopped. `--plot out.png` writes the figure, and lines with their reading
+to out_lines.png. `--check` only compares stacked with virtual workers. The last line is a JSON object: `rate`,
+`tuning` (error by rate), and `cells`: method, workers, mean `error`, `least`, `most`, `over_serial` (error over that of
+one worker with the same beta1, less 1), `diverged` (of the seeds), `minibatch_ms`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--period", type=int, default=8, help="minibatches of a block")
-    parser.add_argument("--minibatches", type=int, default=32_768, help=f"of all workers; a multiple of {CHUNK}")
-    parser.add_argument("--batch", type=int, default=8, help="lines in a minibatch")
+    parser.add_argument("--minibatches", type=int, default=131_072, help=f"of all workers; a multiple of {CHUNK}")
+    parser.add_argument("--batch", type=int, default=4, help="lines in a minibatch")
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="that one worker tries")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
