@@ -131,16 +131,16 @@ def kept(folder: Path, name: str, count: int, held_out: bool) -> Lines:
 
 
 def dirty(pictures: Tensor, dice: torch.Generator) -> Tensor:
-    """Shifted, fainter, a few white on black, noisy: uint8 (lines, HEIGHT, WIDTH) to float32, about -1 to 1."""
+    """Shifted, fainter, noisy: uint8 (lines, HEIGHT, WIDTH) to float32, about 0 (paper) to 2."""
     count = len(pictures)
     shift = torch.randint(-SHIFT, SHIFT + 1, (count, 1, 1), generator=dice)
     source = (torch.arange(WIDTH) - shift) % WIDTH  # the margins are empty, so nothing comes in again
     moved = pictures.gather(2, source.expand(count, HEIGHT, WIDTH))
     contrast = torch.empty(count, 1, 1).uniform_(0.6, 1.0, generator=dice)
-    sign = torch.where(torch.rand(count, 1, 1, generator=dice) < 0.1, -1.0, 1.0)
-    strength = torch.empty(count, 1, 1).uniform_(0.02, 0.1, generator=dice)
+    strength = torch.empty(count, 1, 1).uniform_(0.05, 0.2, generator=dice)
     noise = torch.randn(moved.shape, generator=dice).mul_(strength)
-    return moved.float().div_(127.5).sub_(1.0).mul_(contrast * sign).add_(noise)
+    # Paper is 0: were it -1, the first layer would see little but paper, and learn slowly.
+    return moved.float().div_(127.5).mul_(contrast).add_(noise)
 
 
 def minibatches(lines: Lines, count: int, batch: int, workers: int, seed: int) -> Iterator[Minibatches]:

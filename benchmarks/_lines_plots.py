@@ -61,14 +61,16 @@ def _errors(axis: Axes, cells: Sequence[Row]) -> None:
     workers = sorted({cell["workers"] for cell in cells} - {1})
     axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="character error rate, %")
     axis.set_xticks(workers, [str(number) for number in workers])
+    _ticks(axis, (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100))
+
+
+def _ticks(axis: Axes, values: Sequence[float]) -> None:
+    """Plain numbers on a logarithmic axis."""
+    least, most = axis.get_ylim()
+    mine = [value for value in values if least <= value <= most]
     axis.minorticks_off()
-    ticks = [tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100) if _within(tick, axis.get_ylim())]
-    axis.set_yticks(ticks, [str(tick) for tick in ticks])
+    axis.set_yticks(mine, [f"{value:g}" for value in mine])
     axis.grid(alpha=0.3)
-
-
-def _within(value: float, limits: tuple[float, float]) -> bool:
-    return limits[0] <= value <= limits[1]
 
 
 def _losses(axis: Axes, rows: Sequence[Row]) -> None:
@@ -81,7 +83,7 @@ def _losses(axis: Axes, rows: Sequence[Row]) -> None:
         axis.plot([100 * (k + 0.5) / len(points) for k in range(len(points))], points, **_style(method))
     axis.set(xlabel="share of the minibatches, %", yscale="log", ylabel="nats per character in training")
     axis.set_title(f"one and {largest} workers" if largest > 1 else "one worker", fontsize=10)
-    axis.grid(alpha=0.3)
+    _ticks(axis, (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10))
 
 
 def write_lines(rows: Sequence[Row], folder: Path, path: Path) -> None:
@@ -96,7 +98,7 @@ def write_lines(rows: Sequence[Row], folder: Path, path: Path) -> None:
         number = TUNING_LINES + place
         truth = to_text(lines.numbers[number, : lines.lengths[number]].tolist())
         image, words = axes[2 * place], axes[2 * place + 1]
-        image.imshow(pictures[number].numpy(), cmap="gray_r", vmin=-1.2, vmax=1.2)
+        image.imshow(pictures[number].numpy(), cmap="gray_r", vmin=-0.4, vmax=2.0)
         words.text(0, 0.5, found, color="#2b6f3e" if found == truth else "#b3261e", family="monospace", va="center")
         if found != truth:
             words.text(0, -0.05, truth, color="#767676", family="monospace", va="center", fontsize=8)

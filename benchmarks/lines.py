@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--period", type=int, default=8, help="minibatches of a block")
     parser.add_argument("--minibatches", type=int, default=131_072, help=f"of all workers; a multiple of {CHUNK}")
     parser.add_argument("--batch", type=int, default=4, help="lines in a minibatch")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="that one worker tries")
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], help="that one worker tries")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
