@@ -8,7 +8,7 @@ that reads the tuning lines best (with the first seed) is everybody's. Synchrono
 larger, has it as it is, times root N, and times N; block methods have it as it is. The table is made on other lines, of
 modules that no training saw.
 
-    python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 131072] [--seeds 3] [--jobs 2]
+    python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 98304] [--seeds 3] [--jobs 2]
         [--out out/lines] [--plot FILE] [--quick]
 
 Workers under block rules are stacked (`paceline.sim.simulate_stacked`); synchronous ones are one with a minibatch N
@@ -56,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--period", type=int, default=8, help="minibatches of a block")
-    parser.add_argument("--minibatches", type=int, default=131_072, help=f"of all workers; a multiple of {CHUNK}")
+    parser.add_argument("--minibatches", type=int, default=98_304, help=f"of all workers; a multiple of {CHUNK}")
     parser.add_argument("--batch", type=int, default=4, help="lines in a minibatch")
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], help="that one worker tries")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
@@ -130,9 +130,15 @@ def show(cells: Sequence[Row], workers: Sequence[int]) -> None:
         mine = {cell["workers"]: cell for cell in cells if cell["method"] == method}
         print(f"{method:34}" + "".join(f"{_text(mine.get(number)):>22}" for number in workers))
     for number in workers:
-        took = [cell["minibatch_ms"] for cell in cells if cell["workers"] == number and cell["minibatch_ms"]]
-        if took:
-            print(f"N = {number}: {1e3 / mean(took):.0f} minibatches a second of processor time")
+        for kind, stacked in (("one large minibatch", False), ("stacked", True)):
+            took = [cell["minibatch_ms"] for cell in cells if cell["workers"] == number and _stacks(cell) == stacked]
+            known = [ms for ms in took if ms]
+            if known:
+                print(f"N = {number}, {kind}: {1e3 / mean(known):.0f} minibatches a second of processor time")
+
+
+def _stacks(cell: Row) -> bool:
+    return METHODS[cell["method"]].rule != "sync"
 
 
 def _text(cell: Row | None) -> str:
