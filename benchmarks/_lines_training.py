@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training of the BMUF-Adam table: a method, a number of workers, a rate and a seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from _lines import Lines, Minibatches, dirty, kept, minibatches, to_text
+from _lines_reader import Reader, edits, loss_of, read
+from torch import Tensor, nn
+
+import paceline
+from paceline.errors import NonFiniteError
+from paceline.sim import simulate_stacked
+
+TRAINING_LINES, TUNING_LINES, FINAL_LINES = 65_536, 1_024, 2_048
+LARGEST_GRADIENT = 1.0
+WARM, LEVEL, LEAST = 0.05, 0.4, 0.01
+POINTS = 64  # of a training's curve
+SHOWN = 24  # held-out lines whose reading is kept
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train.
+
+    Attributes:
+        name: as the table has it.
+        rule: for `simulate_stacked`; `{period}` stands for tau.
+        beta1: Adam's.
+        scaling: the local rate is that of one worker times N to this power.
+    """
+
+    name: str
+    rule: str
+    beta1: float = 0.9
+    scaling: float = 0.0
+
+
+def _blocks(name: str, state: str, beta1: float) -> list[Method]:
+    rule = "bmuf_adam(period={period}, local_state='%s', gain='%s')"
+    return [Method(f"{name}, gain {gain}", rule % (state, gain), beta1) for gain in ("paper", "auto")]
+
+
+SERIAL = Method("serial", "sync")
+SMALL_SERIAL = Method("serial, beta1 .5", "sync", 0.5)
+SYNC = (
+    Method("sync, rate as serial", "sync"),
+    Method("sync, rate times root N", "sync", scaling=0.5),
+    Method("sync, rate times N", "sync", scaling=1.0),
+)
+BLOCKS = (
+    *_blocks("moments averaged", "average", 0.9),
+    *_blocks("compensated", "compensate", 0.9),
+    *_blocks("compensated, beta1 .5", "compensate", 0.5),
+)
+METHODS = {method.name: method for method in (SERIAL, SMALL_SERIAL, *SYNC, *BLOCKS)}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the trainings are: minibatches in all, lines in one, tau."""
+
+    minibatches: int
+    batch: int
+    period: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained; `rate` is one worker's, before scaling."""
+
+    method: Method
+    workers: int
+    rate: float
+
+    @property
+    def name(self) -> str:
+        """For a file."""
+        return f"{self.method.name}_{self.workers}_{self.rate:g}".replace(" ", "-").replace(",", "")
+
+
+def factor(done: float) -> float:
+    """Share of the highest rate at a share of the samples: up over 5 %, level to 40 %, then down to 1 %."""
+    if done < LEVEL:
+        return min(1.0, (done + 0.001) / WARM)
+    return LEAST + (1 - LEAST) * (1 - done) / (1 - LEVEL)
+
+
+def start(training: Training, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model, the same for all methods, and its optimizer."""
+    torch.manual_seed(seed)
+    model = Reader()
+    rate = training.rate * training.workers**training.method.scaling
+    return model, torch.optim.Adam(model.parameters(), lr=rate, betas=(training.method.beta1, 0.999), fused=True)
+
+
+def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, Any]:
+    """Train, and read held-out lines; what came out, for a file."""
+    lines = kept(folder, "training", TRAINING_LINES, held_out=False)
+    model, optimizer = start(training, seed)
+    steps = size.minibatches // training.workers
+    rule = training.method.rule.format(period=size.period)
+    began = time.process_time()
+    row: dict[str, Any] = {"method": training.method.name, "workers": training.workers, "seed": seed}
+    row |= {"rate": training.rate, "local_rate": optimizer.param_groups[0]["lr"], "rule": rule}
+    try:
+        given = minibatches(lines, size.minibatches, size.batch, training.workers, seed)
+        if training.method.rule == "sync":
+            losses = _large_minibatches(model, optimizer, given, steps)
+        else:
+            losses = _stacked(model, optimizer, rule, given, steps)
+    except NonFiniteError as error:
+        return row | {"diverged": str(error), "error": 1.0, "tuning_error": 1.0}
+    seconds = time.process_time() - began
+    row |= {"seconds": seconds, "minibatch_ms": 1e3 * seconds / size.minibatches, "curve": curve(losses)}
+    return row | judged(model, folder)
+
+
+def _stacked(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rule: str, given: Iterable[Minibatches], steps: int
+) -> Tensor:
+    """N workers under a rule; the model becomes the global one. The mean loss of each step."""
+    result = simulate_stacked(
+        model,
+        loss_of,
+        optimizer,
+        rule,
+        given,
+        rate=lambda step: factor(step / steps),
+        largest_gradient=LARGEST_GRADIENT,
+    )
+    model.load_state_dict(result.parameters)
+    return result.losses.mean(1)
+
+
+def _large_minibatches(
+    model: nn.Module, optimizer: torch.optim.Optimizer, given: Iterable[Minibatches], steps: int
+) -> Tensor:
+    """One worker, and N synchronous ones: the mean of their gradients is that of all their lines in one minibatch."""
+    highest, losses = optimizer.param_groups[0]["lr"], []
+    for step, batch in enumerate(given):
+        optimizer.param_groups[0]["lr"] = highest * factor(step / steps)
+        optimizer.zero_grad()
+        loss = loss_of(model, *(tensor.flatten(0, 1) for tensor in batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+        optimizer.step()
+        losses.append(loss.detach())
+        if not torch.isfinite(losses[-1]):
+            raise NonFiniteError(f"the loss is {float(losses[-1])} at step {step}; lower the learning rate")
+    return torch.stack(losses)
+
+
+def curve(losses: Tensor) -> list[float]:
+    """Mean losses of POINTS equal parts of a training, or of each step where there are fewer."""
+    return [float(part.mean()) for part in losses.tensor_split(min(POINTS, len(losses)))]
+
+
+def held_out(folder: Path) -> tuple[Lines, Tensor]:
+    """Lines of other modules, and dirty pictures; the first TUNING_LINES choose the rate, the rest is judged."""
+    lines = kept(folder, "held-out", TUNING_LINES + FINAL_LINES, held_out=True)
+    return lines, dirty(lines.pictures, torch.Generator().manual_seed(0))
+
+
+def judged(model: nn.Module, folder: Path) -> dict[str, Any]:
+    """Character error rates, and how the first of the judged lines were read."""
+    lines, pictures = held_out(folder)
+    readings = [text for part in pictures.split(256) for text in read(model, part)]
+    truths = [row[:length].tolist() for row, length in zip(lines.numbers, lines.lengths, strict=True)]
+    wrong = [edits(found, truth) for found, truth in zip(readings, truths, strict=True)]
+    long = lines.lengths.tolist()
+    return {
+        "tuning_error": sum(wrong[:TUNING_LINES]) / sum(long[:TUNING_LINES]),
+        "error": sum(wrong[TUNING_LINES:]) / sum(long[TUNING_LINES:]),
+        "read": [to_text(found) for found in readings[TUNING_LINES : TUNING_LINES + SHOWN]],
+    }
+
+
+def check(size: Size, folder: Path, workers: int = 4) -> float:
+    """The largest difference between parameters of stacked and of virtual workers, over three blocks."""
+    training = Training(BLOCKS[-1], workers, 1e-3)
+    lines = kept(folder, "training", TRAINING_LINES, held_out=False)
+    rule, steps = training.method.rule.format(period=size.period), 3 * size.period
+    every = minibatches(lines, -(-steps * workers // 64) * 64, size.batch, workers, 0)
+    batches = [batch for _, batch in zip(range(steps), every, strict=False)]
+
+    def program() -> dict[str, Tensor]:
+        model, optimizer = start(training, 0)
+        with paceline.attach(model, optimizer, rule, guard=None) as run:
+            for batch in batches:
+                optimizer.zero_grad()
+                loss_of(model, *(tensor[run.world.rank] for tensor in batch)).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+                optimizer.step()
+        return {name: p.detach() for name, p in run.model_for_export().named_parameters()}
+
+    whole = paceline.simulate(program, workers)[0] or {}
+    model, optimizer = start(training, 0)
+    stacked = simulate_stacked(model, loss_of, optimizer, rule, batches, largest_gradient=LARGEST_GRADIENT)
+    return max(float((stacked.parameters[name] - p).abs().max()) for name, p in whole.items())
