@@ -57,11 +57,11 @@ def auto(
 AUTO = (
     Recipe(
         "auto",
-        "bmuf or bmuf_adam, as the optimizer needs it, with a period from measured times.",
+        "bmuf, or bmuf_adam for Adam, with a period from measured times.",
         BMUF
         + """
 tau = the least with  e / (e + tau c) <= share     (e: seconds of an exchange, c: of a minibatch)""",
-        "K. Chen, Q. Huo, ICASSP 2016; K. Chen, H. Ding, Q. Huo, ICASSP 2020; the period is ours",
+        "those of bmuf and bmuf_adam; the period is ours",
         auto,
     ),
 )

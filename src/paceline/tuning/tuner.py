@@ -233,12 +233,8 @@ class Tuner:
 
     def _applied(self, request: Request) -> None:
         request.applied = True
-        about: dict[str, Any] = {
-            "by": request.by,
-            "revert": request.revert,
-            "changes": request.values,
-            "block": request.block,
-        }
+        about: dict[str, Any] = {"by": request.by, "revert": request.revert, "changes": request.values}
+        about["block"] = request.block
         if request.why:
             about["why"] = request.why
             if self._world.rank == 0:
