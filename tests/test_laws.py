@@ -51,7 +51,7 @@ class Case:
 
     @property
     def block(self) -> bool:
-        return "period" in self.rule
+        return "period" in self.rule or self.rule.startswith("auto")
 
     @property
     def blocking(self) -> bool:
@@ -108,6 +108,7 @@ ROWS = [
     Case("averaging(period=3, overlap=1, warmup=4, local_state='average', codec='one_bit')"),
     Case("streaming_diloco(period=4, overlap=2, fragments=3)", adam),
     Case("streaming_diloco(period=3, overlap=3, fragments=2, mixing=None, warmup=2)", adam),
+    Case("auto(first=3)", adam),
 ]
 
 

@@ -16,7 +16,7 @@ import paceline
 from paceline.observe.read import read_run
 from paceline.observe.tables import tuned_rows
 from paceline.payload import Delta
-from paceline.sim import Clock
+from paceline.sim import Clock, simulate_stacked
 from paceline.tuning import pacer
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
 
@@ -246,3 +246,16 @@ def test_on_another_number_of_workers_it_goes_on_with_the_period_and_looks_again
     outs = go("auto", 3, samples=8 * 120, epochs=2, resume=tmp_path / "c", after_step=periods)
     assert outs[0].extra["periods"] == outs[1].extra["periods"] == outs[2].extra["periods"]
     assert list(dict.fromkeys(outs[0].extra["periods"])) == [24, 48]
+
+
+def test_stacked_it_is_the_rule_of_the_first_period() -> None:
+    """Where all workers are one tensor there are no times to measure."""
+    data = [torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(k)) for k in range(12)]
+
+    def end(rule: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Linear(3, 1)
+        loss = lambda net, x: net(x).square().mean()  # noqa: E731
+        return simulate_stacked(model, loss, adam(model.parameters()), rule, data).parameters
+
+    assert same_bits(end("auto"), end("bmuf_adam(period=4)"))

@@ -18,9 +18,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
+from paceline.blocks import Owned
 from paceline.codec import Layout
 from paceline.optimizers import moments
 from paceline.payload import Delta
@@ -37,7 +35,6 @@ FIRST = 8
 AGAIN = 64
 """Blocks from one look to the next."""
 
-Owned = Sequence[tuple[Optimizer, Sequence[tuple[str, nn.Parameter]]]]
 Said = tuple[bool, float, float]
 """Whether a look is due, e in seconds, c in seconds."""
 
