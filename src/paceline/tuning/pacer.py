@@ -104,7 +104,8 @@ class Pacer:
 
 
 def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]) -> Pacer | None:
-    """What one of several workers needs under a rule whose period follows measured times; None under other rules.
+    """What one of several workers needs under a rule whose period follows measured times; None under other rules,
+    and where there is one period to choose from.
 
     Args:
         rule: the rule.
@@ -113,7 +114,7 @@ def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exch
         buffers: elements of averaged buffers.
         exchanged: as for :class:`paceline.tuning.timed.Real`.
     """
-    if not isinstance(rule.schedule, Paced):
+    if not isinstance(rule.schedule, Paced) or rule.schedule.least == rule.schedule.longest:
         return None
     if not isinstance(transport, VirtualTransport):
         return Pacer(Real(exchanged))
