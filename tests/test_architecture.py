@@ -82,8 +82,14 @@ FLOORS: dict[str, int] = {
 WINGS = ("lightrnn", "dual")
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
 SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select")
-COMPOSED = {"codec.named": "codec", "codec.warm": "codec.dense", "outer.frozen_adam": "outer.average"}
-"""What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way."""
+COMPOSED = {
+    "codec.named": "codec",
+    "codec.warm": "codec.dense",
+    "outer.frozen_adam": "outer.average",
+    "schedule.paced": "schedule.every_block",
+}
+"""What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
+period follows measured times."""
 
 
 def modules() -> dict[str, Path]:

@@ -27,12 +27,12 @@ from paceline.outer import (
 from paceline.payload import Delta, FirstMoment, Gradient, Parameters
 from paceline.recipes import make_rule
 from paceline.rule import is_asynchronous, is_block, steps_with_gradients
-from paceline.schedule import Bounded, EveryBlock, EveryStep
+from paceline.schedule import Bounded, EveryBlock, EveryStep, Paced
 from paceline.topology import Flat, Ordered, Sharded
 
 
 def test_the_table() -> None:
-    names = "sync one_bit power top_k one_bit_adam averaging bmuf bmuf_adam diloco streaming_diloco"
+    names = "auto sync one_bit power top_k one_bit_adam averaging bmuf bmuf_adam diloco streaming_diloco"
     names += " asgd ssp adadelay staleness_aware momentum_tuned dc_asgd easgd"
     assert list(paceline.RECIPES) == names.split()
     for name, recipe in paceline.RECIPES.items():
@@ -55,6 +55,8 @@ def test_five_choices_of_each_recipe() -> None:
     assert parts("bmuf(period=8, reproducible=True, chunks=2)") == (
         *(EveryBlock(8), Delta(), Dense(), Ordered(2), BlockMomentum()),
     )
+    assert parts("auto") == (Paced(4), Delta("fitting"), Dense(), Flat(), BlockMomentum())
+    assert parts("auto(first=2, longest=8, share=0.1)")[0] == Paced(2, share=0.1, least=2, longest=8)
     assert parts("bmuf_adam")[:2] == (EveryBlock(8), Delta("compensate", adam_only=True))
     assert parts("diloco(gain='paper')")[1:] == (Delta("keep"), Dense(), Flat(), Nesterov(gain="paper"))
 
@@ -94,7 +96,7 @@ def test_no_staleness_is_the_synchronous_rule() -> None:
 def test_what_kind_of_rule_it_is() -> None:
     kinds = {name: (is_asynchronous(r), is_block(r)) for name, r in ((n, rule_from_text(n)) for n in paceline.RECIPES)}
     lockstep = ("sync", "one_bit", "power", "top_k", "one_bit_adam")
-    blocks = ("averaging", "bmuf", "bmuf_adam", "diloco", "streaming_diloco")
+    blocks = ("auto", "averaging", "bmuf", "bmuf_adam", "diloco", "streaming_diloco")
     assert kinds == {name: (name not in lockstep + blocks, name in blocks) for name in kinds}
     gradients = {name for name in kinds if steps_with_gradients(rule_from_text(name))}
     assert gradients == {*lockstep, "asgd", "ssp", "adadelay", "staleness_aware", "momentum_tuned", "dc_asgd"}
@@ -172,7 +174,7 @@ def test_text_of_asynchronous_rules_goes_there_and_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("bmf", r"there is no rule 'bmf'; there are sync, .*did you mean 'bmuf'"),
+        ("bmf", r"there is no rule 'bmf'; there are auto, sync, .*did you mean 'bmuf'"),
         ("sync(codec=3)", r"codec must be a word such as 'int8'.*got 3"),
         ("sync(codec='int9')", r"there is no codec 'int9'.*did you mean 'int8'"),
         ("one_bit(warmup=-1)", r"warmup must be a whole number of steps, at least 0, got -1"),

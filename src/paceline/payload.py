@@ -17,6 +17,7 @@ With the delta may ride what the local optimizer keeps (`local_state`), as furth
 - `compensate`: the mean, aged by what the outer step adds to the parameters (:mod:`paceline.outer.moments`).
 - `auto`: `reset` for SGD, whose momentum points along the worker's own path; `keep` for adaptive optimizers, whose
   second moments are a scale and not a direction.
+- `fitting`: `compensate` for Adam and AdamW without amsgrad; `auto` for other optimizers.
 
 Where the exchange runs behind the next block, a worker has gone on from theta_i(t) to theta_i(t+d) when the new start s
 arrives. Two ways to join them:
@@ -39,7 +40,7 @@ from torch.optim import SGD, Optimizer
 from paceline.errors import RuleError, UnsupportedError
 from paceline.optimizers import is_adam, keeps_state, refuse_uncompensated
 
-LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate")
+LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Delta:
     """The parameters' displacement over a block, and what rides along.
 
     Attributes:
-        local_state: what a block starts from in the local optimizer: auto, keep, reset, average or compensate.
+        local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate or
+            fitting.
         adam_only: True where the method is defined for Adam's moments alone.
         mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
             progress made meanwhile instead.
@@ -112,6 +114,9 @@ class Delta:
                 'use torch.optim.Adam or AdamW, or the rule "bmuf"'
             )
         choice = self.local_state
+        if choice == "fitting":
+            amsgrad = any(group.get("amsgrad") for group in optimizer.param_groups)
+            choice = "compensate" if is_adam(optimizer) and not amsgrad else "auto"
         if choice == "auto":
             choice = "reset" if isinstance(optimizer, SGD) else "keep"
         if choice == "compensate":
@@ -122,6 +127,7 @@ class Delta:
         """The choice in words, for `paceline explain`."""
         words = {
             "auto": "SGD's momentum restarts with each block, other optimizers keep their state",
+            "fitting": "Adam's moments are averaged and compensated, SGD's momentum restarts with each block",
             "keep": "the local optimizer keeps its state",
             "reset": "the local optimizer's state restarts with each block",
             "average": "the local optimizer's state is averaged",

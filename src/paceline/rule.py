@@ -35,7 +35,7 @@ from paceline.outer import (
 )
 from paceline.outer.base import Coefficients
 from paceline.payload import Delta, FirstMoment, Gradient, Parameters, Payload
-from paceline.schedule import Bounded, EveryBlock, EveryStep, Schedule
+from paceline.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
 from paceline.topology import Flat, Sharded, Topology
 from paceline.transport import frames
 
@@ -54,8 +54,8 @@ class Rule:
     """A parallel training method.
 
     Attributes:
-        schedule: `EveryStep()` or `EveryBlock(period, warmup)`; `Bounded(staleness, period)` where each worker
-            exchanges by itself.
+        schedule: `EveryStep()`, `EveryBlock(period, warmup)` or `Paced(..)`; `Bounded(staleness, period)` where each
+            worker exchanges by itself.
         payload: `Gradient()`, `FirstMoment(warmup)`, `Delta(local_state)` or `Parameters()`.
         codec: `Dense()`, or one of :mod:`paceline.codec`.
         topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`; `Sharded(piece)` with `Bounded`.
@@ -106,6 +106,8 @@ class Rule:
         found: dict[str, float | int | str] = {"period": self.schedule.period, "warmup": self.schedule.warmup}
         if self.schedule.fragments > 1 or self.schedule.overlap:
             found |= {"fragments": self.schedule.fragments, "overlap": self.schedule.overlap}
+        if isinstance(self.schedule, Paced):
+            found |= {"share": self.schedule.share, "longest": self.schedule.longest}
         if not isinstance(outer, Average):
             found |= {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta)}
             found["ramp"] = int(getattr(outer, "ramp", 0))
@@ -150,8 +152,8 @@ class Rule:
 
     @property
     def rides(self) -> bool:
-        """Whether the local optimizer's moments travel with the parameters."""
-        return isinstance(self.payload, Delta) and self.payload.local_state in ("average", "compensate")
+        """Whether moments of the local optimizer travel with the parameters; with "fitting" those of Adam do."""
+        return isinstance(self.payload, Delta) and self.payload.local_state in ("average", "compensate", "fitting")
 
     def bytes_per_block(
         self,

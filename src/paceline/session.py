@@ -36,7 +36,9 @@ from paceline.settings import Settings
 from paceline.transport import Alone, Transport, connect
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox
-from paceline.tuning.tuner import Request, Tuner
+from paceline.tuning.pacer import pacer_for
+from paceline.tuning.request import Request
+from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 from paceline.world import World
 
@@ -107,6 +109,9 @@ class Run:
         mailbox = Mailbox(self._settings.log, each=alone)
         tuner = Tuner(Knobs(self._optimizers, rule, workers), self.world, mailbox, self._watch.note, each=alone)
         tuner.place = lambda: (self.blocks, self._flow.steps)
+        if self.world.size > 1 or self._live is not None:
+            buffers = sum(b.numel() for _, b in averaged_buffers(self._model))
+            tuner.pacer = pacer_for(rule, self._transport, self._owned, buffers, self._watch.of_blocks)
         return tuner
 
     def _driver(self) -> Driver:

@@ -79,6 +79,8 @@ class Watch:
         self._steps, self._samples = 0, 0
         self.spent = [0.0, 0.0, 0.0]
         """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
+        self.of_blocks = [0.0, 0.0]
+        """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
         self._left_out_in_a_row: Counter[int] = Counter()
         transport.told = lambda rows: self.note("waiting", workers=rows)
 
@@ -130,6 +132,7 @@ class Watch:
         now = time.perf_counter()
         self._sums.exchange_s += now - self._since
         self.spent[2] += now - self._since
+        self.of_blocks[1] += now - self._since  # only blocks are left behind
         self._since = now
 
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
@@ -140,6 +143,9 @@ class Watch:
         sums.exchange_s += timing.exchange_s
         self.spent[1] += timing.wait_s
         self.spent[2] += timing.exchange_s
+        if block:
+            self.of_blocks[0] += timing.wait_s
+            self.of_blocks[1] += timing.exchange_s
         if meeting is not None and meeting.left_out:
             sums.left_out |= set(meeting.left_out)
         if meeting is not None:

@@ -122,6 +122,7 @@ class Tuned:
     changes: dict[str, tuple[Any, Any]]  # name -> before, after
     revert: bool
     refused: str = ""
+    why: str = ""  # what all workers have measured, where that changed it
 
 
 @dataclass(frozen=True)

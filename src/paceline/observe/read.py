@@ -185,6 +185,7 @@ def _tuned(at_s: float, event: dict[str, Any]) -> Tuned:
         changes=changes,
         revert=bool(event.get("revert", False)),
         refused=str(event.get("refused", "")),
+        why=str(event.get("why", "")),
     )
 
 

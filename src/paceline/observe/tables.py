@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from .events import Source
+from .events import Source, Tuned
 from .log import RunLog
 from .summary import (
     NOTHING,
@@ -95,16 +95,17 @@ def tuned_rows(run: RunLog) -> list[dict[str, str]]:
         {
             "minibatch": NOTHING if line.refused else count_text(line.total_minibatches),
             "block": NOTHING if line.refused else count_text(line.block),
-            "asked by worker": str(line.by),
-            "what": f"refused: {line.refused}" if line.refused else _changes_text(line.changes, line.revert),
+            "asked by worker": "all (measured)" if line.why else str(line.by),
+            "what": f"refused: {line.refused}" if line.refused else _changes_text(line),
         }
         for line in run.tuned
     ]
 
 
-def _changes_text(changes: Mapping[str, tuple[object, object]], revert: bool) -> str:
-    text = ", ".join(f"{name} {before} → {after}" for name, (before, after) in changes.items())
-    return f"undone: {text}" if revert else text
+def _changes_text(line: Tuned) -> str:
+    text = ", ".join(f"{name} {before} → {after}" for name, (before, after) in line.changes.items())
+    text = f"{text}: {line.why}" if line.why else text
+    return f"undone: {text}" if line.revert else text
 
 
 def source_facts(counts: Source) -> dict[str, str]:

@@ -26,7 +26,7 @@ from paceline.planner.pushes import Trip, block_s
 from paceline.planner.timing import chunked_s, exchange, operation, scattered_s
 from paceline.planner.workload import Conditions, Workload
 from paceline.rule import Rule, is_asynchronous, is_block
-from paceline.schedule import Bounded, EveryBlock
+from paceline.schedule import Bounded, EveryBlock, Paced
 
 MOST_WORKERS = 1 << 16
 
@@ -101,6 +101,7 @@ def forecast(
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
         raise RuleError(f"workers must be a whole number from 1 to {MOST_WORKERS}, got {workers!r}")
     conditions = conditions or Conditions()
+    rule = _settled(rule, workload, network, workers)
     period = rule.schedule.period
     pace = _pace(rule, workload, network, workers)
     block, step_s = pace.block, pace.block.total_s / period
@@ -143,6 +144,14 @@ def forecasts(
             known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
         found.append([replace(one, rule=rule.text()) for one in known[key]])
     return found
+
+
+def _settled(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
+    """The rule with the period that it would come to by what is forecast, where that follows measured times."""
+    if not isinstance(rule.schedule, Paced) or workers == 1:
+        return rule
+    exchange_s = _pace(rule, workload, network, workers).block.exchange_s
+    return replace(rule, schedule=replace(rule.schedule, period=rule.schedule.period_for(exchange_s, workload.step_s)))
 
 
 def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:

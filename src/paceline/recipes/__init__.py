@@ -21,12 +21,13 @@ from paceline.recipes.asynchronous import (
     ssp,
     staleness_aware,
 )
+from paceline.recipes.auto import AUTO, auto
 from paceline.recipes.base import Dimensions, Recipe
 from paceline.recipes.blocks import BLOCKS, averaging, bmuf, bmuf_adam, diloco, streaming_diloco
 from paceline.recipes.lockstep import LOCKSTEP, one_bit, one_bit_adam, power, sync, top_k
 from paceline.rule import Rule
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*LOCKSTEP, *BLOCKS, *ASYNCHRONOUS)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*AUTO, *LOCKSTEP, *BLOCKS, *ASYNCHRONOUS)}
 
 __all__ = [
     "RECIPES",
@@ -34,6 +35,7 @@ __all__ = [
     "Recipe",
     "adadelay",
     "asgd",
+    "auto",
     "averaging",
     "bmuf",
     "bmuf_adam",

@@ -224,7 +224,7 @@ def streaming_diloco(
     return Rule(schedule, Delta(local_state, mixing=mixing), outer=Nesterov(momentum, lr, gain, ramp), **carried)
 
 
-_BMUF = """d_n = mean_i theta_i - theta^init
+BMUF = """d_n = mean_i theta_i - theta^init
 Delta_n = eta Delta_{n-1} + zeta d_n
 theta = theta + Delta_n                      (exported)
 theta^init = theta + eta Delta_n             (Nesterov; classical: theta^init = theta)"""
@@ -240,14 +240,14 @@ BLOCKS = (
     Recipe(
         "bmuf",
         "Blockwise model-update filtering: averaging with block momentum.",
-        _BMUF,
+        BMUF,
         "K. Chen, Q. Huo, ICASSP 2016, pp. 5880-5884",
         bmuf,
     ),
     Recipe(
         "bmuf_adam",
         "BMUF whose Adam moments are averaged and compensated.",
-        _BMUF
+        BMUF
         + """
 rho_n = eta rho_{n-1} + zeta tau,  kv = eta rho_n + (zeta - 1) tau
 E = (mbar - b1^tau m^init) / (1 - b1^tau)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from paceline.schedule.bounded import Bounded
 from paceline.schedule.every_block import EveryBlock
 from paceline.schedule.every_step import EveryStep
+from paceline.schedule.paced import Paced
 
 Schedule = EveryStep | EveryBlock | Bounded
+"""`Paced` is an `EveryBlock`."""
 
-__all__ = ["Bounded", "EveryBlock", "EveryStep", "Schedule"]
+__all__ = ["Bounded", "EveryBlock", "EveryStep", "Paced", "Schedule"]

@@ -100,6 +100,7 @@ class Cluster:
 
     def __init__(self, size: int, hosts: Sequence[str] | None = None, clock: Clock | None = None) -> None:
         self.size = size
+        self.timed = clock is not None  # else every minibatch takes a second, and a message no time
         self.clock = clock if clock is not None else Clock()
         self.clock.restart()
         self.shared: dict[str, Any] = {}  # what virtual workers put where others find it

@@ -82,9 +82,13 @@ class Clock:
         if source == to:
             return 0.0
         self._messages[source, to] += 1
+        return self.message_s(source, to, nbytes, self._messages[source, to])
+
+    def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
+        """Seconds that message `number` from `source` takes to `to`; nothing is counted."""
         if not callable(self.network):
             return _duration(self.network, "a message")
-        generator = random.Random(mix(self.seed, 2, source, to, self._messages[source, to]))
+        generator = random.Random(mix(self.seed, 2, source, to, number))
         return _duration(self.network(source, to, nbytes, generator), f"a message from {source} to {to}")
 
     def wake(self, rank: int, after_s: float, then: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from paceline.tuning.batch_growth import BatchGrowth
 from paceline.tuning.exchange_time import PeriodFromExchange
 from paceline.tuning.newbob import Newbob
-from paceline.tuning.tuner import Request
+from paceline.tuning.request import Request
 from paceline.tuning.warm_up import WarmUp
 
 __all__ = ["BatchGrowth", "Newbob", "PeriodFromExchange", "Request", "WarmUp"]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A period from measured times: as short as the network allows, and no shorter.
 
-    share(tau) = e / (e + tau c)                  of the time goes into exchanging
-    tau*       = ceil(e (1 - share) / (share c))  the least period that keeps it at `share`
-
-e is what exchanging the whole model once keeps a worker, c the time of a minibatch, both measured since the last look.
-Waiting for slower workers counts in neither: a longer period does not make them faster. The slowest worker's e and the
-mean c decide, so that all come to the same number. It is taken when it is off by more than the hysteresis, within
-limits. Where exchanges run behind the next block, e is what is left of them that a worker waits for.
+The least period tau* that keeps exchanges at a share of the time, tau* = ceil(e (1 - share) / (share c)), is that of
+:mod:`paceline.schedule.paced`: e is what exchanging the whole model once keeps a worker, c the time of a minibatch,
+both measured since the last look. Waiting for slower workers counts in neither: a longer period does not make them
+faster. The slowest worker's e and the mean c decide, so that all come to the same number. It is taken when it is off by
+more than the hysteresis, within limits. Where exchanges run behind the next block, e is what is left of them that a
+worker waits for. Rules with the schedule `Paced` do all this by themselves.
 
 Source: ours. That the best period balances the cost of an exchange against what is lost by stale models is in every
 treatment of local SGD; the share of 0.05 is a choice.
@@ -15,18 +14,13 @@ treatment of local SGD; the share of 0.05 is a choice.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
 from paceline.rule import is_block
+from paceline.schedule.paced import least_period
 
-
-def least_period(exchange_s: float, minibatch_s: float, share: float) -> int:
-    """tau*, at least 1; e an exchange's, c a minibatch's seconds, above 0."""
-    if not 0 < share < 1:
-        raise RuleError(f"share must lie between 0 and 1, got {share!r}")
-    return max(1, math.ceil(exchange_s * (1 - share) / (share * minibatch_s) - 1e-9))
+__all__ = ["PeriodFromExchange", "least_period"]
 
 
 class PeriodFromExchange:

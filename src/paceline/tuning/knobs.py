@@ -189,6 +189,8 @@ class Knobs:
     def snapshot(self, changes: Changes) -> dict[str, Any]:
         """What `restore` needs to take the changes back, in terms of JSON."""
         found: dict[str, Any] = {"rule": self._rule_state() if changes.keys() & set(OF_RULES) else None, "groups": []}
+        if found["rule"] is not None and "period" not in changes:
+            found["rule"]["period"] = None  # it may follow measured times meanwhile
         for name in changes.keys() - set(OF_RULES):
             base, _ = split(name)
             for number, _, group in self._groups(name):
@@ -225,7 +227,7 @@ class Knobs:
     def _load_rule(self, saved: dict[str, Any]) -> None:
         schedule: Any = self.rule.schedule
         outer: Any = self.rule.outer
-        if "period" in self._of_rule():
+        if "period" in self._of_rule() and saved["period"] is not None:
             schedule = replace(schedule, period=saved["period"])
         self.rule = replace(self.rule, schedule=schedule, outer=replace(outer, **saved["outer"]))
 

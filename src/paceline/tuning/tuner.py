@@ -16,58 +16,28 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.journal import log_name
 from paceline.rule import Rule
+from paceline.schedule import Paced
 from paceline.transport import Transport
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Letter, Mailbox
 from paceline.tuning.names import Changes, flat
+from paceline.tuning.pacer import Pacer
+from paceline.tuning.request import Request
 from paceline.world import World
 
 logger = logging.getLogger("paceline")
 
-Heard = tuple[list["Request"], list[Any]]
-"""Requests of all workers, and for each worker what is against them."""
+Heard = tuple[list[Request], list[Any], list[Any]]
+"""Requests of all workers, for each worker what is against them, and what it has measured."""
 
 KEPT = 100
 """Changes that can be taken back, at most."""
-
-
-@dataclass(eq=False)
-class Request:
-    """Something that was asked for, and what has become of it.
-
-    Attributes:
-        changes: name -> value.
-        revert: whether the last change is to be undone instead.
-        by: the rank that asked.
-        applied: whether it is in effect.
-        refused: why it is not, where it was refused.
-        block: blocks that had been exchanged when it took effect.
-        minibatch: minibatches of this worker when it took effect: the next one is the first with the new values.
-        values: name -> [before, after], when it is in effect.
-    """
-
-    changes: Changes
-    revert: bool
-    by: int
-    applied: bool = False
-    refused: str = ""
-    block: int = 0
-    minibatch: int = 0
-    values: dict[str, list[Any]] | None = None
-    letter: str = ""
-    number: int = 0
-
-    @property
-    def open(self) -> bool:
-        """Whether nothing has become of it yet."""
-        return not (self.applied or self.refused)
 
 
 class Tuner:
@@ -89,6 +59,8 @@ class Tuner:
         """(blocks that have been exchanged, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Told of the rule when it has changed, where no exchange is waited for."""
+        self.pacer: Pacer | None = None
+        """What measures for a period that follows measured times, where the rule has one."""
         self._asked: list[Request] = []
         self._decided: list[Request] = []
         self._stack: list[dict[str, Any]] = []
@@ -104,7 +76,7 @@ class Tuner:
     @property
     def asks(self) -> bool:
         """Whether this worker has something to say to all."""
-        return bool(self._asked)
+        return bool(self._asked) or (self.pacer is not None and self.pacer.due)
 
     def ask(self, settings: Mapping[str, Any], revert: bool) -> Request:
         """Ask for a change; `RuleError` or `UnsupportedError` where it cannot be, and nobody hears of it then."""
@@ -118,7 +90,9 @@ class Tuner:
         return self._take(Letter("", changes, revert))
 
     def look(self, now: bool = False) -> None:
-        """Take up what was asked for from outside; at most once a second."""
+        """After every step: note where it is, and, at most once a second, take up what was asked for from outside."""
+        if self.pacer is not None:
+            self.pacer.stepped(*self.place())
         for letter in self._mailbox.look(now):
             self._take(letter)
 
@@ -160,14 +134,20 @@ class Tuner:
 
     def gather(self, transport: Transport) -> Heard:
         """What all ask for and what each says to it; nothing is changed, so that it can be done once more."""
-        mine = list(self._asked)
-        said = transport.gather_json([[one.changes, one.revert, one.number] for one in mine])
-        requests = [self._request(rank, row, mine) for rank, rows in enumerate(said) for row in rows]
-        return requests, transport.gather_json([self._problem(one) for one in requests])
+        mine, measured = list(self._asked), self.pacer.said() if self.pacer is not None else None
+        said = transport.gather_json([[[one.changes, one.revert, one.number] for one in mine], measured])
+        requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(said) for row in rows]
+        verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
+        return requests, verdicts, [row for _, row in said]
 
     def decide(self, heard: Heard) -> None:
         """Agree on what all can carry out."""
-        requests, verdicts = heard
+        requests, verdicts, measured = heard
+        schedule = self.rule.schedule
+        if self.pacer is not None and isinstance(schedule, Paced):
+            found = self.pacer.agree(measured, schedule, self.place()[0])
+            if found is not None:
+                self._decided.append(Request({"period": found[0]}, False, 0, why=found[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -185,6 +165,8 @@ class Tuner:
     def among(self, world: World) -> None:
         """The workers are others, each of them one that the rule counts."""
         self._world, self.knobs.workers = world, world.size
+        if self.pacer is not None:
+            self.pacer.renew()
 
     def _problem(self, request: Request) -> str:
         """Why this worker cannot carry it out; nothing where it can."""
@@ -228,19 +210,35 @@ class Tuner:
             names = self.knobs.names_in(snapshot)
             before = self.knobs.show(names)
             self.knobs.restore(snapshot)
+            if self.pacer is not None:
+                self.pacer.held = bool(snapshot.get("held"))
         else:
             names = list(request.changes)
             before = self.knobs.show(names)
-            self._stack = [*self._stack, self.knobs.snapshot(request.changes)][-KEPT:]
+            if not request.why:
+                self._stack = [*self._stack, self._snapshot(request.changes)][-KEPT:]
             self.knobs.apply(request.changes)
         after = self.knobs.show(names)
         moved = [name for name in after if not request.revert or before[name] != after[name]]
         request.values = {name: [before[name], after[name]] for name in moved}
         self._applied(request)
 
+    def _snapshot(self, changes: Changes) -> dict[str, Any]:
+        """What takes back changes that somebody asked for; a period set by hand is held from now on."""
+        found = self.knobs.snapshot(changes)
+        if self.pacer is not None:
+            found["held"] = self.pacer.held
+            self.pacer.held = self.pacer.held or "period" in changes
+        return found
+
     def _applied(self, request: Request) -> None:
         request.applied = True
-        about = {"by": request.by, "revert": request.revert, "changes": request.values, "block": request.block}
+        about: dict[str, Any] = {"by": request.by, "revert": request.revert, "changes": request.values}
+        about["block"] = request.block
+        if request.why:
+            about["why"] = request.why
+            if self._world.rank == 0:
+                logger.info("period %d -> %d: %s", *(request.values or {})["period"], request.why)
         self._note("tune", **about, total_minibatches=request.minibatch)
         if request.by == self._world.rank and request.letter:
             self._mailbox.answer(request.letter, {"applied": True, **about, "minibatch": request.minibatch})
@@ -267,13 +265,18 @@ class Tuner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: the values, what can be taken back, and what this worker is about to ask for."""
-        asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked]]
-        return {"knobs": self.knobs.state(), "stack": self._stack, "asked": asked}
+        asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
+        pace = self.pacer.state() if self.pacer is not None else None
+        return {"knobs": self.knobs.state(), "stack": self._stack, "asked": asked, "pace": pace}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
         """Put back what `state` gave; `asked` tells whether this worker also asks again."""
         self.knobs.load(state["knobs"])
         self._stack, self._decided = list(state["stack"]), []
+        if self.pacer is not None and state.get("pace") is not None:
+            self.pacer.load(state["pace"])
+            if not asked:  # other workers than those that measured
+                self.pacer.renew()
         self._asked = [
             Request(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' agreement on a period, under the schedule :class:`paceline.schedule.Paced`.
+
+Every worker times its steps and its exchanges (:mod:`.timed`). When enough blocks have been timed, that is said in the
+header of the next exchange, as a request to tune is; behind it all gather what all have measured, and each comes to the
+same period:
+
+    e = max_i e_i,    c = median_i c_i,    tau as in :mod:`paceline.schedule.paced`
+
+e_i and c_i are medians over worker i's blocks: the slowest link, and the usual step. Waiting for slower workers counts
+in neither: a longer period does not make them faster. Later looks only change a period that is clearly wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from paceline.blocks import Owned
+from paceline.codec import Layout
+from paceline.optimizers import moments
+from paceline.payload import Delta
+from paceline.rule import Rule
+from paceline.schedule import Paced
+from paceline.transport import Transport
+from paceline.transport.virtual import VirtualTransport
+from paceline.tuning.timed import Clocked, Real, Still, Stopwatch
+
+logger = logging.getLogger("paceline")
+
+FIRST = 8
+"""Blocks before the first look."""
+AGAIN = 64
+"""Blocks from one look to the next."""
+
+Said = tuple[bool, float, float]
+"""Whether a look is due, e in seconds, c in seconds."""
+
+
+class Pacer:
+    """What one worker has to say about the period.
+
+    Args:
+        stopwatch: measures on this worker.
+
+    Attributes:
+        held: whether somebody has set the period by hand, which stays then.
+    """
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
+        self._blocks, self._next, self._settled, self.held = 0, FIRST, False, False
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
+        self._blocks = blocks
+        self._stopwatch.stepped(blocks, steps)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look at what all have measured."""
+        return not self.held and self._blocks >= self._next and self._stopwatch.measured() is not None
+
+    def said(self) -> Said | None:
+        """What this worker has measured, in terms of JSON; nothing where that is too little."""
+        found = self._stopwatch.measured()
+        return None if found is None else (self.due, *found)
+
+    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[int, str] | None:
+        """What all come to from what all have said; the same on every worker.
+
+        Args:
+            rows: of each worker what `said` gave.
+            schedule: at present.
+            blocks: that have been exchanged.
+
+        Returns:
+            The new period and why; None where the present one stays.
+        """
+        measured = [(float(row[1]), float(row[2])) for row in rows if row]
+        if self.held or not any(row[0] for row in rows if row):
+            return None
+        exchange_s, step_s = max(e for e, _ in measured), median(c for _, c in measured)
+        period = schedule.period_for(exchange_s, step_s, self._settled)
+        self._settled, self._next = True, blocks + AGAIN
+        self._stopwatch.restart()
+        return None if period == schedule.period else (period, reason(schedule, period, exchange_s, step_s))
+
+    def renew(self) -> None:
+        """The workers are others: look again as soon as something is measured."""
+        self._next = 0
+        self._stopwatch.restart()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {"next": self._next, "settled": self._settled, "held": self.held}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave; times are measured anew."""
+        self._next, self._settled, self.held = int(state["next"]), bool(state["settled"]), bool(state["held"])
+        self._stopwatch.restart()
+
+
+def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]) -> Pacer | None:
+    """What one of several workers needs under a rule whose period follows measured times; None under other rules,
+    and where there is one period to choose from.
+
+    Args:
+        rule: the rule.
+        transport: the connection.
+        owned: (optimizer, its named parameters) pairs.
+        buffers: elements of averaged buffers.
+        exchanged: as for :class:`paceline.tuning.timed.Real`.
+    """
+    if not isinstance(rule.schedule, Paced) or rule.schedule.least == rule.schedule.longest:
+        return None
+    if not isinstance(transport, VirtualTransport):
+        return Pacer(Real(exchanged))
+    world, cluster = transport.world, transport.cluster
+    if cluster.timed:
+        nbytes = _bytes_sent(rule, transport, owned, buffers)
+        return Pacer(Clocked(cluster.clock, rule.schedule, world.rank, world.size, nbytes))
+    if world.rank == 0:
+        logger.warning(
+            "virtual workers have no times of their own, so the period stays at %d; "
+            "simulate(.., clock=Clock(..)) gives them a clock",
+            rule.schedule.period,
+        )
+    return Pacer(Still())
+
+
+def _bytes_sent(rule: Rule, transport: Transport, owned: Owned, buffers: int) -> int:
+    """That this worker sends for one exchange of the whole model."""
+    assert isinstance(rule.payload, Delta)
+    riding = 0
+    for optimizer, named in owned:
+        if rule.payload.resolve(optimizer) in ("average", "compensate"):
+            riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
+    layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
+    world = transport.world
+    return rule.bytes_per_block(world.size, layout, buffers + riding, 0, rank=world.rank, hosts=world.hosts)
+
+
+def reason(schedule: Paced, period: int, exchange_s: float, step_s: float) -> str:
+    """Why, in words: `an exchange takes 31 ms, a step 9.8 ms`."""
+    text = f"an exchange takes {_seconds(exchange_s)}, a step {_seconds(step_s)}"
+    left = exchange_s / (exchange_s + period * step_s)
+    return f"{text}; {100 * left:.2g} % of the time is left for exchanges" if left > schedule.share + 1e-9 else text
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a minibatch and an exchange take on one worker: by the clock on the wall, or by the simulated one.
+
+Under a simulated clock an exchange of B bytes from each of N workers is taken for a ring: 2 (N-1) messages, one after
+another, of B / (2 (N-1)) bytes, each worker to the next. What d minibatches of overlap hide of a fragment is taken off:
+
+    e = F max(0, r / F - d c),    r = 2 (N-1) * network(B / (2 (N-1)))
+
+F is the number of fragments. A number is a function of the clock, the block and the step alone, so that a run which was
+resumed measures what one that went on does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Protocol
+
+from paceline.schedule import EveryBlock
+from paceline.transport.events import Clock
+
+SKIPPED = 2
+"""Blocks that are not counted at the beginning, when memory and connections are made."""
+LEAST = 4
+"""Blocks without which nothing is said."""
+MOST = 64
+"""Blocks that are looked at, the last ones."""
+
+
+class Stopwatch(Protocol):
+    """Measures on one worker."""
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """A step was made; so many blocks have been exchanged, and so many minibatches made."""
+
+    def measured(self) -> tuple[float, float] | None:
+        """Seconds of exchanging the model once, and of a minibatch; None where that is not known."""
+
+    def restart(self) -> None:
+        """Forget what was measured."""
+
+
+class Real:
+    """By the clock on the wall.
+
+    Args:
+        exchanged: seconds of waiting for other workers in exchanges of blocks, and of these exchanges, so far; it is
+            looked at after every step, and is the watch's own list.
+    """
+
+    def __init__(self, exchanged: Sequence[float]) -> None:
+        self._exchanged = exchanged
+        self._rows: deque[tuple[float, float]] = deque(maxlen=MOST)
+        self._skip, self._blocks = SKIPPED, -1
+        self._before = [0.0, 0.0, 0.0, 0.0]
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """At the end of a block, note it."""
+        if blocks == self._blocks:
+            return
+        now = [time.perf_counter(), *self._exchanged[:2], float(steps)]
+        between_s, wait_s, exchange_s, made = (after - was for after, was in zip(now, self._before, strict=True))
+        count, known = blocks - self._blocks, self._blocks >= 0
+        self._before, self._blocks = now, blocks
+        if not known:
+            return
+        if self._skip:
+            self._skip -= 1
+        elif made > 0 and count > 0:
+            self._rows.append((exchange_s / count, (between_s - wait_s - exchange_s) / made))
+
+    def measured(self) -> tuple[float, float] | None:
+        """Medians over the blocks."""
+        if len(self._rows) < LEAST:
+            return None
+        return median(e for e, _ in self._rows), median(c for _, c in self._rows)
+
+    def restart(self) -> None:
+        """Begin with the next block."""
+        self._rows.clear()
+        self._skip, self._blocks = SKIPPED, -1
+
+
+class Clocked:
+    """By the simulated clock.
+
+    Args:
+        clock: the cluster's.
+        schedule: the rule's.
+        rank: this worker.
+        workers: N.
+        nbytes: that this worker sends in an exchange of the whole model.
+    """
+
+    def __init__(self, clock: Clock, schedule: EveryBlock, rank: int, workers: int, nbytes: int) -> None:
+        self._clock, self._schedule, self._rank, self._workers, self._nbytes = clock, schedule, rank, workers, nbytes
+        self._blocks = self._steps = 0
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """Note the place, of which everything is a function."""
+        self._blocks, self._steps = blocks, steps
+
+    def measured(self) -> tuple[float, float] | None:
+        """Of the last minibatches, and of the last exchange."""
+        if not self._blocks:
+            return None
+        steps = range(max(0, self._steps - MOST), self._steps)
+        step_s = median(self._clock.compute_s(self._rank, step) for step in steps)
+        parts, hidden_s = self._schedule.fragments, self._schedule.overlap * step_s
+        return parts * max(0.0, self._ring_s() / parts - hidden_s), step_s
+
+    def _ring_s(self) -> float:
+        rounds = 2 * (self._workers - 1)
+        to, piece, first = (self._rank + 1) % self._workers, -(-self._nbytes // rounds), self._blocks * rounds
+        return sum(self._clock.message_s(self._rank, to, piece, first + k) for k in range(rounds))
+
+    def restart(self) -> None:
+        """Nothing is kept."""
+
+
+class Still:
+    """Virtual workers without a clock: the times of the one machine that runs them all mean nothing."""
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """Nothing."""
+
+    def measured(self) -> tuple[float, float] | None:
+        """Never known."""
+        return None
+
+    def restart(self) -> None:
+        """Nothing."""

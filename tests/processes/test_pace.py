@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes time their exchanges, agree on a period, and go on with it together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import paceline
+from paceline.observe.read import read_run
+from paceline.sim import Clock
+from tests.helpers import same_bits
+from tests.processes.launch import run
+from tests.processes.pace_programs import SAVED_AT, program
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def test_two_processes_agree_on_what_they_measured(tmp_path: Path) -> None:
+    """The same period at the same step, the same bits, also after a resume, and those of virtual workers."""
+    run("train", 2, tmp_path, module="pace_programs")
+
+    def periods(name: str, rank: int) -> list[int]:
+        found: list[int] = json.loads((tmp_path / f"{name}.{rank}.json").read_text())
+        return found
+
+    whole = periods("whole", 0)
+    assert whole == [4] * 35 + [12] * 25  # eight blocks are timed, and the ninth exchange brings the period
+    assert periods("whole", 1) == whole
+    assert periods("second", 0) == periods("second", 1) == whole[SAVED_AT:]
+    torch.manual_seed(5)
+    slow = Clock(compute=1.0, network=1000.0)
+    virtual = paceline.simulate(program(), 2, clock=slow)[0]
+    assert virtual is not None and virtual.extra["periods"] == whole
+    for name in ("whole", "second"):
+        for rank in range(2):
+            assert same_bits(load_file(tmp_path / f"{name}.{rank}.safetensors"), virtual.model)
+    [tuned] = read_run(tmp_path / "log").tuned
+    assert tuned.changes == {"period": (4, 12)} and tuned.why.startswith("an exchange takes ")

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe `auto` among virtual workers: which rule it is, which period it comes to, and that nothing hangs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.observe.read import read_run
+from paceline.observe.tables import tuned_rows
+from paceline.payload import Delta
+from paceline.sim import Clock, simulate_stacked
+from paceline.tuning import pacer
+from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
+
+Make = Callable[[Any], torch.optim.Optimizer]
+STEPS = 60
+"""Of each of two workers: one epoch of 480 samples in batches of 4."""
+CHANGED = 36
+"""Steps with the first period of 4: eight blocks are measured, and the ninth exchange brings the period."""
+LONG: dict[str, Any] = {"samples": 8 * STEPS, "epochs": 1}
+
+
+def clock() -> Clock:
+    """A minibatch takes 10 ms and a message 2 ms, so that two workers exchange for 4 ms: tau* = 19.6."""
+    return Clock(compute=0.01, network=0.002)
+
+
+def go(rule: str, workers: int = 2, time: Clock | None = None, **choices: Any) -> list[Outcome]:
+    torch.manual_seed(5)
+    program = Program(rule, **{**LONG, **choices})
+    return [out for out in paceline.simulate(program, workers, clock=time or clock()) if out is not None]
+
+
+def periods(place: Place) -> None:
+    place.extra.setdefault("periods", []).append(place.run.rule.schedule.period)
+
+
+# -- which rule it is --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "optimizer"),
+    [("bmuf(period=4)", sgd), ("bmuf(period=4)", momentum_sgd), ("bmuf_adam(period=4)", adam)],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_with_one_period_it_is_the_rule_that_suits_the_optimizer(other: str, optimizer: Make) -> None:
+    choices: dict[str, Any] = {"optimizer": optimizer, "samples": 160, "epochs": 1}
+    outs, want = go("auto(longest=4)", 3, **choices), go(other, 3, **choices)
+    for out, plain in zip(outs, want, strict=True):
+        assert same_bits(out.model, plain.model) and out.losses == plain.losses
+
+
+@pytest.mark.parametrize(
+    ("make", "choice"),
+    [
+        (lambda p: torch.optim.Adam(p), "compensate"),
+        (lambda p: torch.optim.AdamW(p), "compensate"),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "keep"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "reset"),
+        (lambda p: torch.optim.SGD(p, lr=0.1), "keep"),
+        (lambda p: torch.optim.RMSprop(p), "keep"),
+    ],
+)
+def test_what_becomes_of_each_optimizer(make: Make, choice: str) -> None:
+    assert Delta("fitting").resolve(make(nn.Linear(2, 2).parameters())) == choice
+
+
+def test_with_one_worker_nothing_happens() -> None:
+    def hook(place: Place) -> None:
+        assert place.run._tuner.pacer is None
+        periods(place)
+
+    torch.manual_seed(5)
+    [out] = go("auto", 1, samples=40, after_step=hook)
+    torch.manual_seed(5)
+    [plain] = go("sync", 1, samples=40)
+    assert out.losses == plain.losses and same_bits(out.model, plain.model)
+    assert out.extra["periods"] == [4] * 10
+
+
+# -- which period it comes to ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "period"), [("auto", 24), ("auto(share=0.1)", 4), ("auto(longest=17)", 17), ("auto(share=0.04)", 12)]
+)
+def test_the_period_that_the_clock_asks_for(rule: str, period: int) -> None:
+    """tau* is 19.6, 3.6, 19.6 and 9.6."""
+    outs = go(rule, after_step=periods)
+    for out in outs:
+        assert out.extra["periods"] == [4] * (CHANGED - 1) + [period] * (STEPS - CHANGED + 1)
+        assert same_bits(out.model, outs[0].model) and same_bits(out.model, out.exported)
+
+
+def test_it_is_the_rule_with_another_period_from_there_on() -> None:
+    """As if somebody had asked for it in time."""
+
+    def ask(place: Place) -> None:
+        if (place.rank, place.step) == (1, CHANGED - 4):
+            place.run.tune(period=24)
+
+    outs, want = go("auto", optimizer=adam), go("bmuf_adam(period=4)", optimizer=adam, after_step=ask)
+    for out, plain in zip(outs, want, strict=True):
+        assert same_bits(out.model, plain.model) and out.losses == plain.losses
+
+
+@pytest.mark.parametrize("rule", ["auto(fragments=2, overlap=2)", "auto(warmup=5, codec='int8')", "auto(overlap=4)"])
+def test_whatever_the_blocks_are_like(rule: str) -> None:
+    """Two minibatches hide 20 ms, and nothing is left of 4."""
+    outs = go(rule, optimizer=adam, samples=8 * 80, after_step=periods)
+    assert outs[0].extra["periods"] == outs[1].extra["periods"]
+    assert outs[0].extra["periods"][-1] == (4 if "overlap" in rule else 24)
+    assert same_bits(outs[0].model, outs[1].model)
+
+
+def test_the_slowest_link_decides() -> None:
+    """Three workers: the last one's four messages take 6 ms each, those of the others 1; tau* = 2.4 * 49 = 117.6."""
+    slow = Clock(compute=0.01, network=lambda source, to, nbytes, generator: 0.006 if source == 2 else 0.001)
+    outs = go("auto(longest=128)", 3, slow, samples=12 * 40, after_step=periods)
+    assert [out.extra["periods"][-1] for out in outs] == [128] * 3
+
+
+def test_a_network_that_changes_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are numbered by the blocks: from the 12th on they take a tenth, and 24 minibatches become 4."""
+    monkeypatch.setattr(pacer, "AGAIN", 4)
+    time = clock()
+
+    class Faster(Clock):
+        def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
+            return 0.002 if number < 24 else 0.0002
+
+    outs = go("auto(longest=8)", 2, Faster(time.compute, time.network), samples=8 * 80, after_step=periods)
+    for out in outs:  # 9 blocks of 4, then blocks of 8: the look behind the 13th exchange, a block after it is due
+        assert out.extra["periods"] == [4] * 35 + [8] * 40 + [4] * 5
+
+
+def test_workers_that_run_out_of_data_come_to_it_as_well() -> None:
+    def program() -> tuple[int, float]:
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "auto")
+        for _ in range([70, 13, 34][run.world.rank]):
+            model.weight.grad = torch.full_like(model.weight, -1.0)
+            optimizer.step()
+        run.close()
+        return run.rule.schedule.period, float(model.weight.detach())
+
+    outs = paceline.simulate(program, 3, clock=clock())
+    assert len(set(outs)) == 1
+    assert outs[0] is not None and outs[0][0] == 48  # three workers: four messages, 8 ms, tau* = 39.2
+
+
+def test_without_a_clock_the_period_stays_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        outs = train("auto", 2, **LONG, after_step=periods)
+    assert [out.extra["periods"] for out in outs] == [[4] * STEPS] * 2
+    said = [line.getMessage() for line in caplog.records if "period stays at 4" in line.getMessage()]
+    assert len(said) == 1
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_period_that_somebody_sets_stays() -> None:
+    def hook(place: Place) -> None:
+        if (place.rank, place.step) == (1, 9):
+            place.run.tune(period=6)
+        if (place.rank, place.step) == (0, 50):
+            place.run.tune(gain=2.0)
+        periods(place)
+
+    outs = go("auto", after_step=hook)
+    assert [out.extra["periods"] for out in outs] == [[4] * 11 + [6] * (STEPS - 11)] * 2
+
+
+def test_what_was_measured_is_no_step_that_is_taken_back() -> None:
+    """Undone are first the gain, which leaves the measured period alone, and then nothing is left to undo."""
+
+    def hook(place: Place) -> None:
+        asks: dict[int, dict[str, Any]] = {5: {"gain": 2.0}, 40: {"revert": True}}
+        if place.rank == 0 and place.step in asks:
+            place.run.tune(**asks[place.step])
+        place.extra.setdefault("gain", []).append(place.run.rule.numbers(2)["gain"])
+        if place.rank == 0 and place.step == 79:
+            with pytest.raises(paceline.RuleError, match="there is no change to undo"):
+                place.run.tune(revert=True)
+        periods(place)
+
+    outs = go("auto", samples=8 * 80, after_step=hook)
+    assert outs[0].extra["periods"] == outs[1].extra["periods"] == [4] * 35 + [24] * 45
+    assert outs[0].extra["gain"][20] == pytest.approx(2.0) and outs[0].extra["gain"][-1] == pytest.approx(2**0.7)
+
+
+def test_a_period_set_by_hand_and_taken_back_is_measured_again() -> None:
+    def hook(place: Place) -> None:
+        asks: dict[int, dict[str, Any]] = {5: {"period": 5}, 20: {"revert": True}}
+        if place.rank == 1 and place.step in asks:
+            place.run.tune(**asks[place.step])
+        periods(place)
+
+    outs = go("auto", after_step=hook)
+    found = outs[0].extra["periods"]
+    assert outs[1].extra["periods"] == found
+    assert list(dict.fromkeys(found)) == [4, 5, 24] and found[25] == 4
+
+
+# -- what is said and kept ---------------------------------------------------------------------------------------------
+
+
+def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "paceline"):
+        go("auto", settings={"log": tmp_path})
+    rows = tuned_rows(read_run(tmp_path))
+    why = "an exchange takes 4 ms, a step 10 ms"
+    assert rows == [
+        {"minibatch": "36", "block": "9", "asked by worker": "all (measured)", "what": f"period 4 → 24: {why}"}
+    ]
+    assert [line.getMessage() for line in caplog.records if "period" in line.getMessage()] == [f"period 4 -> 24: {why}"]
+
+
+@pytest.mark.parametrize("at", [33, 34, 41])
+def test_stop_and_resume(at: int, tmp_path: Path) -> None:
+    """Where the look is asked for but not yet due to be heard, where it is not yet asked, and with the new period."""
+    full: dict[str, Any] = {"optimizer": adam, "dropout": 0.3, "schedule": True, "save_to": tmp_path / "c"}
+    whole = go("auto", **full, after_step=periods)
+    go("auto", **full, save_at=at, stop_at=at)
+    resumed = go("auto", **full, resume=tmp_path / "c", after_step=periods)
+    for out, want in zip(resumed, whole, strict=True):
+        assert same_bits(out.model, want.model)
+        assert out.losses == want.losses[at:] and out.extra["periods"] == want.extra["periods"][at:]
+
+
+def test_on_another_number_of_workers_it_goes_on_with_the_period_and_looks_again(tmp_path: Path) -> None:
+    """Three workers of four messages: 8 ms, tau* = 39.2, and 24 is not enough."""
+    go("auto", save_at=44, stop_at=44, save_to=tmp_path / "c")
+    outs = go("auto", 3, samples=8 * 120, epochs=2, resume=tmp_path / "c", after_step=periods)
+    assert outs[0].extra["periods"] == outs[1].extra["periods"] == outs[2].extra["periods"]
+    assert list(dict.fromkeys(outs[0].extra["periods"])) == [24, 48]
+
+
+def test_stacked_it_is_the_rule_of_the_first_period() -> None:
+    """Where all workers are one tensor there are no times to measure."""
+    data = [torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(k)) for k in range(12)]
+
+    def end(rule: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Linear(3, 1)
+        loss = lambda net, x: net(x).square().mean()  # noqa: E731
+        return simulate_stacked(model, loss, adam(model.parameters()), rule, data).parameters
+
+    assert same_bits(end("auto"), end("bmuf_adam(period=4)"))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is timed on one worker, and what all come to from it, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.schedule import Paced
+from paceline.sim import Clock, link
+from paceline.tuning import timed
+from paceline.tuning.pacer import AGAIN, FIRST, Pacer, reason
+from paceline.tuning.timed import Clocked, Real, Still
+
+
+class Said:
+    """A stopwatch that says what it is told to."""
+
+    def __init__(self, found: tuple[float, float] | None = (0.1, 0.2)) -> None:
+        self.found, self.restarts = found, 0
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """Nothing."""
+
+    def measured(self) -> tuple[float, float] | None:
+        return self.found
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+
+HALF = Paced(4, share=0.5, least=1, longest=64)
+"""tau* = e / c."""
+
+
+def test_the_slowest_link_and_the_usual_step_decide() -> None:
+    """e = 6 s of the second worker, c = 2 s of the third: three minibatches."""
+    rows: list[Any] = [[True, 1.0, 1.0], [False, 6.0, 9.0], [True, 2.0, 2.0], None]
+    assert Pacer(Said()).agree(rows, HALF, 8) == (3, "an exchange takes 6 s, a step 2 s")
+
+
+def test_who_looks_when() -> None:
+    stopwatch = Said(None)
+    pacer = Pacer(stopwatch)
+    pacer.stepped(FIRST, 100)
+    assert not pacer.due and pacer.said() is None
+    stopwatch.found = (0.1, 0.2)
+    pacer.stepped(FIRST - 1, 100)
+    assert not pacer.due and pacer.said() == (False, 0.1, 0.2)
+    assert pacer.agree([pacer.said()], HALF, FIRST - 1) is None, "nobody is due"
+    pacer.stepped(FIRST, 104)
+    assert pacer.due and pacer.said() == (True, 0.1, 0.2)
+    assert pacer.agree([pacer.said()], HALF, FIRST) == (1, "an exchange takes 100 ms, a step 200 ms")
+    assert not pacer.due and stopwatch.restarts == 1
+    pacer.stepped(FIRST + AGAIN - 1, 900)
+    assert not pacer.due
+    pacer.stepped(FIRST + AGAIN, 904)
+    assert pacer.due
+    pacer.held = True
+    assert not pacer.due and pacer.agree([[True, 9.0, 0.1]], HALF, FIRST + AGAIN) is None
+
+
+def test_the_first_look_is_exact_and_later_ones_are_patient() -> None:
+    pacer = Pacer(Said())
+    assert pacer.agree([[True, 5.0, 1.0]], HALF, 8) == (6, "an exchange takes 5 s, a step 1 s")
+    assert pacer.agree([[True, 5.0, 1.0]], HALF, 80) is None, "4 is enough for 5, but for a fifth"
+    assert pacer.agree([[True, 5.1, 1.0]], HALF, 160) == (6, "an exchange takes 5.1 s, a step 1 s")
+
+
+def test_after_a_resume_looks_come_where_they_would_have_come() -> None:
+    first, second, other = (Pacer(Said()) for _ in range(3))
+    first.agree([[True, 5.0, 1.0]], HALF, 8)
+    first.held = True
+    second.load(first.state())
+    assert second.state() == first.state() == {"next": 8 + AGAIN, "settled": True, "held": True}
+    first.held = False
+    other.load(first.state())
+    other.stepped(20, 100)
+    assert not other.due
+    other.renew()  # other workers
+    assert other.due and other.said() == (True, 0.1, 0.2)
+
+
+def test_in_words() -> None:
+    assert reason(Paced(share=0.02), 16, 0.0031, 0.0098) == "an exchange takes 3.1 ms, a step 9.8 ms"
+    assert reason(Paced(share=0.02), 64, 1.28, 0.2) == (
+        "an exchange takes 1.28 s, a step 200 ms; 9.1 % of the time is left for exchanges"
+    )
+
+
+def test_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 minibatches of 2 s, 1 s of waiting and an exchange of 3 s, but for one that took longer."""
+    now, spent = [100.0], [0.0, 0.0]
+    monkeypatch.setattr(timed.time, "perf_counter", lambda: now[0])
+    watch = Real(spent)
+    assert watch.measured() is None
+
+    def block(number: int, minibatch_s: float = 2.0, exchange_s: float = 3.0) -> None:
+        for step in range(4):
+            now[0] += minibatch_s
+            if step == 3:
+                now[0] += 1.0 + exchange_s
+                spent[0] += 1.0
+                spent[1] += exchange_s
+            watch.stepped(number + step // 3, 4 * number + step + 1)
+
+    block(0, 50.0, 50.0)  # of which the first step is before the stopwatch begins
+    block(1, 70.0, 70.0)
+    for number in range(2, 5):
+        block(number)
+    assert watch.measured() is None, "three blocks are too few"
+    block(5, 9.0, 9.0)
+    assert watch.measured() == (3.0, 2.0)
+    for number in range(6, 10):
+        block(number, 4.0, 5.0)
+    assert watch.measured() == (5.0, 4.0)
+    watch.restart()
+    assert watch.measured() is None
+    for number in range(10, 15):
+        block(number)
+    assert watch.measured() is None, "the first two do not count"
+    block(15)
+    assert watch.measured() == (3.0, 2.0)
+
+
+def test_the_simulated_clock() -> None:
+    """Three workers send 1200 bytes each as 4 messages of 300: 4 (0.1 + 300 / 1000) = 1.6 s."""
+    clock = Clock(compute=[1.0, 2.0, 3.0], network=link(0.1, 1000.0))
+    watch = Clocked(clock, HALF, 1, 3, 1200)
+    assert watch.measured() is None
+    watch.stepped(8, 32)
+    assert watch.measured() == (pytest.approx(1.6), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "fragments", "exposed_s"), [(0, 2, 8.0), (1, 1, 7.0), (1, 2, 6.0), (3, 2, 2.0), (4, 2, 0.0)]
+)
+def test_what_steps_hide_does_not_count(overlap: int, fragments: int, exposed_s: float) -> None:
+    """Two messages of 4 s, in as many fragments, behind so many minibatches of a second."""
+    watch = Clocked(Clock(network=4.0), Paced(4, 0, fragments, overlap), 0, 2, 1000)
+    watch.stepped(1, 4)
+    assert watch.measured() == (exposed_s, 1.0)
+
+
+def test_times_that_are_drawn_are_those_of_the_place() -> None:
+    """The same at the same place, however often and by whatever road one came to it."""
+
+    def jitter(source: int, to: int, nbytes: int, generator: Any) -> float:
+        return float(generator.random())
+
+    def at(clock: Clock, *places: tuple[int, int]) -> list[Any]:
+        watch = Clocked(clock, HALF, 0, 2, 8)
+        found = []
+        for place in places:
+            watch.stepped(*place)
+            found.append(watch.measured())
+        return found
+
+    whole = at(Clock(network=jitter), (8, 32), (9, 36))
+    assert whole[0] != whole[1]
+    assert at(Clock(network=jitter), (9, 36), (9, 36)) == [whole[1]] * 2
+
+
+def test_without_a_clock_nothing_is_known() -> None:
+    watch = Still()
+    watch.stepped(100, 1000)
+    watch.restart()
+    assert watch.measured() is None
