@@ -5,7 +5,8 @@ Sentences full of numbers, dates and times (`_numbers.py`), small Transformers, 
 pairs is labelled:
 
     warm               both translators after the warm-up on the labelled tenth
-    longer             and after as many steps more on it as the next two make
+    longer             and after as many steps more on it as the next ones make
+    constrained        the same, with the probabilistic constraint
     back_translation   each learns from what the other one made of unlabelled sentences after the warm-up
     iterative          the same, of what the other one makes of them now
     dual               dual learning from the same sentences
@@ -69,7 +70,7 @@ from paceline.dual import (
 )
 
 FIRST = ("warm", "full", "dual_supervised")
-AFTER_WARM = ("dual", "back_translation", "iterative", "longer")
+AFTER_WARM = ("dual", "back_translation", "iterative", "longer", "constrained")
 METHODS = (*FIRST, *AFTER_WARM)
 TEST_AT_A_TIME = 250
 
@@ -130,17 +131,18 @@ def course_of(args: argparse.Namespace, method: str, seed: int) -> Course:
     warm, steps, way = {
         "warm": (before, 0, "supervised"),
         "longer": (0, behind, "supervised"),
+        "constrained": (0, behind, "supervised"),
         "back_translation": (0, behind, "back_translation"),
         "iterative": (0, behind, "iterative_back_translation"),
         "dual": (0, behind, "dual"),
     }.get(method, (before, behind, "supervised"))
-    constraint = Constraint(args.constraint, args.constraint) if method == "dual_supervised" else Constraint()
+    weight = args.constraint if method in ("constrained", "dual_supervised") else 0.0
     return Course(
         warm,
         steps,
         way,
         mix=Mix(args.batch, args.unlabelled_batch, args.labelled_from, args.labelled_to, args.policy),
-        constraint=constraint,
+        constraint=Constraint(weight, weight),
         reward=Reward(args.alpha, args.samples, args.baseline, args.per_token, args.search),
         rates=Rates(args.rate, args.second_rate, args.second_rate),
         looks=Looks(every=max(1, behind // 4)),
