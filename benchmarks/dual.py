@@ -5,7 +5,8 @@ Sentences full of numbers, dates and times (`_numbers.py`), small Transformers, 
 pairs is labelled:
 
     warm               both translators after the warm-up on the labelled tenth
-    longer             and after as many steps more on it as the next two make
+    longer             and after as many steps more on it as the next ones make
+    constrained        the same, with the probabilistic constraint
     back_translation   each learns from what the other one made of unlabelled sentences after the warm-up
     iterative          the same, of what the other one makes of them now
     dual               dual learning from the same sentences
@@ -20,6 +21,11 @@ figures, as all others, from the test part. Right is a sentence that is the refe
 
     python benchmarks/dual.py [--seeds 3] [--jobs 2] [--out out/dual]
 
+One training can be given to several workers, which read together as many samples as one would. The language models, and
+for what begins warm the warm pair, have to be in `--out` already:
+
+    paceline run --workers 4 --rule "bmuf(period=8)" benchmarks/dual.py --one warm 0 --workers 4 --out out/dual_four
+
 Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object: `exact`
 and `bleu` of each method and direction (mean over seeds), each seed's, and the same with dual inference.
 """
@@ -28,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -63,7 +70,7 @@ from paceline.dual import (
 )
 
 FIRST = ("warm", "full", "dual_supervised")
-AFTER_WARM = ("dual", "back_translation", "iterative", "longer")
+AFTER_WARM = ("dual", "back_translation", "iterative", "longer", "constrained")
 METHODS = (*FIRST, *AFTER_WARM)
 TEST_AT_A_TIME = 250
 
@@ -120,23 +127,25 @@ def priors(args: argparse.Namespace, sentences: Sentences) -> None:
 
 def course_of(args: argparse.Namespace, method: str, seed: int) -> Course:
     """What is trained, and how."""
+    before, behind = args.warm // args.workers, args.steps // args.workers
     warm, steps, way = {
-        "warm": (args.warm, 0, "supervised"),
-        "longer": (0, args.steps, "supervised"),
-        "back_translation": (0, args.steps, "back_translation"),
-        "iterative": (0, args.steps, "iterative_back_translation"),
-        "dual": (0, args.steps, "dual"),
-    }.get(method, (args.warm, args.steps, "supervised"))
-    constraint = Constraint(args.constraint, args.constraint) if method == "dual_supervised" else Constraint()
+        "warm": (before, 0, "supervised"),
+        "longer": (0, behind, "supervised"),
+        "constrained": (0, behind, "supervised"),
+        "back_translation": (0, behind, "back_translation"),
+        "iterative": (0, behind, "iterative_back_translation"),
+        "dual": (0, behind, "dual"),
+    }.get(method, (before, behind, "supervised"))
+    weight = args.constraint if method in ("constrained", "dual_supervised") else 0.0
     return Course(
         warm,
         steps,
         way,
         mix=Mix(args.batch, args.unlabelled_batch, args.labelled_from, args.labelled_to, args.policy),
-        constraint=constraint,
-        reward=Reward(args.alpha, args.samples, per_token=args.per_token),
+        constraint=Constraint(weight, weight),
+        reward=Reward(args.alpha, args.samples, args.baseline, args.per_token, args.search),
         rates=Rates(args.rate, args.second_rate, args.second_rate),
-        looks=Looks(every=max(1, args.steps // 4)),
+        looks=Looks(every=max(1, behind // 4)),
         save_every=10**9,
         seed=seed,
     )
@@ -154,6 +163,8 @@ def one(args: argparse.Namespace, method: str, seed: int) -> None:
     data = Data(sentences.known(args, method), heldout, sentences.x, sentences.y)
     course = course_of(args, method, seed)
     history = train(pair, data, course, args.out / f"{method}-{seed}", words=sentences.words)
+    if int(os.environ.get("RANK", "0")):
+        return  # worker 0 says what came out
     row = {"method": method, "seed": seed, "seconds": history[-1]["seconds"]}
     row |= {name: judged(args, pair.direction(name), sentences) for name in DIRECTIONS}
     _trainings.leave(args.out, (method, seed), row)
@@ -254,17 +265,19 @@ def main() -> None:
     shape.add_argument("--dropout", type=float, default=0.1)
     course = parser.add_argument_group("course")
     course.add_argument("--warm", type=int, default=1_500, help="steps of the warm-up")
-    course.add_argument("--steps", type=int, default=1_500, help="behind it")
+    course.add_argument("--steps", type=int, default=3_000, help="behind it")
     course.add_argument("--prior-steps", type=int, default=1_500)
     course.add_argument("--batch", type=int, default=32, help="pairs of a step")
     course.add_argument("--unlabelled-batch", type=int, default=32)
     course.add_argument("--rate", type=float, default=3e-3, help="highest of the warm-up")
     course.add_argument("--second-rate", type=float, default=1e-3, help="highest behind it")
     course.add_argument("--labelled-from", type=float, default=0.5, help="share of the labelled loss, at first")
-    course.add_argument("--labelled-to", type=float, default=0.5, help="and at last")
+    course.add_argument("--labelled-to", type=float, default=0.2, help="and at last")
     course.add_argument("--policy", type=float, default=0.03, help="weight of the policy gradient")
     course.add_argument("--alpha", type=float, default=0.01, help="share of the language model's reward")
     course.add_argument("--samples", type=int, default=2, help="K")
+    course.add_argument("--baseline", default="leave_one_out", help="of the policy gradient")
+    course.add_argument("--search", default="sample", choices=("sample", "beam"), help="how samples are found")
     course.add_argument("--per-token", action="store_true", help="rewards divided by lengths")
     course.add_argument("--constraint", type=float, default=0.01, help="weight of the probabilistic constraint")
     parser.add_argument("--beam", type=int, default=5, help="of the test")
@@ -272,7 +285,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("out/dual"))
-    parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, default=1, help="of one training, see above; they share its steps")
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help="train this one alone")
     args = parser.parse_args()
     if args.one:
         one(args, args.one[0], int(args.one[1]))
