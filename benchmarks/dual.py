@@ -24,7 +24,7 @@ figures, as all others, from the test part. Right is a sentence that is the refe
 One training can be given to several workers, which read together as many samples as one would. The language models, and
 for what begins warm the warm pair, have to be in `--out` already:
 
-    paceline run --workers 4 --rule "bmuf(period=8)" benchmarks/dual.py --one warm 0 --workers 4 --out out/dual_four
+    paceline run --workers 4 --rule "bmuf(period=8)" benchmarks/dual.py --one dual 0 --workers 4 --out out/dual_four
 
 Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object: `exact`
 and `bleu` of each method and direction (mean over seeds), each seed's, and the same with dual inference.
