@@ -40,7 +40,7 @@ def shown(rows: list[dict], way: str, what: str, scale: float) -> None:
 
 out = Path(sys.argv[1])
 rows = [training(path, 1) for path in sorted((out / "one").glob("*-[0-9].json"))]
-rows += [training(path, 4) for path in sorted((out / "four").glob("*-[0-9].json"))]
+rows += [training(path, 4) for path in sorted((out / "four").glob("dual-[0-9].json"))]
 (HERE / "trainings.json").write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 for way in WAYS:
     shown(rows, way, "exact", 100)

@@ -42,7 +42,7 @@ for k, (method, name) in enumerate(NAMES.items()):
 left.set(xlabel="steps behind the warm start", ylabel="right, % (greedy, 250 held-out sentences)")
 left.legend(frameon=False)
 right.set(yticks=range(len(NAMES)), yticklabels=NAMES.values())
-right.set(xlabel="right, % (2,000 test sentences); dots: beam search, crosses: dual inference")
+right.set(xlabel="right, %: dots with beam search, crosses dual inference")
 right.invert_yaxis()
 right.grid(axis="x", alpha=0.3)
 figure.savefig(HERE / "plot.png", dpi=100)
