@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sentiment of film reviews: does it help a classifier to agree with a language model that writes reviews to order?
 
-The forward model P(label | text) averages word vectors; the backward one P(text | label) is a small Transformer that
-knows the label, and the prior P(text) is one that does not. `plain` trains both by likelihood, `dual` holds them to
+The forward model P(label | text) averages word vectors. The backward one P(text | label) is a small Transformer that
+knows the label, and the prior P(text) is one that does not; with `--writer words` they are counts of words, by label
+and of all labels (`_word_counts.py`). `plain` trains both by likelihood, `dual` holds them to
 P(x) P(y|x) = P(y) P(x|y) as well, from the same warm start and in as many steps; its weights (of gap^2, over squared
 length) are chosen on held-out reviews with the first seed. Dual inference asks the trained models of either together,
 all labels of a review being tried; its weight is chosen on the same held-out reviews.
@@ -23,6 +24,7 @@ from typing import Any
 
 import _reviews
 import _trainings
+import _word_counts
 import torch
 from torch import Tensor, nn
 
@@ -46,7 +48,10 @@ from paceline.dual import (
     train_prior,
 )
 
-WEIGHTS = ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1))
+WEIGHTS = {
+    "transformer": ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1)),
+    "words": ((160.0, 0.5), (80.0, 0.5), (40.0, 0.5), (20.0, 0.5), (5.0, 0.5)),
+}
 """Of the constraint for classifier and writer, before they are divided by the length and squared; tried in turn."""
 CLASSES = 2
 
@@ -88,12 +93,15 @@ def pair_of(args: argparse.Namespace, reviews: _reviews.Reviews, seed: int) -> P
     """A fresh classifier and a fresh writer, and the priors."""
     torch.manual_seed(seed)
     words = len(reviews.words)
-    return Pair(
-        Classifier(Bag(words, args.dimension, args.bag_dropout), CLASSES),
-        LabelToText(words, CLASSES, args.dimension, 1, 4, args.dropout, _reviews.LONGEST),
-        prior_of(args, reviews),
-        LabelPrior(torch.bincount(reviews.train[1], minlength=CLASSES)),
-    )
+    known = [part[: args.labelled] for part in reviews.train]
+    labels = LabelPrior(torch.bincount(known[1], minlength=CLASSES))
+    if args.writer == "words":
+        writer: nn.Module = _word_counts.WordsByLabel(*known, words, CLASSES, _reviews.LONGEST)
+        prior: nn.Module = _word_counts.WordsOfAll(writer, labels)
+    else:
+        writer = LabelToText(words, CLASSES, args.dimension, 1, 4, args.dropout, _reviews.LONGEST)
+        prior = prior_of(args, reviews)
+    return Pair(Classifier(Bag(words, args.dimension, args.bag_dropout), CLASSES), writer, prior, labels)
 
 
 def one(args: argparse.Namespace, name: str, seed: int) -> None:
@@ -103,7 +111,7 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
     pair = pair_of(args, reviews, seed)
     if name != "warm":
         pair.load(args.out / f"warm-{seed}" / "model")
-    constraint = Constraint(*WEIGHTS[int(name)], per="x") if name.isdigit() else Constraint()
+    constraint = Constraint(*WEIGHTS[args.writer][int(name)], per="x") if name.isdigit() else Constraint()
     course = Course(
         args.warm if name == "warm" else 0,
         0 if name == "warm" else args.steps,
@@ -148,9 +156,11 @@ def _batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(part[0].split(250), part[1].split(250), strict=True))
 
 
-def summary(rows: dict[str, list[dict[str, Any]]], grid: list[dict[str, Any]], chosen: int) -> dict[str, Any]:
+def summary(
+    rows: dict[str, list[dict[str, Any]]], grid: list[dict[str, Any]], weights: tuple[float, float]
+) -> dict[str, Any]:
     """The figures, for people on lines of their own and as one JSON object."""
-    result: dict[str, Any] = {"weights": WEIGHTS[chosen], "dev": {row["name"]: row["dev"] for row in grid}}
+    result: dict[str, Any] = {"weights": weights, "dev": {row["name"]: row["dev"] for row in grid}}
     for measure in ("test", "test_both", "test_writer"):
         each = {name: [row[measure] for row in found] for name, found in rows.items()}
         result[f"{measure}_each"] = each
@@ -163,6 +173,7 @@ def summary(rows: dict[str, list[dict[str, Any]]], grid: list[dict[str, Any]], c
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labelled", type=int, help="reviews whose labels are known; all by default, as texts always")
+    parser.add_argument("--writer", choices=("transformer", "words"), default="transformer", help="P(text | label)")
     parser.add_argument("--dimension", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.2, help="of the writer and the prior")
     parser.add_argument("--bag-dropout", type=float, default=0.5, help="of the classifier")
@@ -181,16 +192,17 @@ def main() -> None:
         one(args, args.one[0], int(args.one[1]))
         return
     torch.set_num_threads(1)
-    prior_of(args, reviews_of(args))
-    seeds = range(args.seeds)
+    if args.writer == "transformer":
+        prior_of(args, reviews_of(args))
+    seeds, weights = range(args.seeds), WEIGHTS[args.writer]
     _trainings.rows_of(args.out, [("warm", seed) for seed in seeds], args.jobs)
-    grid = _trainings.rows_of(args.out, [(str(number), 0) for number in range(len(WEIGHTS))], args.jobs)
-    chosen = max(range(len(WEIGHTS)), key=lambda number: grid[number]["dev"])
+    grid = _trainings.rows_of(args.out, [(str(number), 0) for number in range(len(weights))], args.jobs)
+    chosen = max(range(len(weights)), key=lambda number: grid[number]["dev"])
     names = {"plain": "plain", "dual": str(chosen)}
     rows = {
         name: _trainings.rows_of(args.out, [(what, seed) for seed in seeds], args.jobs) for name, what in names.items()
     }
-    print(json.dumps(summary(rows, grid, chosen)))
+    print(json.dumps(summary(rows, grid, weights[chosen])))
 
 
 if __name__ == "__main__":
