@@ -7,7 +7,8 @@ measurement, from
 
     the step time of one worker alone that exchanges nothing, measured once for each number of workers;
     the links as they were asked for: rate times 1448/1514, which TCP's payload is of a frame, and the delay;
-    the codec's and the copies' time, measured on one core here and multiplied where workers share a core.
+    the codec's and the copies' time, measured here with all cores at it, since these share the memory, and multiplied
+    where workers share a core.
 
 The error is |forecast - measured| / measured of the wall time of a step. `--scale` is as in `network.py`: it divides
 parameters and rates alike, so that transfers take as long and the processors, which all hosts share, have less to do.
@@ -26,6 +27,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import network as emulated
@@ -51,6 +54,13 @@ def layout_of(parameters: int) -> Layout:
     each = parameters // LAYERS
     rows = next(r for r in range(int(each**0.5), 0, -1) if each % r == 0)
     return Layout.of([(rows, each // rows)] * LAYERS)
+
+
+def on_all_cores(job: Callable[[], float]) -> float:
+    """The mean of what a job that times itself says when every core does it at the same time."""
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        return statistics.mean(pool.map(lambda _: job(), range(cores)))
 
 
 def codec_s(rule: Rule, layout: Layout) -> float:
@@ -83,8 +93,8 @@ def predicted(text: str, workers: int, at: argparse.Namespace, alone_s: float) -
     work = Workload(
         LogNormal(alone_s),
         layout,
-        pack_s=crowd * copies_s(layout),
-        codec_s=0.0 if rule.codec.exact else crowd * codec_s(rule, layout),
+        pack_s=crowd * on_all_cores(lambda: copies_s(layout)),
+        codec_s=0.0 if rule.codec.exact else crowd * on_all_cores(lambda: codec_s(rule, layout)),
     )
     network = Network("emulated", Link(at.delay / 1e3, PAYLOAD * at.rate * 1e6 / 8))
     return forecast(rule, work, network, workers, Conditions()).step_s
