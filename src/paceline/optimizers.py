@@ -53,6 +53,11 @@ def is_adam(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (Adam, AdamW))
 
 
+def keeps_maximum(optimizer: Optimizer) -> bool:
+    """Whether a running maximum of second moments is kept (amsgrad), for which no compensation is defined."""
+    return any(group.get("amsgrad") for group in optimizer.param_groups)
+
+
 def moments(optimizer: Optimizer) -> tuple[Moment, ...]:
     """The moments whose recursion we know; empty for an optimizer that we do not know."""
     if is_adam(optimizer):
@@ -75,7 +80,7 @@ def refuse_uncompensated(optimizer: Optimizer) -> None:
             f"moment compensation is defined for torch's Adam, AdamW and SGD, not for {name}; "
             'use one of them, or a rule with local_state="average" or "keep"'
         )
-    if any(group.get("amsgrad") for group in optimizer.param_groups):
+    if keeps_maximum(optimizer):
         raise UnsupportedError(
             f"{name}(amsgrad=True) keeps a running maximum for which no compensation is defined; "
             'use amsgrad=False, or local_state="keep"'

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.optimizers import is_adam, keeps_state, refuse_uncompensated
+from paceline.optimizers import is_adam, keeps_maximum, keeps_state, refuse_uncompensated
 
 LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 
@@ -115,8 +115,7 @@ class Delta:
             )
         choice = self.local_state
         if choice == "fitting":
-            amsgrad = any(group.get("amsgrad") for group in optimizer.param_groups)
-            choice = "compensate" if is_adam(optimizer) and not amsgrad else "auto"
+            choice = "compensate" if is_adam(optimizer) and not keeps_maximum(optimizer) else "auto"
         if choice == "auto":
             choice = "reset" if isinstance(optimizer, SGD) else "keep"
         if choice == "compensate":

@@ -20,8 +20,6 @@ from paceline.errors import RuleError, UnsupportedError
 from paceline.rule import is_block
 from paceline.schedule.paced import least_period
 
-__all__ = ["PeriodFromExchange", "least_period"]
-
 
 class PeriodFromExchange:
     """Called after every step, on all workers; one of them tunes.

@@ -61,12 +61,16 @@ class Pacer:
     @property
     def due(self) -> bool:
         """Whether it is time to look at what all have measured."""
-        return not self.held and self._blocks >= self._next and self._stopwatch.measured() is not None
+        return self._timely and self._stopwatch.measured() is not None
+
+    @property
+    def _timely(self) -> bool:
+        return not self.held and self._blocks >= self._next
 
     def said(self) -> Said | None:
         """What this worker has measured, in terms of JSON; nothing where that is too little."""
         found = self._stopwatch.measured()
-        return None if found is None else (self.due, *found)
+        return None if found is None else (self._timely, *found)
 
     def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[int, str] | None:
         """What all come to from what all have said; the same on every worker.
