@@ -9,81 +9,37 @@ take the next N minibatches in each step, so every N sees the same samples in th
 from __future__ import annotations
 
 import os
-import sysconfig
-import zlib
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "char_lm"))
+
 import torch
+from _permutations import pieces
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from data import VOCABULARY, Corpus, load_corpus
+
 CONTEXT = 12
-KNOWN = "\n" + "".join(chr(code) for code in range(32, 127))
-VOCABULARY = len(KNOWN) + 1
-"""Printable ASCII, the newline, and one number for all other characters."""
-LEFT_OUT = {"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"}
-LONGEST = 200_000
-"""Bytes of a file that is taken; longer ones are tables."""
-HELD_OUT = 25
-"""One file in so many is for validation."""
 JUDGED = 1 << 18
 """Places of the validation part that the loss is measured at, evenly spread."""
 AT_A_TIME = 256
 """Minibatches that are drawn at once, at least one step's."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """Numbers of characters, each shape (characters,), dtype uint8."""
-
-    train: Tensor
-    validation: Tensor
-
-
-# ---- The text
-
-
-def text(folder: Path) -> Text:
-    """The text, made once and kept in `folder`."""
-    kept = folder / "text.npz"
+def text(folder: Path) -> Corpus:
+    """The text of the example `char_lm`, read once and kept in `folder`."""
+    kept = folder / "text.safetensors"
     if not kept.exists():
+        corpus = load_corpus()
         folder.mkdir(parents=True, exist_ok=True)
-        made = folder / f"text-{os.getpid()}.npz"
-        np.savez(made, **_read())
+        made = folder / f"text-{os.getpid()}.safetensors"
+        save_file({"train": corpus.train, "validation": corpus.validation}, made)
         made.replace(kept)
-    with np.load(kept) as parts:
-        return Text(torch.from_numpy(parts["train"]), torch.from_numpy(parts["validation"]))
-
-
-def _read() -> dict[str, np.ndarray]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    sides: dict[str, list[np.ndarray]] = {"train": [], "validation": []}
-    for path in _files(root):
-        # A hash of the name decides, so that a file stays where it is when others come and go.
-        held_out = zlib.crc32(path.relative_to(root).as_posix().encode()) % HELD_OUT == 0
-        sides["validation" if held_out else "train"].append(_numbers(path.read_text("utf-8", "replace")))
-    if not all(sides.values()):
-        raise SystemExit(f"no Python files under {root}; use a Python that has its library's sources")
-    return {name: np.concatenate(parts) for name, parts in sides.items()}
-
-
-def _files(root: Path) -> list[Path]:
-    """In an order that no file system can change."""
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]  # not walked at all
-        found += [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfig")]
-    return sorted(path for path in found if path.stat().st_size <= LONGEST)
-
-
-def _numbers(plain: str) -> np.ndarray:
-    codes = np.frombuffer(plain.expandtabs(4).encode("utf-32-le"), dtype=np.uint32)
-    table = np.full(129, VOCABULARY - 1, dtype=np.uint8)
-    table[[ord(character) for character in KNOWN]] = np.arange(len(KNOWN), dtype=np.uint8)
-    return table[np.minimum(codes, 128)]
+    return Corpus(**load_file(kept))
 
 
 # ---- Samples
@@ -111,22 +67,11 @@ def batches(characters: Tensor, workers: int, steps: int, size: int, seed: int) 
     """
     samples = windows(characters)
     at_once = max(1, AT_A_TIME // workers)
-    places = _places(len(samples), at_once * workers * size, seed)
+    places = pieces(len(samples), at_once * workers * size, seed)
     for first in range(0, steps, at_once):
         drawn = samples[next(places).to(characters.device)].view(at_once, workers, size, CONTEXT + 1)
         before, character = split(drawn)
         yield from zip(before[: steps - first], character[: steps - first], strict=True)
-
-
-def _places(count: int, at_once: int, seed: int) -> Iterator[Tensor]:
-    """Pieces of one permutation after another."""
-    generator = torch.Generator().manual_seed(seed)
-    left = torch.empty(0, dtype=torch.int32)
-    while True:
-        while len(left) < at_once:
-            left = torch.cat([left, torch.randperm(count, generator=generator, dtype=torch.int32)])
-        piece, left = left[:at_once], left[at_once:]
-        yield piece
 
 
 # ---- The model

@@ -20,6 +20,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
+from _permutations import pieces
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -152,13 +153,8 @@ def minibatches(lines: Lines, count: int, batch: int, workers: int, seed: int) -
         raise SystemExit(
             f"{count} minibatches on {workers} workers: give a multiple of {CHUNK}, and workers that divide {CHUNK}"
         )
-    need, number = CHUNK * batch, len(lines.lengths)
-    order = torch.empty(0, dtype=torch.int64)
-    shuffle = torch.Generator().manual_seed(seed)
-    for chunk in range(count // CHUNK):
-        while len(order) < need:
-            order = torch.cat([order, torch.randperm(number, generator=shuffle)])
-        mine, order = order[:need], order[need:]
+    places = pieces(len(lines.lengths), CHUNK * batch, seed)
+    for chunk, mine in zip(range(count // CHUNK), places, strict=False):
         dice = torch.Generator().manual_seed((seed + 1) * 1_000_003 + chunk)
         whole = (dirty(lines.pictures[mine], dice), lines.numbers[mine], lines.lengths[mine])
         shaped = [tensor.unflatten(0, (CHUNK // workers, workers, batch)) for tensor in whole]

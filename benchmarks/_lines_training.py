@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _lines import Lines, Minibatches, dirty, kept, minibatches, to_text
+from _lines import CHUNK, Lines, Minibatches, dirty, kept, minibatches, to_text
 from _lines_reader import Reader, edits, loss_of, read
 from torch import Tensor, nn
 
@@ -187,7 +187,7 @@ def check(size: Size, folder: Path, workers: int = 4) -> float:
     training = Training(BLOCKS[-1], workers, 1e-3)
     lines = kept(folder, "training", TRAINING_LINES, held_out=False)
     rule, steps = training.method.rule.format(period=size.period), 3 * size.period
-    every = minibatches(lines, -(-steps * workers // 64) * 64, size.batch, workers, 0)
+    every = minibatches(lines, -(-steps * workers // CHUNK) * CHUNK, size.batch, workers, 0)
     batches = [batch for _, batch in zip(range(steps), every, strict=False)]
 
     def program() -> dict[str, Tensor]:

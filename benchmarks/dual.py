@@ -36,6 +36,7 @@ import argparse
 import json
 import os
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +252,8 @@ def summary(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, A
     return result
 
 
-def main() -> None:
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was asked for; `given` in place of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = parser.add_argument_group("data")
     sizes.add_argument("--labelled", type=int, default=5_000, help="pairs in all")
@@ -287,7 +289,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/dual"))
     parser.add_argument("--workers", type=int, default=1, help="of one training, see above; they share its steps")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help="train this one alone")
-    args = parser.parse_args()
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    args = parse()
     if args.one:
         one(args, args.one[0], int(args.one[1]))
         return

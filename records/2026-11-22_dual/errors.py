@@ -4,7 +4,6 @@
 PYTHONPATH=benchmarks python records/2026-11-22_dual/errors.py [out/dual/one]
 """
 
-import argparse
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,8 +13,7 @@ from paceline.dual import unpad
 
 BINS = ((5, "under 5"), (10, "5 to 9"), (20, "10 to 19"), (10**9, "20 and more"))
 out = Path(sys.argv[1] if len(sys.argv) > 1 else "out/dual/one")
-about = {"labelled": 5000, "share": 0.1, "unlabelled": 18_000, "dev": 1000, "test": 2000}
-args = argparse.Namespace(**about, out=out, dimension=64, layers=2, dropout=0.1)
+args = benchmark.parse(["--out", str(out)])
 sentences = benchmark.Sentences(args)
 pair = benchmark.pair_of(args, sentences, 0)
 pair.load(out / "dual-0" / "model")
