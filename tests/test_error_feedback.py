@@ -299,6 +299,7 @@ def telescopes(rule: str, missing: Callable[[int, int], bool], monkeypatch: pyte
     if chunks:
         monkeypatch.setattr("paceline.update.SMALL_ELEMENTS", 64)
         monkeypatch.setattr("paceline.update.SMALL_CODED", 64)
+        monkeypatch.setattr("paceline.transport.virtual.VirtualTransport.coarse", 1)
 
     def program() -> tuple[float, float, float]:
         torch.manual_seed(0)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paceline
 from paceline import update
+from paceline.transport.virtual import VirtualTransport
 from tests.helpers import State, distance, same_bits, simulate, state_of
 
 N = 3
@@ -35,6 +36,7 @@ def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, too, are exchanged in many chunks."""
     monkeypatch.setattr(update, "SMALL_ELEMENTS", 64)
     monkeypatch.setattr(update, "SMALL_CODED", 64)
+    monkeypatch.setattr(VirtualTransport, "coarse", 1)
 
 
 class Side:

@@ -28,14 +28,18 @@ SYNCHRONOUS = {
 }  # fmt: skip
 
 
+def made_up(world: World) -> Transport:
+    transport = SimpleNamespace(world=world, name="made up", bytes_sent=0, now=lambda: module.time.perf_counter())
+    return cast(Transport, transport)
+
+
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Of worker 1 of 4; nothing is written before the end, however slow the machine is."""
     monkeypatch.setattr(module, "FOLD_S", float("inf"))
     world = World(1, 4, hosts=("alpha", "beta", "gamma", "delta"))
-    transport = SimpleNamespace(world=world, name="made up", bytes_sent=0)
     journal = Journal(tmp_path, 1)
-    yield Watch(journal, cast(Transport, transport))
+    yield Watch(journal, made_up(world))
     journal.close()
 
 
@@ -169,7 +173,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def make(tmp_path: Path, size: int) -> Watch:
     world = World(min(1, size - 1), size, hosts=("alpha",) * size)
-    return Watch(Journal(tmp_path, 1), cast(Transport, SimpleNamespace(world=world, name="made up", bytes_sent=0)))
+    return Watch(Journal(tmp_path, 1), made_up(world))
 
 
 def times(line: dict[str, Any]) -> tuple[float, float, float, float]:

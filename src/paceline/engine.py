@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -196,9 +195,10 @@ class Engine:
     def _watched(self, exchanger: Exchanger, met: list[Meeting]) -> Iterator[None]:
         """Time an exchange of gradients, and write it down."""
         self._watch.begin()
-        began, timing = time.perf_counter(), exchanger.timing
+        now, timing = exchanger.transport.now, exchanger.timing
+        began = now()
         yield
-        timing.exchange_s = time.perf_counter() - began - timing.wait_s
+        timing.exchange_s = now() - began - timing.wait_s
         self._watch.end(timing, met[0], block=0, warmup=is_block(self.rule))
 
     def _number(self, optimizer: Optimizer) -> int:

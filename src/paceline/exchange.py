@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -330,10 +329,10 @@ class Opening:
         """What all said; raises `DesyncError` or `MismatchError` where that does not fit together."""
         with self._lock:  # whoever carries a chunk asks as well
             if self._meeting is None:
-                began = time.perf_counter()
+                began = self._exchanger.transport.now()
                 self._pending.wait()
                 meeting = judged(Meeting(tuple(Header.unpack(line) for line in self._rows.tolist())))
-                self._exchanger.timing.wait_s += time.perf_counter() - began
+                self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(meeting, self._exchanger.transport.world)
                 if self._exchanger.left is None and meeting.anybody_left:
                     self._exchanger.left = self.header.sequence
@@ -363,7 +362,7 @@ class Flight:
         self._exchanger, self._number, self._in_flight = exchanger, number, in_flight
         self.behind = in_flight == 0
         exchanger.timing.wait_s = exchanger.timing.exchange_s = 0.0
-        began = time.perf_counter()
+        began = exchanger.transport.now()
         self.opening = exchanger.open(header)
         self._factor, self._left = header.factor, deque[Chunk]()
         self._under_way: deque[tuple[Chunk, Running]] = deque()
@@ -373,7 +372,7 @@ class Flight:
             self._left.extend(chunks_of(meeting.kind))
             self._factor = 0.0
         self._fill_up()
-        self._spent_s = time.perf_counter() - began
+        self._spent_s = exchanger.transport.now() - began
 
     def _fill_up(self) -> None:
         while self._left and (self.behind or len(self._under_way) < self._in_flight):
@@ -414,7 +413,8 @@ class Flight:
             DesyncError, MismatchError, NonFiniteError: on every worker alike, with nothing applied.
             PeerLostError: somebody did not come.
         """
-        began, timing = time.perf_counter(), self._exchanger.timing
+        now, timing = self._exchanger.transport.now, self._exchanger.timing
+        began = now()
         timing.wait_s = 0.0
         meeting: Meeting | None = None
         failure: Exception | None = None
@@ -424,10 +424,10 @@ class Flight:
             failure = error  # the others see it too; finish what is on the wire, apply nothing
         while self._under_way:
             chunk, running = self._under_way.popleft()
-            waited = time.perf_counter()
+            waited = now()
             total, state = running.finish()
             if self.behind:
-                timing.wait_s += time.perf_counter() - waited
+                timing.wait_s += now() - waited
             if meeting is not None and meeting.weight > 0:
                 chunk.keep(state)
                 if self.behind:
@@ -435,7 +435,7 @@ class Flight:
                 else:
                     chunk.land(total, meeting)
             self._fill_up()
-        timing.exchange_s = self._spent_s + time.perf_counter() - began - timing.wait_s
+        timing.exchange_s = self._spent_s + now() - began - timing.wait_s
         if failure is not None:
             raise failure
         assert meeting is not None

@@ -388,7 +388,7 @@ class GradientUpdate:
             for number, tensor in enumerate(fragment.tensors):
                 self._place[index_of[id(tensor)]] = (place, number)
             wanted = max(1, round(self._rule.common.chunks * fragment.numel / max(elements, 1)))
-            ranges = cut(part.layout, wanted, codec)
+            ranges = cut(part.layout, wanted, codec, self._exchanger.transport.coarse)
             for begin, end in ranges:
                 chunk = GradientChunk(part, begin, end)
                 final = order.index(index_of[id(fragment.tensors[chunk.last])])

@@ -67,13 +67,20 @@ class Work:
     leaving: bool = False
 
 
-def cut(layout: Layout, pieces: int, codec: Codec) -> list[tuple[int, int]]:
-    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec."""
+def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
+    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec.
+
+    Args:
+        layout: the tensor's.
+        pieces: so many at most.
+        codec: how they will be written.
+        coarse: the carrier's (:attr:`paceline.transport.base.Transport.coarse`).
+    """
     if not codec.exact:
         pieces = max(1, min(pieces, layout.numel // SMALL_CODED))
     if codec.whole:
         return _cut_between(layout, pieces)
-    if layout.numel < SMALL_ELEMENTS or pieces == 1:
+    if layout.numel < coarse * SMALL_ELEMENTS or pieces == 1:
         return [(0, layout.numel)]
     length = -(-layout.numel // pieces // 64) * 64  # offsets that suit every dtype
     return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
@@ -225,7 +232,8 @@ class BlockUpdate:
         codec = self._rule.codec
         for lane in self.lanes:
             wanted = max(1, round(self._rule.common.chunks * lane.numel / max(total, 1)))
-            ranges = cut(lane.layout, wanted, Dense() if lane.lossless else codec)
+            coarse = self._exchanger.transport.coarse
+            ranges = cut(lane.layout, wanted, Dense() if lane.lossless else codec, coarse)
             pieces += [(lane, begin, end) for begin, end in ranges]
         wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
         longest: dict[tuple[torch.dtype, torch.device], int] = {}

@@ -71,7 +71,7 @@ class Watch:
         self._journal, self._transport = journal, transport
         self._lock = threading.RLock()  # round the journal, and round what others than the training thread count
         self._sums = _Sums()
-        self._since = time.perf_counter()  # the end of the last exchange, or within one its beginning
+        self._since = self._transport.now()  # the end of the last exchange, or within one its beginning
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the thread that makes the steps
         self._sources = Sources(self.note) if journal.path is not None else None
@@ -116,11 +116,11 @@ class Watch:
     def begin(self) -> None:
         """An exchange begins; what came before was computing, or waiting for data."""
         self._sums.compute_s += self._worked()
-        self._since = time.perf_counter()
+        self._since = self._transport.now()
 
     def _worked(self) -> float:
         """Seconds of computing since the end of the last exchange; those of waiting for data are counted here."""
-        span = time.perf_counter() - self._since
+        span = self._transport.now() - self._since
         data_s = min(self._data_s, span)
         self._sums.data_s += data_s
         self._data_s = 0.0
@@ -129,7 +129,7 @@ class Watch:
 
     def sent(self) -> None:
         """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
-        now = time.perf_counter()
+        now = self._transport.now()
         self._sums.exchange_s += now - self._since
         self.spent[2] += now - self._since
         self.of_blocks[1] += now - self._since  # only blocks are left behind
@@ -150,7 +150,7 @@ class Watch:
             sums.left_out |= set(meeting.left_out)
         if meeting is not None:
             self._judged(meeting)
-        self._since = time.perf_counter()
+        self._since = self._transport.now()
         if self._since - self._written_s >= FOLD_S or sums.left_out:
             self._write(block, warmup)
 
@@ -197,7 +197,7 @@ class Watch:
 
     def _alone(self) -> None:
         """With one worker nothing is exchanged; the log still shows how far it is."""
-        now = time.perf_counter()
+        now = self._transport.now()
         if now - self._written_s >= FOLD_S:
             self._sums.compute_s += self._worked()
             self._since = now
@@ -278,7 +278,7 @@ class Watch:
             warmup=warmup,
             **sums.asynchronous(),
         )
-        self._sums, self._bytes, self._written_s = _Sums(), sent, time.perf_counter()
+        self._sums, self._bytes, self._written_s = _Sums(), sent, self._transport.now()
 
     def value(self, name: str, value: float) -> None:
         """A number that the user logs."""

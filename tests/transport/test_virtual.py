@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,23 @@ def test_argv_stdout_and_main_move_with_the_baton() -> None:
     before = sys.argv
     assert [name for name, _ in virtual.run(3, body)] == ["worker0", "worker1", "worker2"]
     assert sys.argv is before
+
+
+def test_a_workers_own_time_stands_still_while_others_have_the_baton(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: wall[0])
+
+    def program() -> list[float]:
+        transport = virtual.current()
+        assert transport is not None
+        seen = [transport.now()]
+        for _ in range(2):
+            wall[0] += 10.0**transport.world.rank  # a turn of 1, 10 or 100 seconds
+            transport.barrier()
+            seen.append(transport.now())
+        return [later - sooner for sooner, later in pairwise(seen)]
+
+    assert virtual.run(3, program) == [[1.0, 1.0], [10.0, 10.0], [100.0, 100.0]]
 
 
 def test_workers_that_come_to_different_exchanges_are_told_who_waits_where() -> None:

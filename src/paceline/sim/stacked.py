@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.errors import NonFiniteError, UnsupportedError
@@ -104,24 +104,31 @@ class _Workers:
 
     def __init__(self, model: nn.Module, loss_fn: Loss, optimizer: Optimizer, rule: Rule, number: int) -> None:
         self.number, self._model = number, model
-        self._module = _Bound(model, loss_fn)
+        self._loss_fn = loss_fn
         self._parameters = {
-            f"model.{name}": p.detach().expand(number, *p.shape).clone().requires_grad_(True)
+            name: p.detach().expand(number, *p.shape).clone().requires_grad_(True)
             for name, p in model.named_parameters()
             if p.requires_grad
         }
-        self._fixed = {f"model.{name}": p for name, p in model.named_parameters() if not p.requires_grad}
-        self._versions = {name: buffer._version for name, buffer in model.named_buffers()}
+        self._stack = tuple(self._parameters.values())
+        self._places = _places(model)
+        self._versions = [(name, buffer, buffer._version) for name, buffer in model.named_buffers()]
         self._optimizer = _stacked(optimizer, model, self._parameters)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._losses = vmap(self._loss, in_dims=(0, 0), randomness="error")
+        self._losses = vmap(self._loss, randomness="error")
         blocks = isinstance(rule.schedule, EveryBlock) and number > 1
         self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number) if blocks else None
         self._together = number > 1
 
-    def _loss(self, parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
-        loss: Tensor = functional_call(self._module, {**parameters, **self._fixed}, batch)
-        return loss
+    def _loss(self, *tensors: Tensor) -> Tensor:
+        """Of a worker's parameters and its minibatch; `functional_call` looks for the places anew in every call."""
+        for store, key, number, _ in self._places:
+            store[key] = tensors[number]
+        try:
+            return self._loss_fn(self._model, *tensors[len(self._stack) :])
+        finally:
+            for store, key, _, own in self._places:
+                store[key] = own
 
     def step(self, batch: tuple[Tensor, ...], factor: float, largest: float | None) -> Tensor:
         """A minibatch on every worker, and the exchange behind it where one is due; the losses, shape (N,)."""
@@ -143,7 +150,7 @@ class _Workers:
 
     def _forward(self, batch: tuple[Tensor, ...]) -> Tensor:
         try:
-            losses: Tensor = self._losses(self._parameters, batch)
+            losses: Tensor = self._losses(*self._stack, *batch)
         except RuntimeError as error:
             if "vmap" not in str(error) and "batching rule" not in str(error):
                 raise
@@ -151,8 +158,8 @@ class _Workers:
             raise UnsupportedError(f"this model or loss cannot be stacked: {why}; use paceline.simulate") from error
         if losses.shape != (self.number,):
             raise UnsupportedError(f"loss_fn must give a scalar, got the shape {tuple(losses.shape[1:])}")
-        for name, buffer in self._model.named_buffers():
-            if buffer._version != self._versions[name]:
+        for name, buffer, version in self._versions:
+            if buffer._version != version:
                 raise UnsupportedError(f"the model writes into its buffer {name}, which workers do not have each")
         return losses
 
@@ -189,20 +196,22 @@ class _Workers:
             self._blocks.finish()
         for name, stacked in self._parameters.items():
             whole = stacked.detach()[0] if self._blocks is None else self._blocks.global_of(stacked)
-            found[name.removeprefix("model.")] = whole.clone()
+            found[name] = whole.clone()
         return found
 
 
-class _Bound(nn.Module):
-    """A model and its loss as one module, so that the parameters can be given from outside."""
+def _places(model: nn.Module) -> list[tuple[Any, str, int, Tensor]]:
+    """Where the model looks for its trained parameters: (dictionary, key, number of the parameter, itself).
 
-    def __init__(self, model: nn.Module, loss_fn: Loss) -> None:
-        super().__init__()
-        self.model, self._loss_fn = model, loss_fn
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        """The loss of a minibatch."""
-        return self._loss_fn(self.model, *batch)
+    A parameter that is tied stands in several places.
+    """
+    numbers = {id(p): number for number, p in enumerate(p for p in model.parameters() if p.requires_grad)}
+    return [
+        (module._parameters, key, numbers[id(p)], p)
+        for module in model.modules()
+        for key, p in module._parameters.items()
+        if p is not None and p.requires_grad
+    ]
 
 
 def _number(batch: tuple[Tensor, ...]) -> int:
@@ -215,7 +224,7 @@ def _number(batch: tuple[Tensor, ...]) -> int:
 
 def _stacked(optimizer: Optimizer, model: nn.Module, parameters: dict[str, Tensor]) -> Optimizer:
     """The same optimizer over the stacked parameters."""
-    names = {id(p): f"model.{name}" for name, p in model.named_parameters() if p.requires_grad}
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     groups = []
     for group in optimizer.param_groups:
         known = {key: value for key, value in group.items() if key not in ("params", "param_names", "initial_lr")}

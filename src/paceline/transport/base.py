@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -59,6 +60,9 @@ class Transport(ABC):
     told: Callable[[list[dict[str, Any]]], None] | None = None
     """Called with a row for each worker, who waited for whom, when the connection has failed."""
 
+    coarse = 1
+    """How many times the usual least length a chunk has here; more where chunks in flight side by side gain nothing."""
+
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world
         self.bytes_sent = 0
@@ -73,6 +77,10 @@ class Transport(ABC):
     def wire_device(self, device: torch.device) -> torch.device:
         """Where a tensor of `device` has to lie for an exchange: the same device unless the carrier cannot."""
         return device
+
+    def now(self) -> float:
+        """Seconds of this worker's own time, since whenever; one that is alone in its process has the wall's."""
+        return time.perf_counter()
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Pending:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -106,6 +107,7 @@ class Cluster:
         self.shared: dict[str, Any] = {}  # what virtual workers put where others find it
         self.hosts = tuple(hosts) if hosts is not None else (World().host,) * size
         self.workers = [_Worker(rank, _Globals()) for rank in range(size)]
+        self.away_s = [0.0] * size  # seconds in which others had the baton, since each worker's first turn
         self._meetings: dict[str, _Meeting] = {}
         self.mail: dict[tuple[str, int, int, int], Tensor] = {}  # (place, from, to, number) -> what was sent
         self._over = threading.Semaphore(0)
@@ -173,8 +175,10 @@ class Cluster:
             self._broken = "nobody can go on: " + self._situation()
         elif heir is not me:
             me.globals.take()
+            left = time.perf_counter()
             heir.go.release()
             me.go.acquire()
+            self.away_s[rank] += time.perf_counter() - left
             me.globals.put()
         self.check()
 

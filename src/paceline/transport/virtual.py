@@ -66,6 +66,9 @@ class VirtualTransport(Transport):
 
     name = "virtual"
 
+    coarse = 16
+    """Each chunk is a round of the baton through all workers, and an operation is over when it was started."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -90,6 +93,9 @@ class VirtualTransport(Transport):
         if self._place:
             label += f" among workers {', '.join(str(rank) for rank in self.members)}"
         return self.cluster.meet(self.members[self.world.rank], label, brings, combine, self.members, self._place)
+
+    def now(self) -> float:
+        return super().now() - self.cluster.away_s[self.members[self.world.rank]]
 
     def open_channels(self, number: int) -> None:
         """Nothing to open: an operation is over when it was started."""
