@@ -61,6 +61,11 @@ def test_five_choices_of_each_recipe() -> None:
     assert parts("diloco(gain='paper')")[1:] == (Delta("keep"), Dense(), Flat(), Nesterov(gain="paper"))
 
 
+def test_auto_says_what_is_wrong_with_its_first_period() -> None:
+    with pytest.raises(RuleError, match="first must be a whole number of minibatches, at least 1, got 0"):
+        rule_from_text("auto(first=0)")
+
+
 def test_five_choices_of_each_asynchronous_recipe() -> None:
     def parts(text: str) -> tuple[Any, ...]:
         r = rule_from_text(text)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from paceline.errors import RuleError
 from paceline.outer import BlockMomentum
 from paceline.payload import Delta
 from paceline.recipes.base import Dimensions, Recipe, between
@@ -49,6 +50,8 @@ def auto(
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut.
     """
+    if not isinstance(first, int) or isinstance(first, bool) or first < 1:
+        raise RuleError(f"first must be a whole number of minibatches, at least 1, got {first!r}")
     schedule = Paced(first, warmup, fragments, overlap, share, first, longest)
     carried = between(within, codec, dimensions, reproducible, chunks)
     return Rule(schedule, Delta("fitting"), outer=BlockMomentum(gain=gain, ramp=ramp), **carried)
