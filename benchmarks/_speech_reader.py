@@ -33,7 +33,7 @@ class Recurrence(torch.autograd.Function):
         if gates.data_ptr() == given.data_ptr():
             gates = gates.clone()  # the gates are written over
         cells, states = gates.new_empty(2, times, number, batch, hidden)
-        turned = u.transpose(1, 2)
+        turned = u.transpose(1, 2).contiguous()
         h = c = gates.new_zeros(number, batch, hidden)
         for a, sig, o, i, f, g, now, state in _parts(gates, cells, states):
             a.baddbmm_(h, turned)
@@ -63,17 +63,16 @@ class Recurrence(torch.autograd.Function):
         before = F.pad(cells, (0, 0) * 3 + (1, 0))[:-1]
         share = torch.cat([tanh * o * (1 - o), g * i * (1 - i), before * f * (1 - f), i * (1 - g.square())], 3)
         out = torch.empty_like(gates)
-        upper_t = upper.permute(2, 0, 1, 3).contiguous()
-        outs, shares = out.unbind(0), share.unbind(0)
-        dc = torch.zeros_like(cells[0])
-        for t in range(len(gates) - 1, -1, -1):
-            dh = upper_t[t]
-            if t + 1 < len(gates):
-                dh = torch.baddbmm(dh, outs[t + 1], u)
-                dc = dc * f[t + 1]
-            dc = torch.addcmul(dc, dh, through[t])
-            torch.mul(shares[t][..., :hidden], dh, out=outs[t][..., :hidden])
-            torch.mul(_threes(shares[t], hidden), dc.unsqueeze(2), out=_threes(outs[t], hidden))
+        wanted = upper.permute(2, 0, 1, 3).contiguous()
+        dc, later = torch.zeros_like(cells[0]), None
+        for a, to_o, to_rest, by_o, by_rest, dh, keeps, c_share in _parts_back(out, share, wanted, f, through):
+            if later is not None:
+                dh = torch.baddbmm(dh, later[0], u)
+                dc = dc * later[1]
+            dc = torch.addcmul(dc, dh, c_share)
+            torch.mul(by_o, dh, out=to_o)
+            torch.mul(by_rest, dc.unsqueeze(2), out=to_rest)
+            later = a, keeps
         flat = out.permute(1, 0, 2, 3).flatten(1, 2)
         past = F.pad(states, (0, 0) * 3 + (1, 0))[:-1].permute(1, 0, 2, 3).flatten(1, 2)
         return out.permute(1, 2, 0, 3), flat.transpose(1, 2) @ past
@@ -96,9 +95,13 @@ def _parts(gates: Tensor, cells: Tensor, states: Tensor) -> Any:
     return zip(*(view.unbind(0) for view in views), strict=True)
 
 
-def _threes(gates: Tensor, hidden: int) -> Tensor:
-    """i, f and g, (L, B, 3, H)."""
-    return gates[..., hidden:].unflatten(2, (3, hidden))
+def _parts_back(out: Tensor, share: Tensor, *others: Tensor) -> Any:
+    """Of each time, the last first: all gates, of `out` and then of `share` o and the others (L, B, 3, H), and more."""
+    hidden = share.shape[3] // 4
+    views = [out]
+    for gates in (out, share):
+        views += [gates[..., :hidden], gates[..., hidden:].unflatten(3, (3, hidden))]
+    return zip(*(reversed(view.unbind(0)) for view in (*views, *others)), strict=True)
 
 
 def _in_front(number: int, in_dims: tuple[int | None, ...], given: tuple[Tensor, ...]) -> list[Tensor]:
