@@ -8,7 +8,7 @@ that goes back reads each utterance turned around within its own length; padding
     o, i, f = sigmoid(a_o, a_i, a_f),  g = tanh(a_g),    a = W x + U h + b
     c = f c + i g,    h = o tanh(c)
 
-Source: A. Graves, J. Schmidhuber, Neural Networks 18 (2005), for bidirectional LSTMs; Graves et al., ICML 2006, for CTC.
+Sources: A. Graves, J. Schmidhuber, Neural Networks 18 (2005), for the LSTM; A. Graves et al., ICML 2006, for CTC.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(given: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """W x + b (L, B, T, 4 H) and U (L, 4 H, H) -> h (L, B, T, H); and, for the way back, time first: gates, c, h."""
+        """W x + b (L, B, T, 4 H) and U (L, 4 H, H) -> h (L, B, T, H); for the way back, time first, gates, c and h."""
         number, batch, times, wide = given.shape
         hidden = wide // 4
         gates = given.permute(2, 0, 1, 3).contiguous()

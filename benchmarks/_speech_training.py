@@ -135,9 +135,7 @@ def large_minibatches(
     return model, torch.stack(losses)
 
 
-def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Iterable[Tensor], step: int, steps: int
-) -> Tensor:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Iterable[Tensor], step: int, steps: int) -> Tensor:
     group = optimizer.param_groups[0]
     group["lr"] = group.setdefault("highest", group["lr"]) * factor(step / steps)
     optimizer.zero_grad()
