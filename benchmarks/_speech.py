@@ -28,7 +28,8 @@ from torch import Tensor
 
 STACKED = 3  # frames of 10 ms that make a step
 TIMES = 40  # steps at most
-FEATURES = STACKED * BANDS
+FRAMES, FEATURES = STACKED * TIMES, STACKED * BANDS
+SILENT = -16.0  # logarithm of the least power
 LONGEST = 18  # letters and spaces
 WORDS, SHORTEST_WORD, LONGEST_WORD, MOST_WORDS = 300, 3, 7, 3
 QUIETEST, LOUDEST = 5.0, 25.0  # dB of speech over noise
@@ -103,30 +104,35 @@ def texts(words: Sequence[str], count: int, dice: np.random.Generator) -> list[s
 
 
 def record(words: Sequence[str], count: int, held_out: bool) -> Utterances:
-    """Speak `count` utterances; those that take too long are left out, and others spoken instead."""
+    """Speak `count` utterances; those that take too long are left out, and others taken instead."""
     dice, ways = np.random.default_rng(2 if held_out else 1), manners(held_out)
     said = texts(words, count + count // 4 + 16, dice)
     how = [ways[place] for place in dice.integers(len(ways), size=len(said))]
-    frames, kept_powers, babble = STACKED * TIMES, dict[int, Tensor](), torch.zeros(VOICES, NOISE, BANDS)
-    for place, wave in spoken(said, how):
-        power = bands(wave)
-        if len(wave) and len(power) <= frames:
-            kept_powers[place] = power / power.sum(1).mean()
-    chosen = sorted(kept_powers)[:count]
+    powers = [torch.from_numpy(power) for power in spoken(said, how)]
+    chosen = [place for place, power in enumerate(powers) if len(power) <= FRAMES and power.sum() > 0][:count]
     if len(chosen) < count:
         raise SystemExit(f"only {len(chosen)} of {len(said)} utterances were short enough, need {count}")
-    powers, numbers = torch.full((count, frames, BANDS), -16.0), torch.zeros(count, LONGEST, dtype=torch.int64)
-    for row, place in enumerate(chosen):
-        powers[row, : len(kept_powers[place])] = kept_powers[place].clamp_min(1e-7).log()
-        numbers[row, : len(said[place])] = torch.tensor([ALPHABET.index(letter) + 1 for letter in said[place]])
-    times = torch.tensor([-(-len(kept_powers[place]) // STACKED) for place in chosen])
-    for voice in babble:
-        others = dice.choice(chosen, NOISE)
-        voice.copy_(torch.cat([kept_powers[place] for place in others[: NOISE // 10]]).repeat(2, 1)[:NOISE])
-    white = bands(dice.normal(size=(NOISE + 3) * HOP).astype(np.float32))[:NOISE]
-    noises = torch.stack([white, babble.mean(0)])
-    noises /= noises.sum(2).mean(1)[:, None, None]
-    return Utterances(powers.half(), times, numbers, (numbers > 0).sum(1), noises)
+    powers = [powers[place] / powers[place].sum(1).mean() for place in chosen]
+    numbers = torch.zeros(count, LONGEST, dtype=torch.int64)
+    for row, place in zip(numbers, chosen, strict=True):
+        row[: len(said[place])] = torch.tensor([ALPHABET.index(letter) + 1 for letter in said[place]])
+    logarithms = torch.full((count, FRAMES, BANDS), SILENT)
+    for padded, power in zip(logarithms, powers, strict=True):
+        padded[: len(power)] = power.log().clamp_min(SILENT)
+    times = torch.tensor([-(-len(power) // STACKED) for power in powers])
+    return Utterances(logarithms.half(), times, numbers, (numbers > 0).sum(1), noises_of(powers, dice))
+
+
+def noises_of(powers: Sequence[Tensor], dice: np.random.Generator) -> Tensor:
+    """White noise and babble of utterances, (2, NOISE, BANDS)."""
+    white = torch.from_numpy(bands(dice.normal(size=(NOISE + 3) * HOP).astype(np.float32)))[:NOISE]
+    voices = []
+    for _ in range(VOICES):
+        shortest = min(len(power) for power in powers)
+        others = dice.integers(len(powers), size=NOISE // shortest + 1)
+        voices.append(torch.cat([powers[place] for place in others])[:NOISE])
+    noises = torch.stack([white, torch.stack(voices).mean(0)])
+    return noises / noises.sum(2).mean(1)[:, None, None]
 
 
 def kept(folder: Path, name: str, count: int, held_out: bool) -> Utterances:

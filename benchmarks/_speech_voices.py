@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few words spoken by espeak-ng, and the filter banks of what was said.
 
-The library of espeak-ng speaks in this process, which takes 2 ms an utterance; its program would take ten times that
-to start. Accent, variant of the voice, speed and pitch make a manner of speaking; every tenth is held out.
+Its library takes 2 ms an utterance, where its program would take ten times that to start. What it says depends on what
+it has said before, so `spoken` starts a process of its own: this file, which reads JSON and writes arrays. Accent,
+variant of the voice, speed and pitch make a manner of speaking; every tenth is held out.
 """
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
-from collections.abc import Iterator
+import io
+import json
+import subprocess
+import sys
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 RATE = 22_050  # samples a second, espeak-ng's own
 WINDOW, HOP = 512, 220  # samples: 23 ms, every 10 ms
@@ -56,9 +58,6 @@ def _library() -> ctypes.CDLL:
         except OSError:
             continue
         if found is not None:
-            rate = found.espeak_Initialize(_SYNCHRONOUS, 0, None, 0)
-            if rate != RATE:
-                raise SystemExit(f"espeak-ng speaks {rate} samples a second, not {RATE}: is its package whole?")
             return found
     raise SystemExit(MISSING)
 
@@ -77,6 +76,9 @@ class Speaker:
 
     def __init__(self) -> None:
         self._library, self._parts = _library(), list[np.ndarray]()
+        rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, None, 0)
+        if rate != RATE:
+            raise SystemExit(f"espeak-ng speaks {rate} samples a second, not {RATE}: is its package whole?")
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
         self._heard = kind(self._hear)  # the library does not keep it alive
         self._library.espeak_SetSynthCallback(self._heard)
@@ -105,30 +107,46 @@ class Speaker:
 
 
 @cache
-def _filters() -> Tensor:
+def _filters() -> np.ndarray:
     """(frequencies, BANDS): triangles that are evenly wide on the mel scale."""
     ends = [2595 * np.log10(1 + hertz / 700) for hertz in (LOWEST, HIGHEST)]
     corners = 700 * (10 ** (np.linspace(*ends, BANDS + 2) / 2595) - 1)
     hertz = np.fft.rfftfreq(WINDOW, 1 / RATE)[:, None]
     up = (hertz - corners[:-2]) / (corners[1:-1] - corners[:-2])
     down = (corners[2:] - hertz) / (corners[2:] - corners[1:-1])
-    return torch.from_numpy(np.maximum(0, np.minimum(up, down))).float()
+    return np.maximum(0, np.minimum(up, down))
 
 
-def bands(wave: np.ndarray) -> Tensor:
-    """Power in each band, (frames, BANDS)."""
-    sound = torch.from_numpy(wave)
-    if len(sound) < WINDOW:
-        sound = torch.nn.functional.pad(sound, (0, WINDOW - len(sound)))
-    pieces = sound.unfold(0, WINDOW, HOP) * torch.hann_window(WINDOW)
-    return torch.fft.rfft(pieces).abs().square() @ _filters()
+def bands(wave: np.ndarray) -> np.ndarray:
+    """Power in each band, float32 (frames, BANDS)."""
+    padded = np.pad(wave, (0, max(0, WINDOW - len(wave))))
+    pieces = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP] * np.hanning(WINDOW)
+    return (np.abs(np.fft.rfft(pieces)) ** 2 @ _filters()).astype(np.float32)
 
 
-def spoken(texts: list[str], how: list[Manner]) -> Iterator[tuple[int, np.ndarray]]:
-    """Place in the list and sound of each text; those in one manner follow one another."""
-    speaker, manner = Speaker(), None
-    for place in sorted(range(len(texts)), key=lambda place: how[place]):
-        if how[place] != manner:
-            manner = how[place]
+def spoken(texts: list[str], how: list[Manner]) -> list[np.ndarray]:
+    """Power in each band of each text, (frames, BANDS)."""
+    _library()  # complain here where it is missing
+    asked = json.dumps(list(zip(texts, how, strict=True))).encode()
+    done = subprocess.run([sys.executable, __file__], input=asked, stdout=subprocess.PIPE, check=True)
+    found = np.load(io.BytesIO(done.stdout))
+    return np.split(found["powers"], np.cumsum(found["frames"])[:-1])
+
+
+def main() -> None:
+    """Speak what standard input asks for; those in one manner follow one another."""
+    asked = [(text, Manner(*how)) for text, how in json.load(sys.stdin)]
+    speaker, manner, powers = Speaker(), None, dict[int, np.ndarray]()
+    for place in sorted(range(len(asked)), key=lambda place: asked[place][1]):
+        text, wanted = asked[place]
+        if wanted != manner:
+            manner = wanted
             speaker.take(manner)
-        yield place, speaker.say(texts[place])
+        powers[place] = bands(speaker.say(text))
+    parts, out = [powers[place] for place in range(len(asked))], io.BytesIO()
+    np.savez(out, powers=np.concatenate(parts), frames=[len(part) for part in parts])
+    sys.stdout.buffer.write(out.getvalue())
+
+
+if __name__ == "__main__":
+    main()
