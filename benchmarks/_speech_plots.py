@@ -88,7 +88,8 @@ def _speeds(axis: Axes, cells: Sequence[Row]) -> None:
         for network, dash in zip(NETWORKS, ("-", ":"), strict=True):
             known = [cell for cell in mine if cell["speed_up"]]
             heights = [cell["speed_up"][network] for cell in known]
-            axis.plot([cell["workers"] for cell in known], heights, color=COLOURS[method], linestyle=dash)
+            style = {"color": COLOURS[method], "linestyle": dash, "marker": "o", "markersize": 3}
+            axis.plot([cell["workers"] for cell in known], heights, **style)
     workers = sorted({cell["workers"] for cell in cells} - {1})
     axis.plot(workers, workers, color="#cccccc", zorder=0)
     _workers(axis, cells)
