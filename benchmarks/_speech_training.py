@@ -252,4 +252,4 @@ def check(size: Size, folder: Path, workers: int = 4) -> float:
     one, _ = stacked(*make(), rule, batches, steps)
     other, _ = virtual(make, rule, batches, steps, workers)
     pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
