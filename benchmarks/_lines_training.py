@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _ctc import edits
 from _lines import CHUNK, Lines, Minibatches, dirty, kept, minibatches, to_text
-from _lines_reader import Reader, edits, loss_of, read
+from _lines_reader import Reader, loss_of, read
 from torch import Tensor, nn
 
 import paceline

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bidirectional LSTM with CTC that can be stacked.
+"""A bidirectional LSTM that can be stacked, for CTC.
 
 `torch.func` cannot stack `nn.LSTM`. Here both directions, and all stacked workers, are one leading dimension of one
 recurrence, so each time step is one batched product and a few element-wise operations for all of them. The direction
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import _ctc
 import torch
 import torch.nn.functional as F
+from _ctc import in_front
 from _speech import FEATURES, SYMBOLS
 from torch import Tensor, nn
 
@@ -82,7 +84,7 @@ class Recurrence(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], given: Tensor, u: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """All workers' LSTMs beside each other."""
-        stacked = _in_front(info.batch_size, in_dims, (given, u))
+        stacked = in_front(info.batch_size, in_dims, (given, u))
         h, gates, cells, states = Recurrence.apply(*(tensor.flatten(0, 1) for tensor in stacked))
         parts = (tensor.unflatten(1, (info.batch_size, -1)) for tensor in (gates, cells, states))
         return (h.unflatten(0, (info.batch_size, -1)), *parts), (0, 1, 1, 1)
@@ -102,47 +104,6 @@ def _parts_back(out: Tensor, share: Tensor, *others: Tensor) -> Any:
     for gates in (out, share):
         views += [gates[..., :hidden], gates[..., hidden:].unflatten(3, (3, hidden))]
     return zip(*(reversed(view.unbind(0)) for view in (*views, *others)), strict=True)
-
-
-def _in_front(number: int, in_dims: tuple[int | None, ...], given: tuple[Tensor, ...]) -> list[Tensor]:
-    """Each with the workers as its first dimension."""
-    return [
-        tensor.expand(number, *tensor.shape) if where is None else tensor.movedim(where, 0)
-        for tensor, where in zip(given, in_dims, strict=True)
-    ]
-
-
-class Ctc(torch.autograd.Function):
-    """Torch's own CTC loss of each utterance; stacked workers become one large batch of it."""
-
-    @staticmethod
-    def forward(scores: Tensor, times: Tensor, numbers: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (B, T, SYMBOLS), not normalised; the losses (B,) in nats, and their gradients."""
-        with torch.enable_grad():
-            leaf = scores.detach().requires_grad_()
-            likely = torch.log_softmax(leaf, 2).transpose(0, 1)
-            losses = F.ctc_loss(likely, numbers, times, lengths, reduction="none", zero_infinity=True)
-            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-        return losses.detach(), gradient
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Keep the gradients."""
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Gradients of the scores."""
-        (gradient,) = ctx.saved_tensors
-        return losses[:, None, None] * gradient, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
-        """All workers' utterances side by side."""
-        stacked = _in_front(info.batch_size, in_dims, given)
-        outs = Ctc.apply(*(tensor.flatten(0, 1) for tensor in stacked))
-        return tuple(out.unflatten(0, (info.batch_size, -1)) for out in outs), (0, 0)
 
 
 class Bidirectional(nn.Module):
@@ -189,16 +150,12 @@ class Listener(nn.Module):
 
 
 def loss_of(model: nn.Module, heard: Tensor, times: Tensor, numbers: Tensor, lengths: Tensor) -> Tensor:
-    """CTC loss in nats per letter: the mean over utterances, so that the mean of minibatches is that of all."""
-    losses: Tensor = Ctc.apply(model(heard, times), times, numbers, lengths)[0]
-    return (losses / lengths).mean()
+    """CTC loss in nats per letter."""
+    return _ctc.loss_of(model(heard, times), times, numbers, lengths)
 
 
 @torch.no_grad()
 def read(model: nn.Module, heard: Tensor, times: Tensor) -> list[list[int]]:
-    """Symbols by greedy decoding: the best of every step, repeats and blanks left out."""
-    found = []
-    for best, length in zip(model(heard, times).argmax(2), times.tolist(), strict=True):
-        symbols = torch.unique_consecutive(best[:length])
-        found.append(symbols[symbols > 0].tolist())
-    return found
+    """Symbols by greedy decoding."""
+    best = model(heard, times).argmax(2)
+    return [_ctc.symbols_of(row[:length]) for row, length in zip(best, times.tolist(), strict=True)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _lines_reader import edits
+from _ctc import edits
 from _lines_training import LARGEST_GRADIENT, curve, factor
 from _speech import CHUNK, Minibatches, Utterances, kept, minibatches, noisy, to_text
 from _speech_reader import Listener, loss_of, read
