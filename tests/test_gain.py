@@ -15,9 +15,31 @@ from paceline.outer import BlockMomentum, Nesterov
 @pytest.mark.parametrize(("workers", "eta"), [(4, 0.7347), (16, 0.8995), (64, 0.9619)])
 def test_auto_follows_the_number_of_workers(workers: int, eta: float) -> None:
     outer = BlockMomentum()
-    assert outer.lr_at(1, workers) == 0.7
-    assert outer.momentum_at(1, workers) == pytest.approx(eta, abs=1e-4)
-    assert 0.7 / (1 - outer.momentum_at(1, workers)) == pytest.approx(workers**0.7)
+    assert outer.lr_at(1000, workers) == 0.7
+    assert outer.momentum_at(1000, workers) == pytest.approx(eta, abs=1e-4)
+    assert 0.7 / (1 - outer.momentum_at(1000, workers)) == pytest.approx(workers**0.7)
+
+
+@pytest.mark.parametrize("outer", [BlockMomentum(), Nesterov()])
+@pytest.mark.parametrize(("block", "gain"), [(1, 1.0), (4, 2.0), (9, 3.0), (49, 16**0.7), (10_000, 16**0.7)])
+def test_the_default_gain_is_no_more_than_the_root_of_the_blocks(
+    outer: BlockMomentum | Nesterov, block: int, gain: float
+) -> None:
+    assert outer.lr_at(block, 16) / (1 - outer.momentum_at(block, 16)) == pytest.approx(gain)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [BlockMomentum(gain=7.0), BlockMomentum(gain="paper"), BlockMomentum(momentum=0.9), Nesterov(gain=7.0)],
+)
+def test_a_gain_or_momentum_that_was_asked_for_is_there_from_the_first_block(outer: BlockMomentum | Nesterov) -> None:
+    assert outer.momentum_at(1, 16) == outer.momentum_at(10_000, 16)
+
+
+def test_a_growing_gain_never_falls_below_the_block_learning_rate() -> None:
+    assert [BlockMomentum(lr=2.0).momentum_at(block, 16) for block in (1, 4)] == [0.0, 0.0]
+    assert BlockMomentum(lr=2.0).momentum_at(16, 16) == pytest.approx(0.5)
+    assert BlockMomentum(ramp=4).momentum_at(3, 16) == pytest.approx((1 - 0.7 / 3**0.5) * 0.5)
 
 
 def test_paper() -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.gain import check_gain, check_numbers, eta_zeta
+from paceline.gain import check_gain, check_numbers, eta_zeta, momentum_of
 from paceline.outer.base import Coefficients, State
 
 
@@ -37,7 +37,7 @@ class BlockMomentum:
     Attributes:
         momentum: eta; None derives it from the gain.
         lr: zeta; None derives it from the gain.
-        gain: "auto" (N^0.7), "paper" (eta = 1 - 1/N, zeta = 1) or a number, zeta/(1-eta).
+        gain: "auto" (N^0.7, less in the first blocks), "paper" (eta = 1 - 1/N, zeta = 1) or a number, zeta/(1-eta).
         nesterov: True for NBM, False for CBM.
         ramp: blocks over which eta rises linearly from 0.
     """
@@ -63,9 +63,9 @@ class BlockMomentum:
         return ("delta",)
 
     def momentum_at(self, block: int, workers: int) -> float:
-        """eta_n, ramped."""
-        share = min(1.0, (block - 1) / self.ramp) if self.ramp else 1.0
-        return share * self._numbers(workers)[0]
+        """eta_n."""
+        grows = self.gain == "auto" and self.momentum is None
+        return momentum_of(block, *self._numbers(workers), grows=grows, ramp=self.ramp)
 
     def lr_at(self, block: int, workers: int) -> float:
         """zeta_n."""

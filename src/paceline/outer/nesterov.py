@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.gain import check_gain, check_numbers, eta_zeta
+from paceline.gain import check_gain, check_numbers, eta_zeta, momentum_of
 from paceline.outer.base import Coefficients, State
 
 PAPER = (0.9, 0.7)
@@ -32,7 +32,7 @@ class Nesterov:
     Attributes:
         momentum: mu; None derives it from the gain.
         lr: nu; None derives it from the gain.
-        gain: "auto" (N^0.7), "paper" (mu = 0.9, nu = 0.7) or a number, nu/(1-mu).
+        gain: "auto" (N^0.7, less in the first blocks), "paper" (mu = 0.9, nu = 0.7) or a number, nu/(1-mu).
         ramp: blocks over which mu rises linearly from 0.
     """
 
@@ -56,9 +56,9 @@ class Nesterov:
         return ("momentum",)
 
     def momentum_at(self, block: int, workers: int) -> float:
-        """mu of this block, ramped."""
-        share = min(1.0, (block - 1) / self.ramp) if self.ramp else 1.0
-        return share * self._numbers(workers)[0]
+        """mu of this block."""
+        grows = self.gain == "auto" and self.momentum is None
+        return momentum_of(block, *self._numbers(workers), grows=grows, ramp=self.ramp)
 
     def lr_at(self, block: int, workers: int) -> float:
         """nu."""

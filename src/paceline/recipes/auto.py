@@ -39,7 +39,7 @@ def auto(
         share: of the time that exchanges may keep a worker; the period is the least that does it.
         first: minibatches of the first blocks, and of the shortest ones.
         longest: minibatches of the longest blocks, whatever share exchanges then take.
-        gain: steady gain zeta/(1-eta): "auto" (N^0.7 with zeta 0.7), "paper" (eta = 1-1/N, zeta = 1) or a number.
+        gain: zeta/(1-eta): "auto" (:mod:`paceline.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.
         warmup: synchronous steps before the first block.
         ramp: blocks over which eta rises from 0.
         fragments: parts of the model that are exchanged one after another over the block.

@@ -72,7 +72,7 @@ def bmuf(
         period: tau, minibatches of a block on each worker.
         momentum: block momentum eta; None follows from the gain.
         lr: block learning rate zeta; None follows from the gain.
-        gain: steady gain zeta/(1-eta): "auto" (N^0.7 with zeta 0.7), "paper" (eta = 1-1/N, zeta = 1) or a number.
+        gain: zeta/(1-eta): "auto" (:mod:`paceline.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.
         nesterov: True for Nesterov block momentum, False for classical.
         warmup: synchronous steps before the first block.
         ramp: blocks over which eta rises from 0.
@@ -117,7 +117,7 @@ def bmuf_adam(
         period: tau, minibatches of a block on each worker.
         momentum: block momentum eta; None follows from the gain.
         lr: block learning rate zeta; None follows from the gain.
-        gain: steady gain zeta/(1-eta): "auto" (N^0.7 with zeta 0.7), "paper" (eta = 1-1/N, zeta = 1) or a number.
+        gain: zeta/(1-eta): "auto" (:mod:`paceline.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.
         nesterov: True for Nesterov block momentum, False for classical.
         warmup: synchronous steps before the first block.
         ramp: blocks over which eta rises from 0.
@@ -162,7 +162,7 @@ def diloco(
         period: H, inner steps between two outer steps (the publication takes 500 with AdamW).
         momentum: outer momentum mu; None follows from the gain.
         lr: outer learning rate nu; None follows from the gain.
-        gain: steady gain nu/(1-mu): "auto" (N^0.7 with nu 0.7), "paper" (mu = 0.9, nu = 0.7) or a number.
+        gain: nu/(1-mu): "auto" (:mod:`paceline.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         warmup: synchronous steps before the first block.
         ramp: blocks over which mu rises from 0.
         local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate.
@@ -205,7 +205,7 @@ def streaming_diloco(
         period: H, inner steps between two outer steps of a fragment (the publication takes 100).
         momentum: outer momentum mu; None follows from the gain.
         lr: outer learning rate nu; None follows from the gain.
-        gain: steady gain nu/(1-mu): "auto" (N^0.7 with nu 0.7), "paper" (mu = 0.9, nu = 0.7) or a number.
+        gain: nu/(1-mu): "auto" (:mod:`paceline.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         warmup: synchronous steps before the first block.
         ramp: blocks over which mu rises from 0.
         local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate.
