@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from _ctc import edits
-from _lines import CHUNK, Lines, Minibatches, dirty, kept, minibatches, to_text
+from _lines import CHUNK, Lines, dirty, kept, minibatches, to_text
 from _lines_reader import Reader, loss_of, read
+from _reading import LARGEST_GRADIENT, curve, error_rate, large_minibatches, stacked
 from torch import Tensor, nn
 
 import paceline
@@ -20,9 +19,6 @@ from paceline.errors import NonFiniteError
 from paceline.sim import simulate_stacked
 
 TRAINING_LINES, TUNING_LINES, FINAL_LINES = 65_536, 1_024, 2_048
-LARGEST_GRADIENT = 1.0
-WARM, LEVEL, LEAST = 0.05, 0.4, 0.01
-POINTS = 64  # of a training's curve
 SHOWN = 24  # held-out lines whose reading is kept
 
 
@@ -86,13 +82,6 @@ class Training:
         return f"{self.method.name}_{self.workers}_{self.rate:g}".replace(" ", "-").replace(",", "")
 
 
-def factor(done: float) -> float:
-    """Share of the highest rate at a share of the samples: up over 5 %, level to 40 %, then down to 1 %."""
-    if done < LEVEL:
-        return min(1.0, (done + 0.001) / WARM)
-    return LEAST + (1 - LEAST) * (1 - done) / (1 - LEVEL)
-
-
 def start(training: Training, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model, the same for all methods, and its optimizer."""
     torch.manual_seed(seed)
@@ -113,54 +102,14 @@ def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, 
     try:
         given = minibatches(lines, size.minibatches, size.batch, training.workers, seed)
         if training.method.rule == "sync":
-            losses = _large_minibatches(model, optimizer, given, steps)
+            losses = large_minibatches(loss_of, model, optimizer, given, steps)
         else:
-            losses = _stacked(model, optimizer, rule, given, steps)
+            losses = stacked(loss_of, model, optimizer, rule, given, steps)
     except NonFiniteError as error:
         return row | {"diverged": str(error), "error": 1.0, "tuning_error": 1.0}
     seconds = time.process_time() - began
     row |= {"seconds": seconds, "minibatch_ms": 1e3 * seconds / size.minibatches, "curve": curve(losses)}
     return row | judged(model, folder)
-
-
-def _stacked(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rule: str, given: Iterable[Minibatches], steps: int
-) -> Tensor:
-    """N workers under a rule; the model becomes the global one. The mean loss of each step."""
-    result = simulate_stacked(
-        model,
-        loss_of,
-        optimizer,
-        rule,
-        given,
-        rate=lambda step: factor(step / steps),
-        largest_gradient=LARGEST_GRADIENT,
-    )
-    model.load_state_dict(result.parameters)
-    return result.losses.mean(1)
-
-
-def _large_minibatches(
-    model: nn.Module, optimizer: torch.optim.Optimizer, given: Iterable[Minibatches], steps: int
-) -> Tensor:
-    """One worker, and N synchronous ones: the mean of their gradients is that of all their lines in one minibatch."""
-    highest, losses = optimizer.param_groups[0]["lr"], []
-    for step, batch in enumerate(given):
-        optimizer.param_groups[0]["lr"] = highest * factor(step / steps)
-        optimizer.zero_grad()
-        loss = loss_of(model, *(tensor.flatten(0, 1) for tensor in batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
-        optimizer.step()
-        losses.append(loss.detach())
-        if not torch.isfinite(losses[-1]):
-            raise NonFiniteError(f"the loss is {float(losses[-1])} at step {step}; lower the learning rate")
-    return torch.stack(losses)
-
-
-def curve(losses: Tensor) -> list[float]:
-    """Mean losses of POINTS equal parts of a training, or of each step where there are fewer."""
-    return [float(part.mean()) for part in losses.tensor_split(min(POINTS, len(losses)))]
 
 
 def held_out(folder: Path) -> tuple[Lines, Tensor]:
@@ -174,11 +123,9 @@ def judged(model: nn.Module, folder: Path) -> dict[str, Any]:
     lines, pictures = held_out(folder)
     readings = [text for part in pictures.split(256) for text in read(model, part)]
     truths = [row[:length].tolist() for row, length in zip(lines.numbers, lines.lengths, strict=True)]
-    wrong = [edits(found, truth) for found, truth in zip(readings, truths, strict=True)]
-    long = lines.lengths.tolist()
     return {
-        "tuning_error": sum(wrong[:TUNING_LINES]) / sum(long[:TUNING_LINES]),
-        "error": sum(wrong[TUNING_LINES:]) / sum(long[TUNING_LINES:]),
+        "tuning_error": error_rate(readings[:TUNING_LINES], truths[:TUNING_LINES]),
+        "error": error_rate(readings[TUNING_LINES:], truths[TUNING_LINES:]),
         "read": [to_text(found) for found in readings[TUNING_LINES : TUNING_LINES + SHOWN]],
     }
 
@@ -203,5 +150,5 @@ def check(size: Size, folder: Path, workers: int = 4) -> float:
 
     whole = paceline.simulate(program, workers)[0] or {}
     model, optimizer = start(training, 0)
-    stacked = simulate_stacked(model, loss_of, optimizer, rule, batches, largest_gradient=LARGEST_GRADIENT)
-    return max(float((stacked.parameters[name] - p).abs().max()) for name, p in whole.items())
+    found = simulate_stacked(model, loss_of, optimizer, rule, batches, largest_gradient=LARGEST_GRADIENT)
+    return max(float((found.parameters[name] - p).abs().max()) for name, p in whole.items())

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _ctc import edits
-from _lines_training import LARGEST_GRADIENT, curve, factor
+from _reading import curve, error_rate, large_minibatches, make_step, stacked
 from _speech import CHUNK, Minibatches, Utterances, kept, minibatches, noisy, to_text
 from _speech_reader import Listener, loss_of, read
 from torch import Tensor, nn
 
 import paceline
 from paceline.errors import NonFiniteError
-from paceline.sim import simulate_stacked
 
 TRAINING, TUNING, FINAL = 12_288, 512, 1_024  # utterances
 SHOWN = 8  # held-out utterances whose reading is kept
@@ -111,58 +109,19 @@ def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, 
     began = time.process_time()
     row: dict[str, Any] = {"method": training.method.name, "workers": training.workers, "seed": seed}
     row |= {"rate": training.rate, "local_rate": training.local_rate, "rule": rule}
+    model, optimizer = make()
     try:
         if rule == "sync":
-            model, losses = large_minibatches(*make(), given, steps)
+            losses = large_minibatches(loss_of, model, optimizer, given, steps)
         elif rule == "asgd":
             model, losses = virtual(make, rule, given, steps, training.workers)
         else:
-            model, losses = stacked(*make(), rule, given, steps)
+            losses = stacked(loss_of, model, optimizer, rule, given, steps)
     except NonFiniteError as error:
         return row | {"diverged": str(error), "error": 1.0, "word_error": 1.0, "tuning_error": 1.0}
     seconds = time.process_time() - began
     row |= {"seconds": seconds, "minibatch_ms": 1e3 * seconds / size.minibatches, "curve": curve(losses)}
     return row | judged(model, folder)
-
-
-def large_minibatches(
-    model: nn.Module, optimizer: torch.optim.Optimizer, given: Iterable[Minibatches], steps: int
-) -> tuple[nn.Module, Tensor]:
-    """One worker, and N synchronous ones: the mean of their gradients is that of all their utterances together."""
-    losses = []
-    for step, batch in enumerate(given):
-        losses.append(_step(model, optimizer, [tensor.flatten(0, 1) for tensor in batch], step, steps))
-    return model, torch.stack(losses)
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Iterable[Tensor], step: int, steps: int) -> Tensor:
-    group = optimizer.param_groups[0]
-    group["lr"] = group.setdefault("highest", group["lr"]) * factor(step / steps)
-    optimizer.zero_grad()
-    loss = loss_of(model, *batch)
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
-    optimizer.step()
-    if not torch.isfinite(loss):
-        raise NonFiniteError(f"the loss is {float(loss)} at step {step}; lower the learning rate")
-    return loss.detach()
-
-
-def stacked(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rule: str, given: Iterable[Minibatches], steps: int
-) -> tuple[nn.Module, Tensor]:
-    """N workers under a rule by which all exchange together, as one vectorised step."""
-    result = simulate_stacked(
-        model,
-        loss_of,
-        optimizer,
-        rule,
-        given,
-        rate=lambda step: factor(step / steps),
-        largest_gradient=LARGEST_GRADIENT,
-    )
-    model.load_state_dict(result.parameters)
-    return model, result.losses.mean(1)
 
 
 class _Shared:
@@ -200,7 +159,7 @@ def virtual(
         model, optimizer = make()
         with paceline.attach(model, optimizer, rule, guard=None) as run:
             losses = [
-                _step(model, optimizer, batch, step, steps)
+                make_step(loss_of, model, optimizer, batch, step, steps)
                 for step, batch in enumerate(shared.of(run.world.rank, steps))
             ]
         return run.model_for_export(), torch.stack(losses)
@@ -225,16 +184,11 @@ def judged(model: nn.Module, folder: Path) -> dict[str, Any]:
     found_words = [to_text(found).split() for found in readings]
     true_words = [to_text(truth).split() for truth in letters]
     return {
-        "tuning_error": _rate(readings[:TUNING], letters[:TUNING]),
-        "error": _rate(readings[TUNING:], letters[TUNING:]),
-        "word_error": _rate(*_numbered(found_words[TUNING:], true_words[TUNING:])),
+        "tuning_error": error_rate(readings[:TUNING], letters[:TUNING]),
+        "error": error_rate(readings[TUNING:], letters[TUNING:]),
+        "word_error": error_rate(*_numbered(found_words[TUNING:], true_words[TUNING:])),
         "read": [to_text(found) for found in readings[TUNING : TUNING + SHOWN]],
     }
-
-
-def _rate(found: list[list[int]], truths: list[list[int]]) -> float:
-    """Edits over what there is to read."""
-    return sum(edits(*pair) for pair in zip(found, truths, strict=True)) / sum(map(len, truths))
 
 
 def _numbered(*readings: list[list[str]]) -> list[list[list[int]]]:
@@ -249,7 +203,8 @@ def check(size: Size, folder: Path, workers: int = 4) -> float:
     rule, make = size.rule(training.method), partial(start, training, size, 0)
     every = minibatches(size.training(folder), -(-steps * workers // CHUNK) * CHUNK, size.batch, workers, 0)
     batches = [batch for _, batch in zip(range(steps), every, strict=False)]
-    one, _ = stacked(*make(), rule, batches, steps)
+    one, optimizer = make()
+    stacked(loss_of, one, optimizer, rule, batches, steps)
     other, _ = virtual(make, rule, batches, steps, workers)
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((a - b).detach().abs().max()) for a, b in pairs)

@@ -26,7 +26,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 from _lines import CHUNK
@@ -46,9 +45,8 @@ from _lines_training import (
     kept,
     train,
 )
+from _reading import Row, best_rate, cells_of
 from _trainings import Wanted, leave, rows_of
-
-Row = dict[str, Any]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -98,21 +96,6 @@ def one(options: argparse.Namespace, size: Size) -> None:
     every += [Training(SERIAL, 1, rate) for rate in options.rates]
     training = next(training for training in every if training.name == name)
     leave(options.folder, (name, seed), train(training, size, seed, options.out))
-
-
-def cells_of(rows: Sequence[Row]) -> list[Row]:
-    """The table: a method and a number of workers over the seeds."""
-    cells: list[Row] = []
-    for method, workers in dict.fromkeys((row["method"], row["workers"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["workers"]) == (method, workers)]
-        errors = [row["error"] for row in mine]
-        cell = {"method": method, "workers": workers, "error": mean(errors), "least": min(errors), "most": max(errors)}
-        cell["diverged"] = sum("diverged" in row for row in mine)
-        took = [row["minibatch_ms"] for row in mine if "minibatch_ms" in row]
-        cell["minibatch_ms"] = mean(took) if took else None
-        cells.append(cell)
-    _compare(cells)
-    return cells
 
 
 def _compare(cells: list[Row]) -> None:
@@ -165,12 +148,10 @@ def main() -> None:
         print(json.dumps({"difference": check(size, options.out)}))
         return
     tuned = trained(options, [Training(SERIAL, 1, rate) for rate in options.rates], seeds=1)
-    tuning = {row["rate"]: row["tuning_error"] for row in tuned}
-    rate = min(tuning, key=lambda found: tuning[found])
-    for tried, error in tuning.items():
-        print(f"serial, rate {tried:g}: {100 * error:.2f} % on the tuning lines{' (taken)' if tried == rate else ''}")
+    rate, tuning = best_rate(tuned)
     rows = trained(options, trainings_of(options, rate), options.seeds)
     cells = cells_of(rows)
+    _compare(cells)
     print(f"{size.minibatches} minibatches of {size.batch} lines, period {size.period}, {FINAL_LINES} lines judged")
     show(cells, sorted({cell["workers"] for cell in cells}))
     if options.plot:

@@ -26,10 +26,9 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 import torch
+from _reading import Row, best_rate, cells_of
 from _speech import CHUNK, seconds
 from _speech_plots import write_features, write_table
 from _speech_speed import NETWORKS, VARIATION, speed_ups
@@ -37,8 +36,6 @@ from _speech_training import FINAL, METHODS, SERIAL, TOGETHER, TRAINING, Size, T
 from _trainings import Wanted, leave, rows_of
 
 RATES = {"adam": [1e-3, 2e-3, 4e-3, 8e-3], "momentum": [0.02, 0.05, 0.1, 0.2], "sgd": [0.2, 0.5, 1.0, 2.0]}
-
-Row = dict[str, Any]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -108,22 +105,6 @@ def one(options: argparse.Namespace, size: Size) -> None:
     leave(options.folder, (name, seed), train(training, size, seed, options.out))
 
 
-def cells_of(rows: Sequence[Row], size: Size) -> list[Row]:
-    """The table: a method and a number of workers over the seeds."""
-    cells: list[Row] = []
-    for method, workers in dict.fromkeys((row["method"], row["workers"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["workers"]) == (method, workers)]
-        errors = [row["error"] for row in mine]
-        cell = {"method": method, "workers": workers, "error": mean(errors), "least": min(errors), "most": max(errors)}
-        cell["word_error"] = mean(row["word_error"] for row in mine)
-        cell["diverged"] = sum("diverged" in row for row in mine)
-        took = [row["minibatch_ms"] for row in mine if "minibatch_ms" in row]
-        cell["minibatch_ms"] = mean(took) if took else None
-        cells.append(cell)
-    _compare(cells, size)
-    return cells
-
-
 def _compare(cells: list[Row], size: Size) -> None:
     """Say how each stands beside one worker, in error and in computed speed."""
     alone = next((cell for cell in cells if cell["workers"] == 1), None)
@@ -168,12 +149,10 @@ def main() -> None:
         print(json.dumps({"difference": check(size, options.out)}))
         return
     tuned = trained(options, [Training(SERIAL, 1, rate) for rate in options.rates], seeds=1)
-    tuning = {row["rate"]: row["tuning_error"] for row in tuned}
-    rate = min(tuning, key=lambda found: tuning[found])
-    for tried, error in tuning.items():
-        print(f"serial, rate {tried:g}: {100 * error:.2f} % on the tuning utterances{' *' if tried == rate else ''}")
+    rate, tuning = best_rate(tuned)
     rows = trained(options, trainings_of(options, rate), options.seeds)
-    cells = cells_of(rows, size)
+    cells = cells_of(rows)
+    _compare(cells, size)
     print(
         f"{size.minibatches} minibatches of {size.batch} utterances of {seconds(said):.2f} s, period {size.period}, "
         f"{FINAL} utterances judged"
