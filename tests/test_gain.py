@@ -36,6 +36,13 @@ def test_a_gain_or_momentum_that_was_asked_for_is_there_from_the_first_block(out
     assert outer.momentum_at(1, 16) == outer.momentum_at(10_000, 16)
 
 
+def test_words_say_from_which_block_on_a_gain_is_whole() -> None:
+    assert BlockMomentum().describe(16).endswith("(gain 6.96 from block 49 on)")
+    assert Nesterov().describe(4).endswith("(gain 2.64 from block 7 on)")
+    assert BlockMomentum(gain=7.0).describe(16).endswith("(gain 7)")
+    assert BlockMomentum().describe(1).endswith("(gain 1)")
+
+
 def test_a_growing_gain_never_falls_below_the_block_learning_rate() -> None:
     assert [BlockMomentum(lr=2.0).momentum_at(block, 16) for block in (1, 4)] == [0.0, 0.0]
     assert BlockMomentum(lr=2.0).momentum_at(16, 16) == pytest.approx(0.5)

@@ -1,21 +1,22 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Trains everything anew (some two hours on two cores) and draws the pictures.
-# Finished trainings are kept in out/blocks, so that it goes on where it was stopped.
+# Trains everything anew (some two hours on two cores) and draws the pictures. Finished trainings are kept in out/blocks, so
+# that it goes on where it was stopped.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-task="--minibatches 32768 --batch 16 --alone .25 --rate .5"
-study() {  # name, then the arguments of the benchmark
+task="--batch 16 --alone .25 --rate .5"
+study() { # name, then the arguments of the benchmark
     name=$1
     shift
     python benchmarks/blocks.py "$@" $task --plot "$here/$name.png" | tee /dev/stderr | tail -n 1 > "$here/$name.json"
 }
-study table table --methods sync_linear sync_best averaging averaging_best bmuf_paper bmuf_paper_classical diloco_paper bmuf
-study gain gain --exponents .4 .55 .7 .85 1.0
-study period period --periods 1 8 16 64 256 512
-for minibatches in 8192 16384 32768 65536 131072; do
-    python benchmarks/blocks.py table --workers 16 64 --methods bmuf diloco_paper sync_best --seeds 1 --batch 16 \
-        --alone .25 --rate .5 --minibatches $minibatches | tee /dev/stderr | tail -n 1 > "$here/data-$minibatches.json"
+study table table --minibatches 32768 \
+    --methods sync_linear sync_best averaging averaging_best bmuf_paper bmuf_paper_classical diloco_paper bmuf
+study gain gain --minibatches 32768 --exponents .4 .55 .7 .85 1.0
+study period period --minibatches 32768 --periods 1 8 16 64 256 512
+for minibatches in 16384 32768 65536 131072; do
+    python benchmarks/blocks.py table --workers 16 64 --methods bmuf diloco_paper sync_best --seeds 1 $task \
+        --minibatches $minibatches | tee /dev/stderr | tail -n 1 > "$here/data-$minibatches.json"
 done
 python "$here/plot.py"

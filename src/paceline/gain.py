@@ -18,6 +18,8 @@ end with what its first ones brought (records/2026-11-22_blocks).
 
 from __future__ import annotations
 
+import math
+
 from paceline.errors import RuleError
 
 EXPONENT = 0.7
@@ -80,6 +82,13 @@ def eta_zeta(
             f"lower lr to {number:g} or less, or raise the gain"
         )
     return 1 - zeta / number, zeta
+
+
+def gain_in_words(eta: float, zeta: float, *, grows: bool) -> str:
+    """The gain, and from which block on it is so high."""
+    gain = zeta / (1 - eta)
+    since = math.ceil(gain ** (1 / GROWTH) - 1e-9)
+    return f"gain {gain:.3g}" + (f" from block {since} on" if grows and since > 1 else "")
 
 
 def momentum_of(block: int, eta: float, zeta: float, *, grows: bool, ramp: int) -> float:

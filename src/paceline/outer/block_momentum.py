@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.gain import check_gain, check_numbers, eta_zeta, momentum_of
+from paceline.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
 from paceline.outer.base import Coefficients, State
 
 
@@ -58,14 +58,18 @@ class BlockMomentum:
         return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=(1 - 1 / workers, 1.0))
 
     @property
+    def _grows(self) -> bool:
+        """Whether the gain is the default's, which grows with the blocks."""
+        return self.gain == "auto" and self.momentum is None
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """Delta, of the anchor's shape."""
         return ("delta",)
 
     def momentum_at(self, block: int, workers: int) -> float:
         """eta_n."""
-        grows = self.gain == "auto" and self.momentum is None
-        return momentum_of(block, *self._numbers(workers), grows=grows, ramp=self.ramp)
+        return momentum_of(block, *self._numbers(workers), grows=self._grows, ramp=self.ramp)
 
     def lr_at(self, block: int, workers: int) -> float:
         """zeta_n."""
@@ -96,4 +100,5 @@ class BlockMomentum:
         """The choice in words, for `paceline explain`."""
         eta, zeta = self._numbers(workers)
         kind = "Nesterov" if self.nesterov else "classical"
-        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} (gain {zeta / (1 - eta):.3g})"
+        words = gain_in_words(eta, zeta, grows=self._grows)
+        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} ({words})"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.gain import check_gain, check_numbers, eta_zeta, momentum_of
+from paceline.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
 from paceline.outer.base import Coefficients, State
 
 PAPER = (0.9, 0.7)
@@ -51,14 +51,18 @@ class Nesterov:
         return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=PAPER)
 
     @property
+    def _grows(self) -> bool:
+        """Whether the gain is the default's, which grows with the blocks."""
+        return self.gain == "auto" and self.momentum is None
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """b, of the anchor's shape."""
         return ("momentum",)
 
     def momentum_at(self, block: int, workers: int) -> float:
         """mu of this block."""
-        grows = self.gain == "auto" and self.momentum is None
-        return momentum_of(block, *self._numbers(workers), grows=grows, ramp=self.ramp)
+        return momentum_of(block, *self._numbers(workers), grows=self._grows, ramp=self.ramp)
 
     def lr_at(self, block: int, workers: int) -> float:
         """nu."""
@@ -82,4 +86,5 @@ class Nesterov:
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
         mu, nu = self._numbers(workers)
-        return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} (gain {nu / (1 - mu):.3g})"
+        words = gain_in_words(mu, nu, grows=self._grows)
+        return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} ({words})"
