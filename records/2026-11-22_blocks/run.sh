@@ -15,8 +15,7 @@ study table table --minibatches 32768 \
     --methods sync_linear sync_best averaging averaging_best bmuf_paper bmuf_paper_classical diloco_paper bmuf
 study gain gain --minibatches 32768 --exponents .4 .55 .7 .85 1.0
 study period period --minibatches 32768 --periods 1 8 64 512
-for minibatches in 16384 32768 65536 131072; do
-    python benchmarks/blocks.py table --workers 16 64 --methods bmuf diloco_paper sync_best --seeds 1 $task \
-        --minibatches $minibatches | tee /dev/stderr | tail -n 1 > "$here/data-$minibatches.json"
-done
-python "$here/plot.py"
+python benchmarks/blocks.py table --workers 16 64 --methods bmuf diloco_paper sync_best --seeds 1 $task --minibatches 32768 \
+    | tee /dev/stderr | tail -n 1 > "$here/data-32768.json"
+python benchmarks/blocks.py table --workers 64 --methods bmuf diloco_paper sync_best --seeds 1 $task --minibatches 131072 \
+    | tee /dev/stderr | tail -n 1 > "$here/data-131072.json"
