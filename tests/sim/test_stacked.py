@@ -185,16 +185,28 @@ class Counting(nn.Module):
         return self.inner(x)
 
 
+class Recurrent(nn.Module):
+    """Torch's LSTM, which it cannot stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.LSTM(FEATURES, 4, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x[:, None])[0][:, 0])
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (make_net(norm=True), "BatchNorm1d\\) keeps running statistics"),
         (make_net(dropout=0.5), "cannot be stacked"),
         (Choosy(), "cannot be stacked"),
+        (Recurrent(), "cannot be stacked: .*lstm"),
         (Counting(), "buffer seen"),
         (make_net(dtype=torch.bfloat16), "only float32 and float64"),
     ],
-    ids=["norm", "dropout", "choosy", "counting", "bfloat16"],
+    ids=["norm", "dropout", "choosy", "recurrent", "counting", "bfloat16"],
 )
 def test_a_model_that_cannot_be_stacked_is_refused(model: nn.Module, says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):

@@ -152,7 +152,7 @@ class _Workers:
         try:
             losses: Tensor = self._losses(*self._stack, *batch)
         except RuntimeError as error:
-            if "vmap" not in str(error) and "batching rule" not in str(error):
+            if not any(word in str(error).lower() for word in ("vmap", "batching rule")):
                 raise
             why = str(error).strip().splitlines()[0]
             raise UnsupportedError(f"this model or loss cannot be stacked: {why}; use paceline.simulate") from error
