@@ -150,10 +150,13 @@ class Rule:
         assert isinstance(self.topology, Sharded)
         return self.topology
 
-    @property
-    def rides(self) -> bool:
-        """Whether moments of the local optimizer travel with the parameters; with "fitting" those of Adam do."""
-        return isinstance(self.payload, Delta) and self.payload.local_state in ("average", "compensate", "fitting")
+    def rides(self, moments: int = 2) -> bool:
+        """Whether the local optimizer's so many moments travel with the parameters; with "fitting" Adam's two do."""
+        if not isinstance(self.payload, Delta):
+            return False
+        return self.payload.local_state in ("average", "compensate") or (
+            self.payload.local_state == "fitting" and moments == 2
+        )
 
     def bytes_per_block(
         self,
@@ -179,7 +182,7 @@ class Rule:
         """
         layout = Layout.vector(parameters) if isinstance(parameters, int) else parameters
         hosts = [str(k) for k in range(workers)] if hosts is None else hosts
-        besides = (moments * layout.numel if self.rides else 0) + buffers
+        besides = (moments * layout.numel if self.rides(moments) else 0) + buffers
         sent = self.topology.bytes_sent(self.codec.at(exchange), layout, hosts, rank)
         return sent + self.topology.bytes_sent(Dense(), Layout.vector(besides), hosts, rank)
 
@@ -201,8 +204,8 @@ class Rule:
 
     def bytes_formula(self) -> str:
         """The formula behind `bytes_per_block`."""
-        what = "4 (1 + M) P" if self.rides else "4 P"
-        means = "P parameters, M moments (Adam 2)" if self.rides else "P parameters"
+        what = "4 (1 + M) P" if self.rides() else "4 P"
+        means = "P parameters, M moments (Adam 2)" if self.rides() else "P parameters"
         often = "step" if isinstance(self.payload, (Gradient, FirstMoment)) else "block"
         if isinstance(self.topology, Sharded):
             return (

@@ -81,6 +81,12 @@ def test_moments_that_ride_are_bytes() -> None:
     assert look("bmuf_adam", 4, moments=2).exchange_s == pytest.approx(3 * look("bmuf_adam", 4).exchange_s, rel=1e-3)
 
 
+def test_under_auto_only_adams_moments_ride() -> None:
+    model = work().layout
+    sent = {(name, m): rule_from_text(name).bytes_per_block(4, model, moments=m) for name in RECIPES for m in (1, 2)}
+    assert sent["auto", 2] == sent["bmuf_adam", 2] > sent["auto", 1] == sent["bmuf", 1]
+
+
 def test_a_codec_costs_its_time() -> None:
     free, dear = look("one_bit", 4, codec_s=0.0), look("one_bit", 4, codec_s=0.05)
     assert dear.step_s - free.step_s == pytest.approx(0.05)

@@ -139,7 +139,7 @@ def forecasts(
     known: dict[tuple[Any, ...], list[Forecast]] = {}
     found = []
     for rule in rules:
-        key = (rule.schedule, rule.codec, rule.topology, rule.within, rule.rides, type(rule.payload))
+        key = (rule.schedule, rule.codec, rule.topology, rule.within, rule.rides(workload.moments), type(rule.payload))
         if key not in known:
             known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
         found.append([replace(one, rule=rule.text()) for one in known[key]])
@@ -178,7 +178,7 @@ def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _
     assert isinstance(schedule, EveryBlock)
     parts = schedule.fragments
     layout = _part(workload.layout, parts)
-    found = exchange(rule, layout, workload.dense(rule.rides) // parts, network, workers)
+    found = exchange(rule, layout, workload.dense(rule.rides(workload.moments)) // parts, network, workers)
     inner_s, inner_bytes = _within(rule, workload, network, workers)
     own_s = _own_s(rule, workload) / parts
     if schedule.overlap:
