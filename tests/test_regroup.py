@@ -21,7 +21,7 @@ from paceline.checkpoint import loading
 from paceline.checkpoint.files import own_sum
 from paceline.data import Feed
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.gain import eta_zeta
+from paceline.outer import BlockMomentum
 from paceline.regroup import Old, mean_optimizers
 from tests.helpers import State, adam, same_bits, sgd, state_of
 
@@ -304,12 +304,14 @@ def test_block_momentum_goes_on_with_its_delta_and_the_new_gain(gain: Any, overl
         file.write_text(json.dumps({**manifest, "sum": own_sum(manifest)}))
     after = simulate(Quadratic(taken_over, make, 2 * period, resume=path, norm=False), 3)
 
-    eta, zeta = eta_zeta(3, None, None, gain, paper=(1 - 1 / 3, 1.0))
+    outer_step = BlockMomentum(gain=gain)
+    zeta = outer_step.lr_at(1, 3)
     outer = read_back(path).part(0, "exchange", "blocks", 0, "outer")
     theta, delta = (outer[f"parameters/float32/0/{name}"] for name in ("anchor", "delta"))
     assert float(delta.abs().max()) > 0
     step = 7
-    for _ in range(2):
+    for block in (3, 4):  # two had begun to be exchanged before the save
+        eta = outer_step.momentum_at(block, 3)
         start = theta + eta * delta
         ends = []
         for worker in range(3):
@@ -408,7 +410,7 @@ def test_momentum_that_restarts_with_each_block_restarts(tmp_path: Path) -> None
 
 def test_what_came_behind_the_next_block_is_counted(tmp_path: Path) -> None:
     """The outer state holds it at the save; so do rho, the number of blocks and Adam's count, as if it had landed."""
-    rule, found = "bmuf_adam(period=4, overlap=3)", {}
+    rule, found = "bmuf_adam(period=4, overlap=3, gain='paper')", {}
 
     def numbers(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         assert run._blocks is not None

@@ -80,7 +80,8 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
         pieces = max(1, min(pieces, layout.numel // SMALL_CODED))
     if codec.whole:
         return _cut_between(layout, pieces)
-    if layout.numel < coarse * SMALL_ELEMENTS or pieces == 1:
+    least = SMALL_ELEMENTS * (coarse if codec.exact else 1)  # where chunks are cut decides what a lossy codec loses
+    if layout.numel < least or pieces == 1:
         return [(0, layout.numel)]
     length = -(-layout.numel // pieces // 64) * 64  # offsets that suit every dtype
     return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]

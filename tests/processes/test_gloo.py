@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline import update
+from paceline.transport.virtual import VirtualTransport
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
 from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 def _chunks_as_in_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update, "SMALL_ELEMENTS", SMALL)
     monkeypatch.setattr(update, "SMALL_CODED", SMALL)
+    monkeypatch.setattr(VirtualTransport, "coarse", 1)
 
 
 def models(directory: Path, name: str, ranks: list[int]) -> list[dict[str, torch.Tensor]]:

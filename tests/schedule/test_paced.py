@@ -79,7 +79,7 @@ def test_what_was_settled_is_settled() -> None:
         ({"share": 0.0}, "share must be a number above 0 and below 1, such as 0.02, got 0.0"),
         ({"share": 1}, "share must be"),
         ({"share": "2 %"}, "share must be"),
-        ({"first": 0}, "period must be .* at least 1, got 0"),
+        ({"first": 0}, "first must be .* at least 1, got 0"),
         ({"longest": 0}, "longest must be a whole number of minibatches, at least 1, got 0"),
         ({"longest": 2.5}, "longest must be"),
         ({"longest": 3}, r"longest must be at least the shortest period \(4\), got 3"),
