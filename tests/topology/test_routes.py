@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.codec.base import Codec, State, Steps
 from paceline.codec.dense import Dense
+from paceline.codec.int8 import Int8
 from paceline.codec.layout import Layout
 from paceline.topology import Flat, Ordered
 from paceline.topology.base import Topology
@@ -103,3 +104,13 @@ def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
     assert all(a[1] == b[0] for a, b in pairwise(ranges))
     if elements >= SMALL_ELEMENTS:
         assert len(ranges) == pieces and all(low < high for low, high in ranges)
+
+
+def test_coarse_chunks_are_for_exact_codecs_only() -> None:
+    """What a lossy codec loses depends on where chunks are cut, so it is cut alike on every carrier."""
+    from paceline.update import cut
+
+    layout = Layout.vector(1 << 22)
+    assert len(cut(layout, 4, Dense(), coarse=32)) == 1
+    assert len(cut(layout, 4, Dense())) == 4
+    assert cut(layout, 4, Int8(), coarse=32) == cut(layout, 4, Int8())
