@@ -20,7 +20,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
-from _permutations import pieces
+from _reading import chunks
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,7 +28,6 @@ from torch import Tensor
 HEIGHT, WIDTH = 16, 72  # pixels
 SHORTEST, LONGEST = 6, 12  # characters of a line, before spaces at its ends are cut off
 MARGIN, SHIFT = 2, 2  # pixels free at the ends; the furthest shift to a side
-CHUNK = 64  # minibatches that are made at once; the number of workers divides it
 
 # Number 0 is the blank of CTC, so a character's number is its place here plus one.
 ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789"
@@ -145,17 +144,10 @@ def dirty(pictures: Tensor, dice: torch.Generator) -> Tensor:
 
 
 def minibatches(lines: Lines, count: int, batch: int, workers: int, seed: int) -> Iterator[Minibatches]:
-    """Steps of N workers: minibatch number `step * N + worker` of `count` is the same one whatever N is.
+    """Steps of N workers (:func:`_reading.chunks`)."""
 
-    Every pass over the lines has an order of its own. `count` and CHUNK are whole multiples of N and CHUNK.
-    """
-    if count % CHUNK or CHUNK % workers:
-        raise SystemExit(
-            f"{count} minibatches on {workers} workers: give a multiple of {CHUNK}, and workers that divide {CHUNK}"
-        )
-    places = pieces(len(lines.lengths), CHUNK * batch, seed)
-    for chunk, mine in zip(range(count // CHUNK), places, strict=False):
-        dice = torch.Generator().manual_seed((seed + 1) * 1_000_003 + chunk)
-        whole = (dirty(lines.pictures[mine], dice), lines.numbers[mine], lines.lengths[mine])
-        shaped = [tensor.unflatten(0, (CHUNK // workers, workers, batch)) for tensor in whole]
+    def take(mine: Tensor, dice: torch.Generator) -> tuple[Tensor, ...]:
+        return dirty(lines.pictures[mine], dice), lines.numbers[mine], lines.lengths[mine]
+
+    for shaped in chunks(len(lines.lengths), count, batch, workers, seed, take):
         yield from zip(*shaped, strict=True)  # type: ignore[misc]

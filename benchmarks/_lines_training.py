@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _lines import CHUNK, Lines, dirty, kept, minibatches, to_text
+from _lines import Lines, dirty, kept, minibatches, to_text
 from _lines_reader import Reader, loss_of, read
-from _reading import LARGEST_GRADIENT, curve, error_rate, large_minibatches, stacked
+from _reading import CHUNK, LARGEST_GRADIENT, curve, error_rate, large_minibatches, stacked
 from torch import Tensor, nn
 
 import paceline

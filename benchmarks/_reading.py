@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 from _ctc import edits
+from _permutations import pieces
+from _trainings import rows_of
 from torch import Tensor, nn
 
 from paceline.errors import NonFiniteError
@@ -17,9 +20,11 @@ from paceline.sim import simulate_stacked
 LARGEST_GRADIENT = 1.0
 WARM, LEVEL, LEAST = 0.05, 0.4, 0.01
 POINTS = 64  # of a training's curve
+CHUNK = 64  # minibatches that are made at once; the number of workers divides it
 
 Row = dict[str, Any]
 Loss = Callable[..., Tensor]
+Take = Callable[[Tensor, torch.Generator], Sequence[Tensor]]
 Given = Iterable[Sequence[Tensor]]
 """Steps of N workers: tensors (N, B, ...)."""
 
@@ -36,7 +41,39 @@ def curve(losses: Tensor) -> list[float]:
     return [float(part.mean()) for part in losses.tensor_split(min(POINTS, len(losses)))]
 
 
+# ---- Minibatches
+
+
+def chunks(samples: int, count: int, batch: int, workers: int, seed: int, take: Take) -> Iterator[list[Tensor]]:
+    """CHUNK minibatches at a time, tensors (CHUNK / N, N, B, ...): a step of N workers after another.
+
+    Minibatch number `step * N + worker` of `count` is the same one whatever N is. Every pass over the samples has an
+    order of its own. `count` and CHUNK are whole multiples of CHUNK and N.
+
+    Args:
+        samples: how many there are.
+        count: minibatches of all workers.
+        batch: samples of a minibatch.
+        workers: N.
+        seed: of the order and of the dice.
+        take: gives the samples of these places, made dirty with the dice.
+    """
+    if count % CHUNK or CHUNK % workers:
+        raise SystemExit(
+            f"{count} minibatches on {workers} workers: give a multiple of {CHUNK}, and workers that divide {CHUNK}"
+        )
+    places = pieces(samples, CHUNK * batch, seed)
+    for chunk, mine in zip(range(count // CHUNK), places, strict=False):
+        dice = torch.Generator().manual_seed((seed + 1) * 1_000_003 + chunk)
+        yield [tensor.unflatten(0, (CHUNK // workers, workers, batch)) for tensor in take(mine, dice)]
+
+
 # ---- Trainings
+
+
+def trained(folder: Path, names: Sequence[str], seeds: int, jobs: int) -> list[Row]:
+    """What came out of all of them, with each seed; seeds outermost, so that a whole table is there early."""
+    return rows_of(folder, [(name, seed) for seed in range(seeds) for name in names], jobs)
 
 
 def make_step(

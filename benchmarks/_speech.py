@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _permutations import pieces
+from _reading import chunks
 from _speech_voices import BANDS, HOP, RATE, bands, manners, spoken
 from _words import lines_of
 from safetensors.torch import load_file, save_file
@@ -37,7 +37,6 @@ LEVEL = 3.0  # dB that an utterance may be louder or softer
 CENTRE, SPREAD = -5.75, 2.5  # of the logarithms, about
 NOISE = 6_000  # frames of each kind of noise
 VOICES = 6  # in babble
-CHUNK = 64  # minibatches that are made at once; the number of workers divides it
 
 # Number 0 is the blank of CTC, so a character's number is its place here plus one.
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
@@ -159,19 +158,13 @@ def noisy(powers: Tensor, noises: Tensor, dice: torch.Generator) -> Tensor:
 
 
 def minibatches(said: Utterances, count: int, batch: int, workers: int, seed: int) -> Iterator[Minibatches]:
-    """Steps of N workers: minibatch number `step * N + worker` of `count` is the same one whatever N is.
+    """Steps of N workers (:func:`_reading.chunks`)."""
 
-    Every pass over the utterances has an order of its own. `count` and CHUNK are whole multiples of N and CHUNK.
-    """
-    if count % CHUNK or CHUNK % workers:
-        raise SystemExit(
-            f"{count} minibatches on {workers} workers: give a multiple of {CHUNK}, and workers that divide {CHUNK}"
-        )
-    places = pieces(len(said.lengths), CHUNK * batch, seed)
-    for chunk, mine in zip(range(count // CHUNK), places, strict=False):
-        dice = torch.Generator().manual_seed((seed + 1) * 1_000_003 + chunk)
-        whole = (noisy(said.powers[mine], said.noises, dice), said.times[mine], said.numbers[mine], said.lengths[mine])
-        shaped = [tensor.unflatten(0, (CHUNK // workers, workers, batch)) for tensor in whole]
+    def take(mine: Tensor, dice: torch.Generator) -> tuple[Tensor, ...]:
+        heard = noisy(said.powers[mine], said.noises, dice)
+        return heard, said.times[mine], said.numbers[mine], said.lengths[mine]
+
+    for shaped in chunks(len(said.lengths), count, batch, workers, seed, take):
         for features, times, numbers, lengths in zip(*shaped, strict=True):
             yield features[:, :, : int(times.max())], times, numbers, lengths  # what is beyond is padding
 

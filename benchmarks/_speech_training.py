@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _reading import curve, error_rate, large_minibatches, make_step, stacked
-from _speech import CHUNK, Minibatches, Utterances, kept, minibatches, noisy, to_text
+from _reading import CHUNK, curve, error_rate, large_minibatches, make_step, stacked
+from _speech import Minibatches, Utterances, kept, minibatches, noisy, to_text
 from _speech_reader import Listener, loss_of, read
 from torch import Tensor, nn
 
@@ -109,14 +109,15 @@ def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, 
     began = time.process_time()
     row: dict[str, Any] = {"method": training.method.name, "workers": training.workers, "seed": seed}
     row |= {"rate": training.rate, "local_rate": training.local_rate, "rule": rule}
-    model, optimizer = make()
     try:
-        if rule == "sync":
-            losses = large_minibatches(loss_of, model, optimizer, given, steps)
-        elif rule == "asgd":
+        if rule == "asgd":
             model, losses = virtual(make, rule, given, steps, training.workers)
         else:
-            losses = stacked(loss_of, model, optimizer, rule, given, steps)
+            model, optimizer = make()
+            if rule == "sync":
+                losses = large_minibatches(loss_of, model, optimizer, given, steps)
+            else:
+                losses = stacked(loss_of, model, optimizer, rule, given, steps)
     except NonFiniteError as error:
         return row | {"diverged": str(error), "error": 1.0, "word_error": 1.0, "tuning_error": 1.0}
     seconds = time.process_time() - began

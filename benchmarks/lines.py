@@ -28,7 +28,6 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from _lines import CHUNK
 from _lines_plots import write_lines, write_table
 from _lines_training import (
     BLOCKS,
@@ -45,8 +44,8 @@ from _lines_training import (
     kept,
     train,
 )
-from _reading import Row, best_rate, cells_of
-from _trainings import Wanted, leave, rows_of
+from _reading import CHUNK, Row, best_rate, cells_of, trained
+from _trainings import leave
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,12 +80,6 @@ def trainings_of(options: argparse.Namespace, rate: float) -> list[Training]:
     together = [Training(method, number, rate) for number in several for method in (*SYNC, *BLOCKS)]
     wanted = options.methods or list(METHODS)
     return [training for training in alone + together if training.method.name in wanted]
-
-
-def trained(options: argparse.Namespace, wanted: Sequence[Training], seeds: int) -> list[Row]:
-    """What came out of all of them, with each seed; seeds outermost, so that a whole table is there early."""
-    names: list[Wanted] = [(training.name, seed) for seed in range(seeds) for training in wanted]
-    return rows_of(options.folder, names, options.jobs)
 
 
 def one(options: argparse.Namespace, size: Size) -> None:
@@ -147,9 +140,11 @@ def main() -> None:
     if options.check:
         print(json.dumps({"difference": check(size, options.out)}))
         return
-    tuned = trained(options, [Training(SERIAL, 1, rate) for rate in options.rates], seeds=1)
+    alone = [Training(SERIAL, 1, rate).name for rate in options.rates]
+    tuned = trained(options.folder, alone, 1, options.jobs)
     rate, tuning = best_rate(tuned)
-    rows = trained(options, trainings_of(options, rate), options.seeds)
+    names = [training.name for training in trainings_of(options, rate)]
+    rows = trained(options.folder, names, options.seeds, options.jobs)
     cells = cells_of(rows)
     _compare(cells)
     print(f"{size.minibatches} minibatches of {size.batch} lines, period {size.period}, {FINAL_LINES} lines judged")

@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from _reading import Row, best_rate, cells_of
-from _speech import CHUNK, seconds
+from _reading import CHUNK, Row, best_rate, cells_of, trained
+from _speech import seconds
 from _speech_plots import write_features, write_table
 from _speech_speed import NETWORKS, VARIATION, speed_ups
 from _speech_training import FINAL, METHODS, SERIAL, TOGETHER, TRAINING, Size, Training, check, held_out, train
-from _trainings import Wanted, leave, rows_of
+from _trainings import leave
 
 RATES = {"adam": [1e-3, 2e-3, 4e-3, 8e-3], "momentum": [0.02, 0.05, 0.1, 0.2], "sgd": [0.2, 0.5, 1.0, 2.0]}
 
@@ -90,12 +90,6 @@ def trainings_of(options: argparse.Namespace, rate: float) -> list[Training]:
     return [training for training in (Training(SERIAL, 1, rate), *together) if training.method.name in wanted]
 
 
-def trained(options: argparse.Namespace, wanted: Sequence[Training], seeds: int) -> list[Row]:
-    """What came out of all of them, with each seed; seeds outermost, so that a whole table is there early."""
-    names: list[Wanted] = [(training.name, seed) for seed in range(seeds) for training in wanted]
-    return rows_of(options.folder, names, options.jobs)
-
-
 def one(options: argparse.Namespace, size: Size) -> None:
     """Make one training, as its process was told."""
     name, seed = options.one[0], int(options.one[1])
@@ -148,9 +142,11 @@ def main() -> None:
     if options.check:
         print(json.dumps({"difference": check(size, options.out)}))
         return
-    tuned = trained(options, [Training(SERIAL, 1, rate) for rate in options.rates], seeds=1)
+    alone = [Training(SERIAL, 1, rate).name for rate in options.rates]
+    tuned = trained(options.folder, alone, 1, options.jobs)
     rate, tuning = best_rate(tuned)
-    rows = trained(options, trainings_of(options, rate), options.seeds)
+    names = [training.name for training in trainings_of(options, rate)]
+    rows = trained(options.folder, names, options.seeds, options.jobs)
     cells = cells_of(rows)
     _compare(cells, size)
     print(
