@@ -79,7 +79,7 @@ class Training:
         """The local optimizer."""
         momentum = LOCAL[kind].momentum
         if momentum is None:
-            return Adam(model.parameters(), lr=self.rate, betas=(self.beta1, 0.999))
+            return Adam(model.parameters(), lr=self.rate, betas=(self.beta1, 0.999), fused=True)
         return SGD(model.parameters(), lr=self.rate, momentum=momentum)
 
     def factor(self, share: float) -> float:

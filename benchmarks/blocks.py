@@ -23,9 +23,9 @@ Each takes `--minibatches`, `--optimizer sgd|momentum|adam`, `--period`, `--seed
     bmuf_compensated               with momentum only: ours with it averaged and compensated, not reset at each block
     bmuf_adam, bmuf_adam_half      with Adam only: ours with moments compensated, at beta1 .9 and .5
 
-On a quiet core a minibatch takes about 1 ms with one worker and 0.4 ms among 16 or 64. `rate` comes first: the heights
-in `_block_methods.py` are starting points, `--alone` and `--rate` give others. The exponent of a gain law whose best
-gains are the least or the largest tried (`at_edge`) is no more than a bound.
+On a quiet core a minibatch takes about half a millisecond. `rate` comes first: the heights in `_block_methods.py` are
+starting points, `--alone` and `--rate` give others. The exponent of a gain law whose best gains are the least or the
+largest tried (`at_edge`) is no more than a bound.
 
 Finished trainings in `--out` are kept, so that it goes on where it was stopped, and those of one study serve another.
 The last line is a JSON object: `loss` of method and place (a place is an N, a gain, a period or a rate; null where a
@@ -41,6 +41,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,13 @@ import _chars
 import _trainings
 import torch
 from _block_methods import Plan, Training
+from torch import Tensor, nn
 
 from paceline.errors import NonFiniteError
-from paceline.sim import simulate_stacked
+from paceline.sim import StackedResult, simulate_stacked
 
 WORKERS = {"table": [1, 4, 16, 64], "gain": [4, 16, 64], "period": [8], "rate": [1, 16]}
+Batch = tuple[Tensor, Tensor]
 CURVE = 32
 """Points of a training's curve that are kept."""
 
@@ -79,14 +82,7 @@ def one(args: argparse.Namespace, training: Training, seed: int) -> None:
     row: dict[str, Any] = {"name": training.name, "seed": seed, "loss": None, "curve": []}
     wall, processor = time.perf_counter(), time.process_time()
     try:
-        found = simulate_stacked(
-            model,
-            _chars.loss_of,
-            training.optimizer(args.optimizer, model),
-            training.rule,
-            batches,
-            rate=lambda step: training.factor((step + 0.5) / steps),
-        )
+        found = trained(args.optimizer, training, model, batches, steps)
     except NonFiniteError as error:
         row["diverged"] = str(error)
     else:
@@ -97,6 +93,29 @@ def one(args: argparse.Namespace, training: Training, seed: int) -> None:
     _trainings.leave(folder_of(args), (training.name, seed), row)
     told = "diverged" if row["loss"] is None else f"{row['loss']:.4f}"
     print(f"{training.name}, seed {seed}: {told} in {row['seconds']:.0f} s", flush=True)
+
+
+def trained(kind: str, training: Training, model: nn.Module, batches: Iterable[Batch], steps: int) -> StackedResult:
+    """The global model: of stacked workers, or of one that takes the minibatches of N synchronous ones as one."""
+    optimizer = training.optimizer(kind, model)
+
+    def rate(step: int) -> float:
+        return training.factor((step + 0.5) / steps)
+
+    if training.rule != "sync":
+        return simulate_stacked(model, _chars.loss_of, optimizer, training.rule, batches, rate=rate)
+    losses = []
+    for step, (before, character) in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = training.rate * rate(step)
+        optimizer.zero_grad()
+        loss = _chars.loss_of(model, before.flatten(0, 1), character.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    every = torch.stack(losses)
+    if not bool(torch.isfinite(every[-1])):
+        raise NonFiniteError(f"the loss is {float(every[-1])} at the end; lower the learning rate")
+    return StackedResult(dict(model.named_parameters()), every[:, None])
 
 
 def one_of(args: argparse.Namespace, plan: Plan, name: str, seed: int) -> None:
