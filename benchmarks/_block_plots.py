@@ -55,7 +55,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     if study in ("table", "period"):
         axes.set_xticks(_places(result))
     axes.set_xlabel(NAMES[study][0])
-    axes.set_ylabel("held-out cross-entropy, nats")
+    axes.set_ylabel(result.get("measure", "held-out cross-entropy, nats"))
     axes.set_ylim(bottom, top)
     axes.set_title(f"{NAMES[study][1]}: {result['minibatches']:,} minibatches in all, {result['optimizer']}")
     axes.grid(alpha=0.3)

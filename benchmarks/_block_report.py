@@ -26,18 +26,18 @@ def summary(args: argparse.Namespace, rows: Rows) -> dict[str, Any]:
         "period": args.period,
         "seeds": args.seeds,
         "room": _room(args),
-        "serial": None if serial is None else _mean(serial),
+        "serial": None if serial is None else mean_of(serial),
         "serial_each": serial,
-        "loss": _changed(each, _mean),
-        "spread": _changed(each, _spread),
+        "loss": changed(each, mean_of),
+        "spread": changed(each, spread_of),
         "each": each,
         "chosen": _by_method({key: found[0]["name"] for key, found in rows.items()}),
         "processor_seconds": round(sum(row["processor_seconds"] for found in rows.values() for row in found)),
     }
-    _print(result)
+    show(result)
     if args.study == "gain":
         result["law"] = gain_law(each, args.seeds)
-        _print_law(result["law"])
+        show_law(result["law"])
     return result
 
 
@@ -57,10 +57,10 @@ def gain_law(each: Figures, seeds: int) -> dict[str, Any]:
     return {
         "best_each": {n: [None if b is None else _rounded(b.gain) for b in found] for n, found in best.items()},
         "at_edge": sorted({int(n) for n, found in best.items() if any(b is not None and b.edge for b in found)}),
-        "exponent": _mean(exponents),
-        "exponent_spread": _spread(exponents),
+        "exponent": mean_of(exponents),
+        "exponent_spread": spread_of(exponents),
         "exponent_each": [_rounded(exponent) for exponent in exponents],
-        "with_factor": {"slope": _mean(slopes), "slope_spread": _spread(slopes), "factor": _mean(factors)},
+        "with_factor": {"slope": mean_of(slopes), "slope_spread": spread_of(slopes), "factor": mean_of(factors)},
     }
 
 
@@ -81,7 +81,8 @@ def _by_method(found: dict[tuple[str, str], Any]) -> Figures:
     return result
 
 
-def _changed(figures: Figures, function: Any) -> Figures:
+def changed(figures: Figures, function: Any) -> Figures:
+    """A function of every figure."""
     return {m: {place: function(found) for place, found in places.items()} for m, places in figures.items()}
 
 
@@ -89,12 +90,12 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def _mean(found: list[Any]) -> float | None:
-    """None where a seed diverged, or there is none."""
+def mean_of(found: list[Any]) -> float | None:
+    """The mean; None where a seed diverged, or there is none."""
     return None if None in found or not found else round(statistics.mean(found), 5)
 
 
-def _spread(found: list[Any]) -> float | None:
+def spread_of(found: list[Any]) -> float | None:
     """The standard deviation over seeds."""
     return None if None in found or len(found) < 2 else round(statistics.stdev(found), 5)
 
@@ -102,12 +103,13 @@ def _spread(found: list[Any]) -> float | None:
 # ---- For people
 
 
-def _print(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
+    """The table."""
     losses = result["loss"]
     places = list(dict.fromkeys(place for found in losses.values() for place in found))
     places.sort(key=float)
     if result["serial"] is not None:
-        print(f"serial: {_told(result['serial'], _spread(result['serial_each']), None)}")
+        print(f"serial: {_told(result['serial'], spread_of(result['serial_each']), None)}")
     print(f"{result['study']:28}" + "".join(f"{place:>26}" for place in places))
     for method, found in losses.items():
         cells = [
@@ -124,7 +126,8 @@ def _told(loss: float | None, spread: float | None, serial: float | None) -> str
     return told if serial is None else f"{told} ({100 * (loss / serial - 1):+.1f} %)"
 
 
-def _print_law(law: dict[str, Any]) -> None:
+def show_law(law: dict[str, Any]) -> None:
+    """The best gains, and the law."""
     for workers, found in law["best_each"].items():
         edge = ", at the edge of what was tried" if int(workers) in law["at_edge"] else ""
         print(f"N = {workers}: best gain {', '.join('none' if g is None else f'{g:.2f}' for g in found)}{edge}")

@@ -56,7 +56,13 @@ BLOCKS = (
     *_blocks("compensated", "compensate", 0.9),
     *_blocks("compensated, beta1 .5", "compensate", 0.5),
 )
+BETA1_OF_GAINS = 0.5
 METHODS = {method.name: method for method in (SERIAL, SMALL_SERIAL, *SYNC, *BLOCKS)}
+
+
+def with_gain(name: str, gain: float) -> Method:
+    """Ours with a gain of its own, for the study of gains."""
+    return Method(name, f"bmuf_adam(period={{period}}, gain={gain!r})", BETA1_OF_GAINS)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ TOGETHER = (
 METHODS = {method.name: method for method in (SERIAL, *TOGETHER)}
 
 
+def with_gain(name: str, gain: float) -> Method:
+    """Ours with a gain of its own, for the study of gains."""
+    return Method(name, f"{{bmuf}}(period={{period}}, gain={gain!r})")
+
+
 @dataclass(frozen=True)
 class Size:
     """How large the trainings are: minibatches in all, utterances in one and in all, tau, the model, the optimizer."""

@@ -9,14 +9,16 @@ larger, has it as it is, times root N, and times N; block methods have it as it 
 modules that no training saw.
 
     python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 98304] [--seeds 3] [--jobs 2]
-        [--out out/lines] [--plot FILE] [--quick]
+        [--out out/lines] [--plot FILE] [--quick] [--exponents P ...]
 
 Workers under block rules are stacked (`paceline.sim.simulate_stacked`); synchronous ones are one with a minibatch N
 times larger, whose gradient is the mean of theirs. Each training is a process of its own with one thread, kept under
 `--out`, so the command goes on where it was stopped. `--plot out.png` writes the figure, and lines with their reading
 to out_lines.png. `--check` only compares stacked with virtual workers. The last line is a JSON object: `rate`,
 `tuning` (error by rate), and `cells`: method, workers, mean `error`, `least`, `most`, `over_serial` (error over that of
-one worker with the same beta1, less 1), `diverged` (of the seeds), `minibatch_ms`.
+one worker with the same beta1, less 1), `diverged` (of the seeds), `minibatch_ms`. With `--exponents`
+there is no table, but ours with gains of N^p at beta1 .5 for each p and N, the best gain of each N, and the law (as
+`blocks.py gain` has it).
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ from _lines_training import (
     held_out,
     kept,
     train,
+    with_gain,
 )
 from _reading import CHUNK, Row, best_rate, cells_of, trained
+from _reading_gains import gains_of, name_of, report
 from _trainings import leave
 
 
@@ -57,6 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="lines in a minibatch")
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], help="that one worker tries")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
+    parser.add_argument("--exponents", type=float, nargs="+", help="study gains of N^p instead of making the table")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--out", type=Path, default=Path("out/lines"))
@@ -77,6 +82,9 @@ def trainings_of(options: argparse.Namespace, rate: float) -> list[Training]:
     """Those of the table, at a rate."""
     alone = [Training(method, 1, rate) for method in (SERIAL, SMALL_SERIAL)]
     several = [number for number in options.workers if number > 1]
+    if options.exponents:
+        tried = [(number, gain) for number in several for gain in gains_of(number, options.exponents)]
+        return [Training(with_gain(name_of(gain), gain), number, rate) for number, gain in tried]
     together = [Training(method, number, rate) for number in several for method in (*SYNC, *BLOCKS)]
     wanted = options.methods or list(METHODS)
     return [training for training in alone + together if training.method.name in wanted]
@@ -86,7 +94,7 @@ def one(options: argparse.Namespace, size: Size) -> None:
     """Make one training, as its process was told."""
     name, seed = options.one[0], int(options.one[1])
     every = [training for rate in options.rates for training in trainings_of(options, rate)]
-    every += [Training(SERIAL, 1, rate) for rate in options.rates]
+    every += [Training(method, 1, rate) for method in (SERIAL, SMALL_SERIAL) for rate in options.rates]
     training = next(training for training in every if training.name == name)
     leave(options.folder, (name, seed), train(training, size, seed, options.out))
 
@@ -145,6 +153,11 @@ def main() -> None:
     rate, tuning = best_rate(tuned)
     names = [training.name for training in trainings_of(options, rate)]
     rows = trained(options.folder, names, options.seeds, options.jobs)
+    if options.exponents:
+        base = [Training(SMALL_SERIAL, 1, rate).name]
+        alone_rows = trained(options.folder, base, options.seeds, options.jobs)
+        report(rows, alone_rows, size.minibatches, options.plot)
+        return
     cells = cells_of(rows)
     _compare(cells)
     print(f"{size.minibatches} minibatches of {size.batch} lines, period {size.period}, {FINAL_LINES} lines judged")

@@ -8,7 +8,7 @@ rates of `--rates`; the one that reads the tuning utterances best (with the firs
 rate times N`. The table is made on other utterances, in voices, at speeds and pitches that no training heard together.
 
     python benchmarks/speech.py [--workers 4 8 16] [--period 8] [--minibatches 8192] [--seeds 3] [--jobs 2]
-        [--out out/speech] [--plot FILE] [--quick]
+        [--out out/speech] [--plot FILE] [--quick] [--exponents P ...]
 
 It needs espeak-ng (`apt install espeak-ng`). Workers under block rules are stacked (`paceline.sim.simulate_stacked`),
 synchronous ones are one with an N times larger minibatch, asynchronous ones are virtual (`paceline.simulate`) and
@@ -17,7 +17,8 @@ was stopped. `--plot out.png` writes the figure, and utterances with their readi
 compares stacked with virtual workers. The last line is a JSON object: `rate`, `tuning` (error by rate), and `cells`:
 method, workers, mean `error`, `least`, `most`, `word_error`, `over_serial` (error over that of one worker, less 1),
 `diverged` (of the seeds), `minibatch_ms`, and `speed_up` by network, which the planner computes from one worker's
-`minibatch_ms` and the model's size (`_speech_speed.py` says what it assumes).
+`minibatch_ms` and the model's size (`_speech_speed.py` says what it assumes). With `--exponents` there is no table, but
+ours with gains of N^p for each p and N, the best gain of each N, and the law (as `blocks.py gain` has it).
 """
 
 from __future__ import annotations
@@ -29,10 +30,23 @@ from pathlib import Path
 
 import torch
 from _reading import CHUNK, Row, best_rate, cells_of, trained
+from _reading_gains import gains_of, name_of, report
 from _speech import seconds
 from _speech_plots import write_features, write_table
 from _speech_speed import NETWORKS, VARIATION, speed_ups
-from _speech_training import FINAL, METHODS, SERIAL, TOGETHER, TRAINING, Size, Training, check, held_out, train
+from _speech_training import (
+    FINAL,
+    METHODS,
+    SERIAL,
+    TOGETHER,
+    TRAINING,
+    Size,
+    Training,
+    check,
+    held_out,
+    train,
+    with_gain,
+)
 from _trainings import leave
 
 RATES = {"adam": [1e-3, 2e-3, 4e-3, 8e-3], "momentum": [0.02, 0.05, 0.1, 0.2], "sgd": [0.2, 0.5, 1.0, 2.0]}
@@ -51,6 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=list(RATES), default="adam", help="of each worker")
     parser.add_argument("--rates", type=float, nargs="+", help="that one worker tries")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
+    parser.add_argument("--exponents", type=float, nargs="+", help="study gains of N^p instead of making the table")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--out", type=Path, default=Path("out/speech"))
@@ -85,6 +100,9 @@ def size_of(options: argparse.Namespace) -> Size:
 def trainings_of(options: argparse.Namespace, rate: float) -> list[Training]:
     """Those of the table, at a rate."""
     several = [number for number in options.workers if number > 1]
+    if options.exponents:
+        tried = [(number, gain) for number in several for gain in gains_of(number, options.exponents)]
+        return [Training(with_gain(name_of(gain), gain), number, rate) for number, gain in tried]
     together = [Training(method, number, rate) for number in several for method in TOGETHER]
     wanted = options.methods or list(METHODS)
     return [training for training in (Training(SERIAL, 1, rate), *together) if training.method.name in wanted]
@@ -147,6 +165,10 @@ def main() -> None:
     rate, tuning = best_rate(tuned)
     names = [training.name for training in trainings_of(options, rate)]
     rows = trained(options.folder, names, options.seeds, options.jobs)
+    if options.exponents:
+        alone_rows = trained(options.folder, [Training(SERIAL, 1, rate).name], options.seeds, options.jobs)
+        report(rows, alone_rows, size.minibatches, options.plot)
+        return
     cells = cells_of(rows)
     _compare(cells, size)
     print(
