@@ -5,8 +5,8 @@ The experiment of Chen, Ding and Huo (ICASSP 2020, tables 1 and 2) at the size o
 6 to 12 characters are read by a small network with CTC, trained by Adam. All trainings see the same minibatches in the
 same order, and their rate follows the same curve over samples. First one worker tries the rates of `--rates`; the one
 that reads the tuning lines best (with the first seed) is everybody's. Synchronous Adam, whose minibatch is N times
-larger, has it as it is, times root N, and times N; block methods have it as it is. The table is made on other lines, of
-modules that no training saw.
+larger, has it as it is, times root N, and times N; block methods have it as it is, or `--block-rate`, whatever N is.
+The table is made on other lines, of modules that no training saw.
 
     python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 98304] [--seeds 3] [--jobs 2]
         [--out out/lines] [--plot FILE] [--quick] [--exponents P ...]
@@ -60,6 +60,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minibatches", type=int, default=98_304, help=f"of all workers; a multiple of {CHUNK}")
     parser.add_argument("--batch", type=int, default=4, help="lines in a minibatch")
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], help="that one worker tries")
+    parser.add_argument(
+        "--block-rate", type=float, help="that of methods with blocks at every N; default: one worker's"
+    )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--exponents", type=float, nargs="+", help="study gains of N^p instead of making the table")
     parser.add_argument("--seeds", type=int, default=3)
@@ -79,13 +82,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def trainings_of(options: argparse.Namespace, rate: float) -> list[Training]:
-    """Those of the table, at a rate."""
+    """Those of the table, where one worker has this rate."""
+    in_blocks = options.block_rate or rate
     alone = [Training(method, 1, rate) for method in (SERIAL, SMALL_SERIAL)]
     several = [number for number in options.workers if number > 1]
     if options.exponents:
         tried = [(number, gain) for number in several for gain in gains_of(number, options.exponents)]
-        return [Training(with_gain(name_of(gain), gain), number, rate) for number, gain in tried]
-    together = [Training(method, number, rate) for number in several for method in (*SYNC, *BLOCKS)]
+        return [Training(with_gain(name_of(gain), gain), number, in_blocks) for number, gain in tried]
+    together = [Training(method, number, rate) for number in several for method in SYNC]
+    together += [Training(method, number, in_blocks) for number in several for method in BLOCKS]
     wanted = options.methods or list(METHODS)
     return [training for training in alone + together if training.method.name in wanted]
 

@@ -5,7 +5,8 @@ Utterances of one to three words, spoken by espeak-ng in many voices, come as no
 letters, by edit distance. All trainings hear the same minibatches in the same order, and their rate follows the same
 curve over samples: up over 5 % (the gradual warm-up of scaled rates), level, then down. First one worker tries the
 rates of `--rates`; the one that reads the tuning utterances best (with the first seed) is everybody's, but for `sync,
-rate times N`. The table is made on other utterances, in voices, at speeds and pitches that no training heard together.
+rate times N`, and for methods with blocks where `--block-rate` gives theirs, whatever N is. The table is made on other
+utterances, in voices, at speeds and pitches that no training heard together.
 
     python benchmarks/speech.py [--workers 4 8 16] [--period 8] [--minibatches 8192] [--seeds 3] [--jobs 2]
         [--out out/speech] [--plot FILE] [--quick] [--exponents P ...]
@@ -64,6 +65,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--optimizer", choices=list(RATES), default="adam", help="of each worker")
     parser.add_argument("--rates", type=float, nargs="+", help="that one worker tries")
+    parser.add_argument(
+        "--block-rate", type=float, help="that of methods with blocks at every N; default: one worker's"
+    )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
     parser.add_argument("--exponents", type=float, nargs="+", help="study gains of N^p instead of making the table")
     parser.add_argument("--seeds", type=int, default=3)
@@ -98,12 +102,17 @@ def size_of(options: argparse.Namespace) -> Size:
 
 
 def trainings_of(options: argparse.Namespace, rate: float) -> list[Training]:
-    """Those of the table, at a rate."""
+    """Those of the table, where one worker has this rate."""
+    in_blocks = options.block_rate or rate
     several = [number for number in options.workers if number > 1]
     if options.exponents:
         tried = [(number, gain) for number in several for gain in gains_of(number, options.exponents)]
-        return [Training(with_gain(name_of(gain), gain), number, rate) for number, gain in tried]
-    together = [Training(method, number, rate) for number in several for method in TOGETHER]
+        return [Training(with_gain(name_of(gain), gain), number, in_blocks) for number, gain in tried]
+    together = [
+        Training(method, number, in_blocks if "period" in method.rule else rate)
+        for number in several
+        for method in TOGETHER
+    ]
     wanted = options.methods or list(METHODS)
     return [training for training in (Training(SERIAL, 1, rate), *together) if training.method.name in wanted]
 
