@@ -21,6 +21,7 @@ COLOURS = {
     "averaging": "#7a7a7a",
     "bmuf paper gain": "#8fb4de",
     "bmuf": "#1f4e9c",
+    "bmuf, beta1 .5": "#0b1f45",
     "diloco paper": "#2b6f3e",
     "asgd": "#b3261e",
 }

@@ -31,11 +31,13 @@ class Method:
         name: as the table has it.
         rule: its text; `{period}` stands for tau, `{bmuf}` for BMUF as it suits the local optimizer.
         scaling: the local rate is that of one worker times N to this power.
+        beta1: Adam's.
     """
 
     name: str
     rule: str
     scaling: float = 0.0
+    beta1: float = 0.9
 
 
 SERIAL = Method("serial", "sync")
@@ -45,6 +47,7 @@ TOGETHER = (
     Method("averaging", "averaging(period={period})"),
     Method("bmuf paper gain", "{bmuf}(period={period}, gain='paper')"),
     Method("bmuf", "{bmuf}(period={period})"),
+    Method("bmuf, beta1 .5", "{bmuf}(period={period})", beta1=0.5),
     Method("diloco paper", "diloco(period={period}, gain='paper')"),
     Method("asgd", "asgd"),
 )
@@ -101,7 +104,7 @@ def start(training: Training, size: Size, seed: int) -> tuple[nn.Module, torch.o
     torch.manual_seed(seed)
     model = Listener(size.hidden, size.layers)
     if size.optimizer == "adam":
-        return model, torch.optim.Adam(model.parameters(), lr=training.local_rate)
+        return model, torch.optim.Adam(model.parameters(), lr=training.local_rate, betas=(training.method.beta1, 0.999))
     momentum = 0.9 if size.optimizer == "momentum" else 0.0
     return model, torch.optim.SGD(model.parameters(), lr=training.local_rate, momentum=momentum)
 

@@ -55,10 +55,17 @@ def test_five_choices_of_each_recipe() -> None:
     assert parts("bmuf(period=8, reproducible=True, chunks=2)") == (
         *(EveryBlock(8), Delta(), Dense(), Ordered(2), BlockMomentum()),
     )
-    assert parts("auto") == (Paced(4), Delta("fitting"), Dense(), Flat(), BlockMomentum())
+    assert parts("auto") == (Paced(4), Delta("fitting", beta1=0.5), Dense(), Flat(), BlockMomentum())
     assert parts("auto(first=2, longest=8, share=0.1)")[0] == Paced(2, share=0.1, least=2, longest=8)
-    assert parts("bmuf_adam")[:2] == (EveryBlock(8), Delta("compensate", adam_only=True))
+    assert parts("bmuf_adam")[:2] == (EveryBlock(8), Delta("compensate", adam_only=True, beta1=0.5))
     assert parts("diloco(gain='paper')")[1:] == (Delta("keep"), Dense(), Flat(), Nesterov(gain="paper"))
+
+
+def test_a_first_beta_that_is_none_is_refused() -> None:
+    assert rule_from_text("bmuf_adam(beta1=None)").payload == Delta("compensate", adam_only=True)
+    for wrong in ("1", "-0.1", "True", "'half'"):
+        with pytest.raises(RuleError, match="beta1 must be a number from 0 to below 1, or None, got"):
+            rule_from_text(f"bmuf_adam(beta1={wrong})")
 
 
 def test_auto_says_what_is_wrong_with_its_first_period() -> None:

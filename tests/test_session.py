@@ -261,6 +261,51 @@ def test_parameter_groups_with_rates_and_betas_of_their_own() -> None:
     assert simulate(program, 4)[0] == pytest.approx([2.0, 4.0, -3.0, 9.0] * 4, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("workers", "rule", "given", "then"),
+    [
+        (2, "bmuf_adam", 0.9, 0.5),
+        (2, "auto", 0.9, 0.5),
+        (2, "bmuf_adam(beta1=0.2)", 0.9, 0.2),
+        (2, "bmuf_adam(beta1=None)", 0.9, 0.9),
+        (2, "bmuf_adam", 0.3, 0.3),
+        (2, "bmuf", 0.9, 0.9),
+        (1, "bmuf_adam", 0.9, 0.9),
+    ],
+)
+def test_block_momentum_lowers_adams_own(workers: int, rule: str, given: float, then: float) -> None:
+    """Only where there are several workers, and in every group."""
+
+    def program() -> list[tuple[float, float]]:
+        model = make_net()
+        groups = [{"params": list(part.parameters())} for part in (model[0], model[2])]
+        optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(given, 0.99))
+        paceline.attach(model, optimizer, rule).close()
+        return [group["betas"] for group in optimizer.param_groups]
+
+    assert simulate(program, workers) == [[(then, 0.99)] * 2] * workers
+
+
+def test_a_lowered_beta_is_one_that_the_program_gave() -> None:
+    def program(beta1: float) -> Any:
+        def run_it() -> dict[str, torch.Tensor]:
+            model = make_net()
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(beta1, 0.999))
+            run = paceline.attach(model, optimizer, "bmuf_adam", period=3)
+            torch.manual_seed(rank())
+            for _ in range(8):
+                optimizer.zero_grad()
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+            run.close()
+            return state_of(model)
+
+        return run_it
+
+    lowered, given, other = (simulate(program(beta1), 2)[0] for beta1 in (0.9, 0.5, 0.4))
+    assert same_bits(lowered, given) and not same_bits(lowered, other)
+
+
 FORMS: dict[str, dict[str, Any]] = {
     "foreach": {"foreach": True},
     "for": {"foreach": False},

@@ -53,6 +53,14 @@ def is_adam(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (Adam, AdamW))
 
 
+def lower_beta1(optimizer: Optimizer, most: float) -> None:
+    """Adam's beta1 becomes at most `most`, in every parameter group."""
+    for group in optimizer.param_groups:
+        first, second = group["betas"]
+        if first > most:
+            group["betas"] = (most, second)
+
+
 def keeps_maximum(optimizer: Optimizer) -> bool:
     """Whether a running maximum of second moments is kept (amsgrad), for which no compensation is defined."""
     return any(group.get("amsgrad") for group in optimizer.param_groups)

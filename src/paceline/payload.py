@@ -19,6 +19,9 @@ With the delta may ride what the local optimizer keeps (`local_state`), as furth
   second moments are a scale and not a direction.
 - `fitting`: `compensate` for Adam and AdamW without amsgrad; `auto` for other optimizers.
 
+Block momentum and Adam's own push the same way twice, so a rule may lower Adam's beta1 where several workers share the
+work. Chen, Ding & Huo (ICASSP 2020) found a smaller one much better under BMUF.
+
 Where the exchange runs behind the next block, a worker has gone on from theta_i(t) to theta_i(t+d) when the new start s
 arrives. Two ways to join them:
 
@@ -38,7 +41,7 @@ from dataclasses import dataclass
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.optimizers import is_adam, keeps_maximum, keeps_state, refuse_uncompensated
+from paceline.optimizers import is_adam, keeps_maximum, keeps_state, lower_beta1, refuse_uncompensated
 
 LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 
@@ -94,17 +97,27 @@ class Delta:
         adam_only: True where the method is defined for Adam's moments alone.
         mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
             progress made meanwhile instead.
+        beta1: what the beta1 of Adam and AdamW is lowered to where it is larger and there are several workers; None
+            leaves it.
     """
 
     local_state: str = "auto"
     adam_only: bool = False
     mixing: float | None = None
+    beta1: float | None = None
 
     def __post_init__(self) -> None:
         if self.local_state not in LOCAL_STATE:
             raise RuleError(f"local_state must be one of {', '.join(LOCAL_STATE)}, got {self.local_state!r}")
         if self.mixing is not None and not (isinstance(self.mixing, (int, float)) and 0 <= self.mixing < 1):
             raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
+        if self.beta1 is not None and (not _number(self.beta1) or not 0 <= self.beta1 < 1):
+            raise RuleError(f"beta1 must be a number from 0 to below 1, or None, got {self.beta1!r}")
+
+    def fit(self, optimizer: Optimizer, workers: int) -> None:
+        """Bring a local optimizer's settings to what the rule wants with so many workers."""
+        if self.beta1 is not None and workers > 1 and is_adam(optimizer):
+            lower_beta1(optimizer, self.beta1)
 
     def resolve(self, optimizer: Optimizer) -> str:
         """What `local_state` means for this optimizer; raises `UnsupportedError` where it cannot be served."""
@@ -133,7 +146,12 @@ class Delta:
             "compensate": "the local optimizer's moments are averaged and compensated",
         }
         mixed = f"; mixed with alpha {self.mixing:g} when it lands" if self.mixing is not None else ""
-        return f"the block's delta; {words[self.local_state]}{mixed}"
+        lowered = f"; Adam's beta1 at most {self.beta1:g}" if self.beta1 is not None and workers > 1 else ""
+        return f"the block's delta; {words[self.local_state]}{lowered}{mixed}"
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

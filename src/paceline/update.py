@@ -129,6 +129,7 @@ class BlockUpdate:
         self._behind = rule.schedule.overlap > 0
         self._rule, self._exchanger, self._owned, self._device = rule, exchanger, owned, state_device
         self.choices = [rule.payload.resolve(optimizer) for optimizer, _ in owned]
+        self._fit()
         self.block, self.rho, self.ahead = 0, 0.0, 0.0
         self.counts = [step_count(o, [p for _, p in named]) for o, named in owned]
         everything = [pair for _, named in owned for pair in named]
@@ -148,6 +149,11 @@ class BlockUpdate:
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too
             self.moment_lanes = self._make_moment_lanes()
 
+    def _fit(self) -> None:
+        assert isinstance(self._rule.payload, Delta)
+        for optimizer, _ in self._owned:
+            self._rule.payload.fit(optimizer, self.workers)
+
     # -- the numbers of a block -------------------------------------------------------------------
 
     def _coefficients(self) -> Coefficients:
@@ -158,6 +164,7 @@ class BlockUpdate:
         """Go on with other numbers; an exchange under way ends with those with which it began."""
         assert isinstance(rule.schedule, EveryBlock)
         self._rule, self._period = rule, rule.schedule.period
+        self._fit()
         for lane in self.parameter_lanes:
             lane.retune(rule.merging)
 
@@ -490,6 +497,7 @@ class BlockUpdate:
         The block under way keeps the start that it had.
         """
         self.workers = workers
+        self._fit()
         if self._begun_with is not None:  # it is exchanged among these now
             self._begun_with = None
             self._begun_with = self._coefficients()

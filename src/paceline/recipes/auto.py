@@ -7,7 +7,7 @@ from paceline.errors import RuleError
 from paceline.outer import BlockMomentum
 from paceline.payload import Delta
 from paceline.recipes.base import Dimensions, Recipe, between
-from paceline.recipes.blocks import BMUF
+from paceline.recipes.blocks import ADAM_BETA1, BMUF
 from paceline.rule import Rule
 from paceline.schedule import Paced
 
@@ -18,6 +18,7 @@ def auto(
     first: int = 4,
     longest: int = 64,
     gain: float | str = "auto",
+    beta1: float | None = ADAM_BETA1,
     warmup: int = 0,
     ramp: int = 0,
     fragments: int = 1,
@@ -40,6 +41,7 @@ def auto(
         first: minibatches of the first blocks, and of the shortest ones.
         longest: minibatches of the longest blocks, whatever share exchanges then take.
         gain: zeta/(1-eta): "auto" (:mod:`paceline.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.
+        beta1: of Adam and AdamW on the workers, where it is larger and there are several; None leaves it.
         warmup: synchronous steps before the first block.
         ramp: blocks over which eta rises from 0.
         fragments: parts of the model that are exchanged one after another over the block.
@@ -54,7 +56,7 @@ def auto(
         raise RuleError(f"first must be a whole number of minibatches, at least 1, got {first!r}")
     schedule = Paced(first, warmup, fragments, overlap, share, first, longest)
     carried = between(within, codec, dimensions, reproducible, chunks)
-    return Rule(schedule, Delta("fitting"), outer=BlockMomentum(gain=gain, ramp=ramp), **carried)
+    return Rule(schedule, Delta("fitting", beta1=beta1), outer=BlockMomentum(gain=gain, ramp=ramp), **carried)
 
 
 AUTO = (

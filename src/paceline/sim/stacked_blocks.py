@@ -67,6 +67,7 @@ class StackedBlocks:
         assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
         self._rule, self._schedule, self._optimizer, self._workers = rule, rule.schedule, stacked, workers
         self._choice = rule.payload.resolve(optimizer)
+        rule.payload.fit(stacked, workers)
         self._moments = moments(optimizer) if self._choice in ("average", "compensate") else ()
         self._groups = [(group, group["params"]) for group in stacked.param_groups]
         self._everything = [p for _, parameters in self._groups for p in parameters]
