@@ -58,28 +58,25 @@ class Training:
         rule: as `paceline run --rule` takes it.
         rate: the local learning rate at its height.
         start: the rate from which it rises in the first steps, or None.
-        beta1: of Adam.
     """
 
     workers: int
     rule: str
     rate: float
     start: float | None = None
-    beta1: float = 0.9
 
     @property
     def name(self) -> str:
         """Of its file; two trainings with one name are one."""
         parts = [f"N{self.workers}", re.sub(r"[^\w.]+", "_", self.rule).strip("_"), f"rate_{self.rate:.4g}"]
         parts += [] if self.start is None else [f"from_{self.start:.4g}"]
-        parts += [] if self.beta1 == 0.9 else [f"beta1_{self.beta1:g}"]
         return "-".join(parts)
 
     def optimizer(self, kind: str, model: nn.Module) -> Optimizer:
         """The local optimizer."""
         momentum = LOCAL[kind].momentum
         if momentum is None:
-            return Adam(model.parameters(), lr=self.rate, betas=(self.beta1, 0.999), fused=True)
+            return Adam(model.parameters(), lr=self.rate, fused=True)
         return SGD(model.parameters(), lr=self.rate, momentum=momentum)
 
     def factor(self, share: float) -> float:
@@ -153,7 +150,7 @@ class Methods:
             found["bmuf_compensated"] = [self.block("bmuf", local_state="compensate")]
         if self.kind == "adam":
             found["bmuf_adam"] = [self.block("bmuf_adam")]
-            found["bmuf_adam_half"] = [replace(self.block("bmuf_adam"), beta1=0.5)]
+            found["bmuf_adam_beta1_kept"] = [self.block("bmuf_adam", beta1=None)]
         return found
 
 

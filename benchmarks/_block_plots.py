@@ -24,7 +24,7 @@ STYLES = {
     "ours": ("C3", "-"),
     "bmuf_compensated": ("C3", "--"),
     "bmuf_adam": ("C3", "--"),
-    "bmuf_adam_half": ("C3", ":"),
+    "bmuf_adam_beta1_kept": ("C3", ":"),
 }
 """Color and line of a method; a family has one color, and ours a thick line."""
 OURS = "C3"

@@ -40,7 +40,7 @@ class Method:
 
 
 def _blocks(name: str, state: str, beta1: float) -> list[Method]:
-    rule = "bmuf_adam(period={period}, local_state='%s', gain='%s')"
+    rule = "bmuf_adam(period={period}, local_state='%s', gain='%s', beta1=None)"
     return [Method(f"{name}, gain {gain}", rule % (state, gain), beta1) for gain in ("paper", "auto")]
 
 
@@ -54,15 +54,14 @@ SYNC = (
 BLOCKS = (
     *_blocks("moments averaged", "average", 0.9),
     *_blocks("compensated", "compensate", 0.9),
-    *_blocks("compensated, beta1 .5", "compensate", 0.5),
+    *_blocks("compensated, beta1 .5", "compensate", 0.5),  # the library's default at a beta1 of 0.9, too
 )
-BETA1_OF_GAINS = 0.5
 METHODS = {method.name: method for method in (SERIAL, SMALL_SERIAL, *SYNC, *BLOCKS)}
 
 
 def with_gain(name: str, gain: float) -> Method:
     """Ours with a gain of its own, for the study of gains."""
-    return Method(name, f"bmuf_adam(period={{period}}, gain={gain!r})", BETA1_OF_GAINS)
+    return Method(name, f"bmuf_adam(period={{period}}, gain={gain!r})")
 
 
 @dataclass(frozen=True)

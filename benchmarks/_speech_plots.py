@@ -20,8 +20,8 @@ COLOURS = {
     "sync, rate times N": "#8c6d1f",
     "averaging": "#7a7a7a",
     "bmuf paper gain": "#8fb4de",
-    "bmuf": "#1f4e9c",
-    "bmuf, beta1 .5": "#0b1f45",
+    "bmuf, beta1 kept": "#4f8fd0",
+    "bmuf": "#0b1f45",
     "diloco paper": "#2b6f3e",
     "asgd": "#b3261e",
 }

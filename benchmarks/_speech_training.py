@@ -29,15 +29,14 @@ class Method:
 
     Attributes:
         name: as the table has it.
-        rule: its text; `{period}` stands for tau, `{bmuf}` for BMUF as it suits the local optimizer.
+        rule: its text; `{period}` stands for tau, `{bmuf}` for BMUF as it suits the local optimizer, `{keep}` for
+            leaving Adam's beta1 at 0.9.
         scaling: the local rate is that of one worker times N to this power.
-        beta1: Adam's.
     """
 
     name: str
     rule: str
     scaling: float = 0.0
-    beta1: float = 0.9
 
 
 SERIAL = Method("serial", "sync")
@@ -45,9 +44,9 @@ TOGETHER = (
     Method("sync, rate as serial", "sync"),
     Method("sync, rate times N", "sync", scaling=1.0),
     Method("averaging", "averaging(period={period})"),
-    Method("bmuf paper gain", "{bmuf}(period={period}, gain='paper')"),
+    Method("bmuf paper gain", "{bmuf}(period={period}, gain='paper'{keep})"),
+    Method("bmuf, beta1 kept", "{bmuf}(period={period}{keep})"),
     Method("bmuf", "{bmuf}(period={period})"),
-    Method("bmuf, beta1 .5", "{bmuf}(period={period})", beta1=0.5),
     Method("diloco paper", "diloco(period={period}, gain='paper')"),
     Method("asgd", "asgd"),
 )
@@ -73,7 +72,9 @@ class Size:
 
     def rule(self, method: Method) -> str:
         """A method's."""
-        return method.rule.format(period=self.period, bmuf="bmuf_adam" if self.optimizer == "adam" else "bmuf")
+        adam = self.optimizer == "adam"
+        words = {"bmuf": "bmuf_adam", "keep": ", beta1=None"} if adam else {"bmuf": "bmuf", "keep": ""}
+        return method.rule.format(period=self.period, **words)
 
     def training(self, folder: Path) -> Utterances:
         """What is heard in training."""
@@ -104,7 +105,7 @@ def start(training: Training, size: Size, seed: int) -> tuple[nn.Module, torch.o
     torch.manual_seed(seed)
     model = Listener(size.hidden, size.layers)
     if size.optimizer == "adam":
-        return model, torch.optim.Adam(model.parameters(), lr=training.local_rate, betas=(training.method.beta1, 0.999))
+        return model, torch.optim.Adam(model.parameters(), lr=training.local_rate)
     momentum = 0.9 if size.optimizer == "momentum" else 0.0
     return model, torch.optim.SGD(model.parameters(), lr=training.local_rate, momentum=momentum)
 

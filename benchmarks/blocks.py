@@ -21,7 +21,7 @@ Each takes `--minibatches`, `--optimizer sgd|momentum|adam`, `--period`, `--seed
     diloco_paper                   outer momentum .9 and rate .7 whatever N is
     bmuf                           ours: the gain follows N, nothing is tuned
     bmuf_compensated               with momentum only: ours with it averaged and compensated, not reset at each block
-    bmuf_adam, bmuf_adam_half      with Adam only: ours with moments compensated, at beta1 .9 and .5
+    bmuf_adam                      with Adam only: ours with moments compensated, beta1 lowered to .5, or kept at .9
 
 On a quiet core a minibatch takes about half a millisecond. `rate` comes first: the heights in `_block_methods.py` are
 starting points, `--alone` and `--rate` give others. The exponent of a gain law whose best gains are the least or the
