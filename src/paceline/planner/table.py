@@ -37,8 +37,8 @@ def details(rows: Rows, workers: int, priced: bool) -> Table:
     for found in at(rows, workers):
         cells = [
             seconds_text(found.step_s),
-            share_text(found.wait_s / found.step_s),
-            share_text(found.exchange_s / found.step_s),
+            share_text(max(0.0, found.wait_s) / found.step_s),  # rounding leaves a little less than nothing
+            share_text(max(0.0, found.exchange_s) / found.step_s),
             f"{found.speed_up:.2f}",
             seconds_text(found.epoch_s),
             bytes_text(found.epoch_bytes),
