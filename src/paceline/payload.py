@@ -139,14 +139,14 @@ class Delta:
         """The choice in words, for `paceline explain`."""
         words = {
             "auto": "SGD's momentum restarts with each block, other optimizers keep their state",
-            "fitting": "Adam's moments are averaged and compensated, SGD's momentum restarts with each block",
+            "fitting": "Adam's moments are averaged and compensated, SGD's momentum restarts",
             "keep": "the local optimizer keeps its state",
             "reset": "the local optimizer's state restarts with each block",
             "average": "the local optimizer's state is averaged",
             "compensate": "the local optimizer's moments are averaged and compensated",
         }
         mixed = f"; mixed with alpha {self.mixing:g} when it lands" if self.mixing is not None else ""
-        lowered = f"; Adam's beta1 at most {self.beta1:g}" if self.beta1 is not None and workers > 1 else ""
+        lowered = f"; beta1 at most {self.beta1:g}" if self.beta1 is not None and workers > 1 else ""
         return f"the block's delta; {words[self.local_state]}{lowered}{mixed}"
 
 

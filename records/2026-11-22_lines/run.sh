@@ -1,0 +1,16 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Trains everything anew (some two hours on two cores) and draws the pictures. Finished trainings are kept in out/lines, so that it
+# goes on where it was stopped.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+lines() { # name, then arguments of the benchmark
+    name=$1
+    shift
+    python benchmarks/lines.py --period 8 --minibatches 32768 "$@" | tee /dev/stderr | tail -n 1 > "$here/$name.json"
+}
+lines every-method --workers 1 8 32 --seeds 1
+lines table --workers 1 8 32 64 --seeds 3 --block-rate 4e-3 --plot "$here/table.png" \
+    --methods serial "serial, beta1 .5" "sync, rate times root N" "compensated, beta1 .5, gain auto" "compensated, gain auto" \
+    "moments averaged, gain auto"

@@ -1,0 +1,15 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Trains everything anew (some two hours on two cores) and draws the pictures; needs espeak-ng. Finished trainings are kept in
+# out/speech, so that it goes on where it was stopped.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+speech() { # name, then arguments of the benchmark
+    name=$1
+    shift
+    python benchmarks/speech.py --workers 4 8 16 --period 8 --minibatches 8192 --rates 2e-3 4e-3 8e-3 "$@" \
+        | tee /dev/stderr | tail -n 1 > "$here/$name.json"
+}
+speech every-method --seeds 1
+speech table --seeds 3 --methods serial "sync, rate times N" averaging bmuf "bmuf, beta1 kept" "diloco paper" --plot "$here/table.png"
