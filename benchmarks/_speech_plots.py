@@ -68,7 +68,7 @@ def _errors(axis: Axes, cells: Sequence[Row]) -> None:
             axis.errorbar(workers, heights, yerr=bars, label=method, **style)
     _workers(axis, cells)
     axis.set(ylabel="letter error rate, %")
-    _ticks(axis, (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100))
+    _ticks(axis, (1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 70, 100))
 
 
 def _losses(axis: Axes, rows: Sequence[Row]) -> None:

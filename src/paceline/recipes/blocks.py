@@ -10,7 +10,7 @@ from paceline.rule import Rule
 from paceline.schedule import EveryBlock
 
 ADAM_BETA1 = 0.5
-"""Under block momentum: the better of 0.9 and 0.5 on lines of text and on speech (records/2026-11-22_lines, 2026-11-22_speech)."""
+"""Better than 0.9 under block momentum, on lines and on speech (records/2026-11-22_lines, 2026-11-22_speech)."""
 
 
 def averaging(
