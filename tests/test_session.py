@@ -306,6 +306,32 @@ def test_a_lowered_beta_is_one_that_the_program_gave() -> None:
     assert same_bits(lowered, given) and not same_bits(lowered, other)
 
 
+def test_a_beta_set_later_stays_when_the_rule_changes_and_when_others_leave() -> None:
+    def program() -> list[tuple[float, float]]:
+        model = make_net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.999))
+        run = paceline.attach(model, optimizer, "bmuf_adam", period=2)
+
+        def two_blocks() -> None:
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+
+        found = [optimizer.param_groups[0]["betas"]]
+        for settings in ({"betas": (0.8, 0.99)}, {"gain": 1.5}):
+            if rank() == 0:
+                run.tune(**settings)
+            two_blocks()
+            found.append(optimizer.param_groups[0]["betas"])
+        run._engine.blocks.renumber(2)
+        found.append(optimizer.param_groups[0]["betas"])
+        run.close()
+        return found
+
+    assert simulate(program, 2) == [[(0.5, 0.999), *[(0.8, 0.99)] * 3]] * 2
+
+
 FORMS: dict[str, dict[str, Any]] = {
     "foreach": {"foreach": True},
     "for": {"foreach": False},

@@ -129,6 +129,7 @@ class BlockUpdate:
         self._behind = rule.schedule.overlap > 0
         self._rule, self._exchanger, self._owned, self._device = rule, exchanger, owned, state_device
         self.choices = [rule.payload.resolve(optimizer) for optimizer, _ in owned]
+        self._fitted = False
         self._fit()
         self.block, self.rho, self.ahead = 0, 0.0, 0.0
         self.counts = [step_count(o, [p for _, p in named]) for o, named in owned]
@@ -150,9 +151,13 @@ class BlockUpdate:
             self.moment_lanes = self._make_moment_lanes()
 
     def _fit(self) -> None:
+        """Once, when there are several workers: what the user sets later stays."""
+        if self._fitted or self.workers == 1:
+            return
         assert isinstance(self._rule.payload, Delta)
         for optimizer, _ in self._owned:
             self._rule.payload.fit(optimizer, self.workers)
+        self._fitted = True
 
     # -- the numbers of a block -------------------------------------------------------------------
 
@@ -164,7 +169,6 @@ class BlockUpdate:
         """Go on with other numbers; an exchange under way ends with those with which it began."""
         assert isinstance(rule.schedule, EveryBlock)
         self._rule, self._period = rule, rule.schedule.period
-        self._fit()
         for lane in self.parameter_lanes:
             lane.retune(rule.merging)
 
