@@ -315,8 +315,8 @@ class Run:
 
         Under block rules the block that is under way ends here, however many minibatches it has, and its result is
         waited for; the next one begins. Under asynchronous rules what is under way is waited for, and all take the same
-        values. Where gradients are exchanged every step is merged already, and nothing happens. For the end of an epoch,
-        before the global model is evaluated or kept.
+        values. Where gradients are exchanged every step is merged already, and nothing happens. For the end of an
+        epoch, before the global model is evaluated or kept.
         """
         self._open()
         if self._engine is not None:
