@@ -48,8 +48,10 @@ def test_what_is_written_is_read_again_and_nobody_else_sees_it(work: Path) -> No
     assert torch.load(str(work / "model.pt"), weights_only=True)["a"].tolist() == [0]
 
 
-def test_what_rank_0_wrote_is_read_until_it_is_written(work: Path, tmp_path: Path) -> None:
-    os.link(_made(tmp_path, "first\n"), work / "log.txt")
+def test_what_was_there_is_read_and_goes_on_apart(work: Path, tmp_path: Path) -> None:
+    made = _made(tmp_path, "first\n")
+    os.utime(made, (0, 0))
+    os.link(made, work / "log.txt")
     assert Path("log.txt").read_text() == "first\n"
     with open("log.txt", "a") as file:
         file.write("second\n")
@@ -58,6 +60,16 @@ def test_what_rank_0_wrote_is_read_until_it_is_written(work: Path, tmp_path: Pat
     with open("log.txt", "r+") as file:
         file.write("FIRST")
     assert Path("log.txt").read_text() == "FIRST\nsecond\n" and really(work) == {"log.txt": 6}
+
+
+def test_what_rank_0_has_just_begun_is_not_taken_over(work: Path, tmp_path: Path) -> None:
+    made = _made(tmp_path, "of rank 0\n")
+    os.utime(made, (2e9, 2e9))
+    os.link(made, work / "log.txt")
+    assert Path("log.txt").read_text() == "of rank 0\n"
+    with open("log.txt", "a") as file:
+        file.write("mine\n")
+    assert Path("log.txt").read_text() == "mine\n"
 
 
 def _made(tmp_path: Path, text: str) -> str:

@@ -12,6 +12,7 @@ import builtins
 import io
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Shadows:
     """
 
     def __init__(self, logs: Path, rank: int) -> None:
-        self._logs = os.path.join(logs, "")
+        self._logs, self._began = os.path.join(logs, ""), time.time()
         self._folder = logs / FOLDER / f"rank-{rank:03d}"
 
     def place(self, path: Any) -> Path | None:
@@ -56,9 +57,13 @@ class Shadows:
         if not os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
             return path  # the error is the program's own
         own.parent.mkdir(parents=True, exist_ok=True)
-        if keeps and not own.exists() and os.path.isfile(path):
+        if keeps and not own.exists() and self._was_there(path):
             shutil.copyfile(path, own)
         return own
+
+    def _was_there(self, path: Any) -> bool:
+        """Whether there was such a file before the run: else it is rank 0's, and more or less of it is there by now."""
+        return os.path.isfile(path) and os.stat(path).st_mtime < self._began
 
     def to_read(self, path: Any) -> Any:
         """The worker's own file, where it wrote one."""
