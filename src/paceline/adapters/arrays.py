@@ -23,7 +23,7 @@ from paceline.adapters.views import Arrays, check_apart, named, view
 from paceline.attach import prepare
 from paceline.errors import UnsupportedError
 from paceline.payload import Delta, FirstMoment, Gradient
-from paceline.rule import Rule, is_asynchronous
+from paceline.rule import Rule, is_asynchronous, steps_with_gradients
 from paceline.session import Run
 from paceline.settings import Settings
 
@@ -283,6 +283,15 @@ def check_rule(rule: Rule, momentum: bool) -> None:
                 f"{rule.text()} changes what the optimizer keeps, which is your program's own; use another rule or "
                 'local_state="keep", or show SGD\'s momentum: attach_arrays(..., momentum=arrays, decay=0.9)'
             )
+
+
+def refuse_gradients(rule: Rule, who: str, where: str) -> None:
+    """Refuse rules that exchange gradients, where a framework keeps them to itself."""
+    if steps_with_gradients(rule):
+        raise UnsupportedError(
+            f"{rule.text()} exchanges gradients, which {who} computes and uses {where}; use a rule that exchanges "
+            "blocks only (bmuf, diloco, averaging, ..), without warmup"
+        )
 
 
 def _checked_momentum(
