@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
 
 from paceline import ending
+from paceline.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule
 from paceline.adapters.views import Arrays, check_apart, named, view
 from paceline.attach import prepare
+from paceline.engine import Engine
 from paceline.errors import UnsupportedError
-from paceline.payload import Delta, FirstMoment, Gradient
-from paceline.rule import Rule, is_asynchronous, steps_with_gradients
+from paceline.rule import Rule
 from paceline.session import Run
 from paceline.settings import Settings
 
@@ -42,44 +42,6 @@ class Holder(nn.Module):
             self.register_buffer(name, tensor)
 
 
-class Elsewhere(Optimizer):
-    """Stands for an optimizer that is not torch's: its step has been made, and `step` fires the hooks."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing."""
-
-
-class ElsewhereMomentum(SGD):
-    """The same for SGD whose momentum is known, so that block rules can restart or average it.
-
-    Args:
-        parameters: what it trains.
-        momentum: of each parameter, in the program's memory.
-        decay: by which the program multiplies it at each step.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], momentum: list[Tensor], decay: float) -> None:
-        super().__init__(parameters, lr=0.0, momentum=decay)
-        for group in self.param_groups:
-            del group["lr"]  # the program's own affair; what is not there cannot be tuned
-        for parameter, tensor in zip(parameters, momentum, strict=True):
-            self.state[parameter]["momentum_buffer"] = tensor
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing."""
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Write what was saved into the program's memory."""
-        views = {parameter: state["momentum_buffer"] for parameter, state in self.state.items()}
-        super().load_state_dict(state_dict)
-        for parameter, tensor in views.items():
-            tensor.copy_(self.state[parameter]["momentum_buffer"])
-            self.state[parameter]["momentum_buffer"] = tensor
-
-
 class ArrayRun(Run):
     """A run over arrays; made by `attach_arrays`.
 
@@ -91,7 +53,12 @@ class ArrayRun(Run):
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], rule: Rule, settings: Settings, *more: Any
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        rule: Rule,
+        settings: Settings,
+        *more: Any,
     ) -> None:
         check_apart({**parameters, **buffers})
         holder = Holder(parameters, buffers)
@@ -118,12 +85,21 @@ class ArrayRun(Run):
     def _gradients_due(self) -> bool:
         return self._engine is not None and self._engine.gradients_due
 
-    def _exchange_gradients(self) -> None:
+    def _exchange_gradients(self) -> dict[str, Tensor]:
+        """The mean of the parameters' gradients, in their memory."""
         assert self._engine is not None
-        self._engine.before_step(self._stepper)
-        self._meant = True
-        for parameter in self._parameters.values():
-            parameter.grad = None  # the program's memory is not held on to
+        try:
+            self._engine.before_step(self._stepper)
+            return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        finally:
+            self._meant = True
+            for parameter in self._parameters.values():
+                parameter.grad = None  # the program's memory is not held on to
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the next step leaves the parameters alone, and does not look at them."""
+        return self._engine is None or (isinstance(self._engine, Engine) and self._engine.quiet)
 
     def _like(self, what: str, arrays: Any) -> dict[str, Tensor]:
         """Views of arrays that must look like the parameters, by name."""
@@ -201,6 +177,7 @@ class WritableRun(ArrayRun):
             self._check_place()
         else:
             given, found = named(arrays), self._like("array", arrays)
+            self._check_strides(found)
             for name, tensor in found.items():
                 self._parameters[name].data = tensor
             self._arrays, self._unmoved = given, {}
@@ -208,6 +185,18 @@ class WritableRun(ArrayRun):
             for name, tensor in self._like("momentum", momentum).items():
                 self._stepper.state[self._parameters[name]]["momentum_buffer"] = tensor
         self._step()
+
+    def _check_strides(self, found: Mapping[str, Tensor]) -> None:
+        """Numbers are exchanged in the order in which they lie, which has to stay the same."""
+        for name, tensor in found.items():
+            known = self._parameters[name].stride()
+            if tensor.stride() != known and tensor.numel() > 1:
+                raise UnsupportedError(
+                    self.world.sign(
+                        f"the array {name} has strides {tensor.stride()} and was attached with {known}; keep its "
+                        "order, e.g. with numpy.ascontiguousarray"
+                    )
+                )
 
     def _check_place(self) -> None:
         """Refuse arrays that have gone elsewhere, or that nobody trains."""
@@ -267,31 +256,6 @@ def attach_arrays(
         MismatchError: the workers' arrays differ in names, shapes or dtypes (on every worker alike).
     """
     return WritableRun(arrays, buffers, momentum, decay, *prepare(rule, **settings))
-
-
-def check_rule(rule: Rule, momentum: bool) -> None:
-    """Refuse rules that make the optimizer's step themselves, or ask for state that nobody has shown."""
-    payload = rule.payload
-    if isinstance(payload, FirstMoment) or (is_asynchronous(rule) and isinstance(payload, Gradient)):
-        raise UnsupportedError(
-            f"{rule.text()} makes the optimizer's step itself, and here the step is your program's own; use a rule "
-            "that exchanges blocks (bmuf, diloco, averaging, asgd with a period, easgd), or sync"
-        )
-    if isinstance(payload, Delta) and not momentum:
-        if payload.adam_only or payload.local_state in ("average", "compensate", "reset"):
-            raise UnsupportedError(
-                f"{rule.text()} changes what the optimizer keeps, which is your program's own; use another rule or "
-                'local_state="keep", or show SGD\'s momentum: attach_arrays(..., momentum=arrays, decay=0.9)'
-            )
-
-
-def refuse_gradients(rule: Rule, who: str, where: str) -> None:
-    """Refuse rules that exchange gradients, where a framework keeps them to itself."""
-    if steps_with_gradients(rule):
-        raise UnsupportedError(
-            f"{rule.text()} exchanges gradients, which {who} computes and uses {where}; use a rule that exchanges "
-            "blocks only (bmuf, diloco, averaging, ..), without warmup"
-        )
 
 
 def _checked_momentum(

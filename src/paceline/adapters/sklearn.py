@@ -22,7 +22,8 @@ import numpy as np
 from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from paceline.adapters.arrays import WritableRun, refuse_gradients
+from paceline.adapters.arrays import WritableRun
+from paceline.adapters.elsewhere import refuse_gradients
 from paceline.attach import prepare
 from paceline.errors import UnsupportedError
 from paceline.rule import Rule

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,18 +54,23 @@ def view(name: str, array: Any) -> Tensor:
             belongs to a library that shares no memory.
     """
     tensor = _shared(name, array)
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise UnsupportedError(
-            f"{name} holds {_plain(tensor)}, and only floating-point numbers can be trained; leave it away, or "
-            "convert it, e.g. array.astype('float32')"
-        )
-    outer_dtype(tensor.dtype)
+    check_trainable(name, tensor)
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         raise UnsupportedError(
             f"{name} of shape {tuple(tensor.shape)} has holes between its numbers, or repeats them (strides "
             f"{tensor.stride()}); attach a contiguous copy and train that, e.g. array.copy()"
         )
     return tensor
+
+
+def check_trainable(name: str, tensor: Tensor) -> None:
+    """Refuse numbers that cannot be trained."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise UnsupportedError(
+            f"{name} holds {_plain(tensor)}, and only floating-point numbers can be trained; leave it away, or "
+            "convert it, e.g. array.astype('float32')"
+        )
+    outer_dtype(tensor.dtype)
 
 
 def check_apart(tensors: Mapping[str, Tensor]) -> None:
@@ -74,7 +80,7 @@ def check_apart(tensors: Mapping[str, Tensor]) -> None:
         for name, t in tensors.items()
         if t.numel()
     )
-    for one, other in zip(places, places[1:], strict=False):
+    for one, other in itertools.pairwise(places):
         if one[0] == other[0] and other[1] < one[2]:
             raise UnsupportedError(f"{one[3]} and {other[3]} lie in the same memory; attach one of them")
 
