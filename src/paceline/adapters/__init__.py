@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 5, doors for programs that do not step a torch optimizer themselves; each framework is imported by its own door.
+"""Floor 5, doors for programs that step no torch optimizer themselves; each framework is imported by its own door.
 
 =============================  =============================================================================
 :mod:`.arrays`                 any arrays that can be written to: NumPy, CuPy, whatever speaks DLPack

@@ -59,12 +59,13 @@ def check_rule(rule: Rule, momentum: bool) -> None:
             f"{rule.text()} makes the optimizer's step itself, and here the step is your program's own; use a rule "
             "that exchanges blocks (bmuf, diloco, averaging, asgd with a period, easgd), or sync"
         )
-    if isinstance(payload, Delta) and not momentum:
-        if payload.adam_only or payload.local_state in ("average", "compensate", "reset"):
-            raise UnsupportedError(
-                f"{rule.text()} changes what the optimizer keeps, which is your program's own; use another rule or "
-                'local_state="keep", or show SGD\'s momentum: attach_arrays(..., momentum=arrays, decay=0.9)'
-            )
+    if not isinstance(payload, Delta) or momentum:
+        return
+    if payload.adam_only or payload.local_state in ("average", "compensate", "reset"):
+        raise UnsupportedError(
+            f"{rule.text()} changes what the optimizer keeps, which is your program's own; use another rule or "
+            'local_state="keep", or show SGD\'s momentum: attach_arrays(..., momentum=arrays, decay=0.9)'
+        )
 
 
 def refuse_gradients(rule: Rule, who: str, where: str) -> None:
