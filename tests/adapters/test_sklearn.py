@@ -28,7 +28,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "one class": lambda: SGDOneClassSVM(random_state=0),
     "perceptron": lambda: Perceptron(random_state=0),
     "mlp sgd": lambda: MLPClassifier((8,), solver="sgd", learning_rate_init=0.1, random_state=0),
-    "mlp adam": lambda: MLPRegressor((8,), random_state=0),
+    "mlp adam": lambda: MLPRegressor(hidden_layer_sizes=(8,), random_state=0),
 }
 
 
