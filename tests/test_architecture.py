@@ -76,6 +76,7 @@ FLOORS: dict[str, int] = {
     "planner": 5,
     "zero": 5,
     "cli": 5,
+    "adapters": 5,
     # the roof: the names that a user imports
     "__init__": 6,
     "__main__": 6,

@@ -14,6 +14,7 @@ it is applied; `simulate` runs a program with N virtual workers in one process.
 
 from __future__ import annotations
 
+from paceline.adapters.arrays import attach_arrays
 from paceline.attach import attach
 from paceline.errors import (
     CacheError,
@@ -62,6 +63,7 @@ __all__ = [
     "World",
     "__version__",
     "attach",
+    "attach_arrays",
     "rule_from_text",
     "simulate",
 ]

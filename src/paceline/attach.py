@@ -20,6 +20,9 @@ from paceline.session import Run
 from paceline.settings import Settings
 from paceline.transport.tls import TLS
 
+FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep")
+"""Settings that are taken as they are given."""
+
 
 def attach(
     model: Modules,
@@ -78,7 +81,38 @@ def attach(
         CheckpointError: `checkpoint` cannot be read.
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
     """
-    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), rule_settings)
+    chosen = prepare(
+        rule,
+        log=log,
+        timeout_s=timeout_s,
+        seed=seed,
+        outer_state=outer_state,
+        scaler=scaler,
+        group=group,
+        tls=tls,
+        transport=transport,
+        guard=guard,
+        checkpoint=checkpoint,
+        every_blocks=every_blocks,
+        keep=keep,
+        **rule_settings,
+    )
+    return Run(model, optimizer, *chosen)
+
+
+def prepare(
+    rule: Rule | str | None = None,
+    *,
+    log: str | Path | None = None,
+    timeout_s: float | None = None,
+    tls: TLS | str | Path | None = None,
+    guard: Guard | str | None = "auto",
+    **given: Any,
+) -> tuple[Rule, Settings]:
+    """What `attach` makes of its arguments behind the model and the optimizer: `given` are further fields of
+    `Settings`, and settings of the rule."""
+    further = {name: given.pop(name) for name in FURTHER if name in given}
+    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
     if guard not in (None, "auto") and is_asynchronous(chosen):
         raise UnsupportedError(
             f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
@@ -87,20 +121,13 @@ def attach(
     settings = Settings(
         log=log if log is not None else os.environ.get("PACELINE_LOG"),
         timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
-        seed=seed,
-        outer_state=outer_state,
-        scaler=scaler,
-        group=group,
         tls=_certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
-        transport=transport,
         control=os.environ.get("PACELINE_CONTROL") or None,
         guard=make_guard(guard),
-        checkpoint=checkpoint,
-        every_blocks=every_blocks,
-        keep=keep,
         start=os.environ.get("PACELINE_RESUME") or None,
+        **further,
     )
-    return Run(model, optimizer, chosen, _of_a_search(settings))
+    return chosen, _of_a_search(settings)
 
 
 def _of_a_search(settings: Settings) -> Settings:

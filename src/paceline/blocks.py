@@ -154,6 +154,12 @@ class Blocks:
         """Whether something is under way, and the next step begins nothing more."""
         return bool(self.turns.made) and self.turns.steps + 1 < self._schedule.ends(self.turns.begun)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether the next step neither begins an exchange nor lands one: nobody then looks at the parameters."""
+        lands = any(made + 1 >= self._schedule.overlap for made in self.turns.made.values())
+        return not lands and self.turns.steps + 1 < self.turns.ends(self._schedule)
+
     def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
         """End the block of the fragment whose turn it is; it lands at once, or later.
 

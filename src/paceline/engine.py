@@ -325,6 +325,11 @@ class Engine:
         self.rule = rule
 
     @property
+    def quiet(self) -> bool:
+        """Whether the next step leaves the parameters alone, and does not look at them."""
+        return self.blocks is not None and not self.gradients_due and self.blocks.quiet
+
+    @property
     def ahead(self) -> Blocks | None:
         """The blocks, where the user's model differs from the global one."""
         return None if self._flow.lockstep or self.closed else self.blocks

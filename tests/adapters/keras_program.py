@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small Keras model in a process of its own, since a process has one backend; prints what was seen as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import paceline
+from paceline.adapters.keras import Paceline
+from tests.helpers import simulate
+
+DRAWN = np.random.RandomState(0)
+X = DRAWN.randn(48, 5).astype("float32")
+Y = (X[:, :1] > 0).astype("float32")
+
+
+def model(**compiled: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    made = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    made.add(keras.layers.Dense(1))
+    made.compile(keras.optimizers.Adam(0.05), "mse", **compiled)
+    return made
+
+
+def train(rule: str | None, resume: Path | None = None, save: Path | None = None, epochs: int = 2) -> list[bytes]:
+    made, x, y, callbacks = model(), X, Y, []
+    if rule is not None:
+        callback = Paceline(made, rule)
+        if resume is not None:
+            callback.run.resume(resume)
+        x, y = callback.part(X, Y)
+        callbacks = [callback]
+        if save is not None:
+            callbacks.insert(0, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: callback.run.save(save)))
+    done = epochs - 1 if resume is not None else 0
+    made.fit(x, y, 8, epochs, 0, callbacks, shuffle=False, initial_epoch=done)
+    return [np.array(value).tobytes() for value in made.get_weights()]
+
+
+def refusal(rule: str = "bmuf", **compiled: Any) -> str:
+    try:
+        Paceline(model(**compiled), rule)
+    except paceline.UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def main(folder: Path) -> None:
+    rule = "bmuf(period=2)"
+    plain = train(None)
+    pair = simulate(lambda: train(rule), 2)
+    simulate(lambda: train(rule, save=folder / "one", epochs=1), 2)
+    resumed = simulate(lambda: train(rule, resume=folder / "one"), 2)
+    seen = {
+        "backend": keras.backend.backend(),
+        "one is plain": train(rule) == plain,
+        "two agree": pair[0] == pair[1] and pair[0] != plain,
+        "resumed": resumed[0] == pair[0],
+        "gradients": refusal("sync"),
+        "several steps": refusal(steps_per_execution=2),
+    }
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scikit-learn's models with `partial_fit` on its digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.datasets import load_digits
+from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+import paceline
+from paceline.adapters import sklearn as door
+from tests.helpers import same_bits, simulate
+
+X, DIGIT = load_digits(return_X_y=True)
+X, ODD = X[:260] / 16, DIGIT[:260] % 2
+BATCHES = [(X[k : k + 20], ODD[k : k + 20]) for k in range(20, 260, 20)]
+MODELS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: SGDClassifier(random_state=0),
+    "regression": lambda: SGDRegressor(random_state=0),
+    "one class": lambda: SGDOneClassSVM(random_state=0),
+    "perceptron": lambda: Perceptron(random_state=0),
+    "mlp sgd": lambda: MLPClassifier((8,), solver="sgd", learning_rate_init=0.1, random_state=0),
+    "mlp adam": lambda: MLPRegressor(hidden_layer_sizes=(8,), random_state=0),
+}
+
+
+def fit(model: Any, x: Any, y: Any) -> None:
+    if isinstance(model, SGDOneClassSVM):
+        model.partial_fit(x)
+    elif isinstance(model, (SGDRegressor, MLPRegressor)):
+        model.partial_fit(x, y.astype(float))
+    else:
+        model.partial_fit(x, y, classes=[0, 1])
+
+
+def begun(name: str) -> Any:
+    model = MODELS[name]()
+    fit(model, X[:20], ODD[:20])
+    return model
+
+
+def values(model: Any) -> dict[str, torch.Tensor]:
+    return {k: torch.from_numpy(v.copy()) for k, v in door.arrays_of(model, door._attributes(model)).items()}
+
+
+def program(name: str, rule: str) -> Callable[[], Any]:
+    def made() -> Any:
+        model = begun(name)
+        with door.attach(model, rule) as run:
+            for x, y in run.share(BATCHES):
+                fit(model, x, y)
+                run.step()
+        assert same_bits(values(run.model_for_export()), values(model))
+        return model
+
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_worker_is_the_plain_program_and_several_agree(name: str) -> None:
+    plain = begun(name)
+    for x, y in BATCHES:
+        fit(plain, x, y)
+    assert same_bits(values(program(name, "bmuf(period=2)")()), values(plain))
+    ends = [values(model) for model in simulate(program(name, "averaging(period=2)"), 2)]
+    assert same_bits(ends[0], ends[1]) and not same_bits(ends[0], values(plain))
+
+
+def test_averaging_is_the_mean_of_what_the_workers_learned() -> None:
+    """One block over the whole of each worker's data: the mean of models that were trained apart."""
+    apart = []
+    for rank in range(2):
+        model = begun("regression")
+        for x, y in BATCHES[rank::2]:
+            fit(model, x, y)
+        apart.append(values(model))
+    ends = [values(model) for model in simulate(program("regression", "averaging(period=6)"), 2)]
+    mean = {name: (apart[0][name] + apart[1][name]) / 2 for name in apart[0]}
+    assert all(torch.allclose(ends[0][name], mean[name], rtol=1e-12, atol=1e-14) for name in mean)
+
+
+def test_momentum_of_a_network_restarts_with_each_block() -> None:
+    def made() -> list[bool]:
+        model, still = begun("mlp sgd"), []
+        with door.attach(model, "bmuf(period=2)") as run:
+            for x, y in run.share(BATCHES):
+                fit(model, x, y)
+                run.step()
+                still.append(all(not v.any() for v in model._optimizer.velocities))
+        return still
+
+    assert simulate(made, 2)[0] == [False, True] * 3
+
+
+def test_resume_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    def made(stop: int, resume: bool) -> Callable[[], Any]:
+        def run_it() -> Any:
+            model = begun("mlp adam")
+            with door.attach(model, "bmuf(period=2)") as run:
+                if resume:
+                    run.resume(tmp_path / "saved")
+                for x, y in BATCHES[run.minibatches : stop]:
+                    fit(model, x, y)
+                    run.step()
+                if stop == 3:
+                    run.save(tmp_path / "saved")
+            return values(model)
+
+        return run_it
+
+    whole = simulate(made(8, False), 2)
+    simulate(made(3, False), 2)
+    assert same_bits(simulate(made(8, True), 2)[0], whole[0])
+
+
+REFUSED = [
+    (lambda: SGDClassifier(), "bmuf", "no coef_ yet"),
+    (lambda: SGDClassifier(average=True), "bmuf", "two sets of parameters"),
+    (lambda: MLPClassifier(solver="lbfgs"), "bmuf", "no partial_fit"),
+    (lambda: MiniBatchKMeans(), "bmuf", "MiniBatchKMeans is none of"),
+    (lambda: SGDClassifier(), "sync", "sync.* exchanges gradients"),
+    (lambda: SGDClassifier(), "bmuf(warmup=5)", "exchanges gradients"),
+]
+
+
+@pytest.mark.parametrize(("make", "rule", "says"), REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(make: Any, rule: str, says: str) -> None:
+    with pytest.raises(paceline.UnsupportedError, match=says):
+        door.attach(make(), rule)
+
+
+def test_other_models_say_what_holds_their_parameters() -> None:
+    model = begun("sgd")
+    run = door.attach(model, "averaging", attributes=("coef_",))
+    assert run._parameters["coef_"].data_ptr() == np.asarray(model.coef_).ctypes.data
+    run.close()
