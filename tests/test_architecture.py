@@ -75,6 +75,7 @@ FLOORS: dict[str, int] = {
     "doctor": 5,
     "planner": 5,
     "cli": 5,
+    "adapters": 5,
     # the roof: the names that a user imports
     "__init__": 6,
     "__main__": 6,

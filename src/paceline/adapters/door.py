@@ -35,6 +35,11 @@ OWN = {
     "group": "has no data parallelism of its own beside paceline's",
 }
 """Settings of `attach` that belong to the framework, and why."""
+FOREIGN = {
+    "PACELINE_CONTROL": "workers that come and go (--elastic)",
+    "PACELINE_ROUND": "the rounds of `paceline tune --search`",
+}
+"""Variables of runs in which the program's loop has to follow paceline's, and not the other way round."""
 FOLDER = "paceline"
 """Where paceline's part of a checkpoint lies: a folder in the framework's, or beside its file with this ending."""
 
@@ -58,10 +63,7 @@ class Door:
         for name in OWN:
             if name in settings:
                 raise UnsupportedError(f"{framework} {OWN[name]}; leave {name}= away")
-        for variable, what in (
-            ("PACELINE_CONTROL", "workers that come and go (--elastic)"),
-            ("PACELINE_ROUND", "tune"),
-        ):
+        for variable, what in FOREIGN.items():
             if os.environ.get(variable):
                 raise UnsupportedError(
                     f"{framework} keeps its own account of steps and epochs, which does not go with {what}; start "

@@ -28,11 +28,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from paceline.adapters.accelerate import PreparedLoader, one_device
 from paceline.adapters.door import FOLDER, Door
+from paceline.checkpoint import read_manifest
 from paceline.errors import UnsupportedError
 from paceline.rule import Rule
 from paceline.session import Run
 
-REFUSED = ("auto_find_batch_size", "deepspeed", "fsdp", "push_to_hub", "torch_empty_cache_steps")[:3]
+REFUSED = ("auto_find_batch_size", "deepspeed", "fsdp")
+"""TrainingArguments that spread the model over processes, or begin the training again within itself."""
 
 
 class PacelineCallback(TrainerCallback):  # type: ignore[misc]
@@ -67,8 +69,8 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         if trainer is None:
             raise UnsupportedError(
-                "PacelineCallback came to its Trainer after that was made; give it to Trainer(..., callbacks=[...]), or "
-                "call callback.join(trainer)"
+                "PacelineCallback came to its Trainer after that was made; give it to Trainer(..., callbacks=[...]), "
+                "or call callback.join(trainer)"
             )
         accelerator = trainer.accelerator
         self.door.attach(trainer.model, trainer.optimizer.optimizer, accelerator.scaler)
@@ -131,12 +133,12 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         if checkpoint is True:
             checkpoint = transformers.trainer.get_last_checkpoint(self._trainer.args.output_dir)
         folder = Path(str(checkpoint)) / FOLDER
-        workers = len(list(folder.glob("rank-*"))) if folder.is_dir() else 1
+        workers = read_manifest(folder)["size"] if folder.is_dir() else 1
         if workers != self.door.world.size:
             raise UnsupportedError(
                 self.door.world.sign(
-                    f"{checkpoint} was written by {workers} workers, and the Trainer counts epochs by the steps of one; "
-                    "resume with as many as wrote it, or begin anew from its weights with from_pretrained"
+                    f"{checkpoint} was written by {workers} workers, and the Trainer counts epochs by the steps of "
+                    "one; resume with as many as wrote it, or begin anew from its weights with from_pretrained"
                 )
             )
         return folder
