@@ -16,14 +16,16 @@ with its device, and its place is the worker's rank, so that the main process al
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.data_loader import DataLoaderStateMixin, SeedableRandomSampler
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, send_to_device
+from torch.utils.data import BatchSampler, RandomSampler
 
 from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.data import Share
@@ -79,7 +81,7 @@ class PreparedLoader(SharedLoader, DataLoaderStateMixin):
     """A worker's part of a loader that accelerate has prepared: batches on the device, and the last one announced."""
 
     def __init__(self, loader: Any, door: Door) -> None:
-        super().__init__(getattr(loader, "base_dataloader", loader), door)
+        super().__init__(_as_given(loader), door)
         self._device = getattr(loader, "device", None)
         self.gradient_state = GradientState()
 
@@ -93,6 +95,21 @@ class PreparedLoader(SharedLoader, DataLoaderStateMixin):
     def placed(self, batch: Any, share: Share) -> Any:
         self.end_of_dataloader = share.progress >= 1.0
         return batch if self._device is None else send_to_device(batch, self._device)
+
+
+def _as_given(loader: Any) -> Any:
+    """The loader that was prepared, with batches and sampler as they were before: a run shuffles by its own seed."""
+    base = getattr(loader, "base_dataloader", loader)
+    batches = getattr(base, "batch_sampler", None)
+    if type(batches) is not BatchSampler:
+        return base
+    sampler = batches.sampler
+    if isinstance(sampler, SeedableRandomSampler):
+        sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
+    found = copy.copy(base)
+    # torch refuses assignments
+    found.__dict__.update(sampler=sampler, batch_size=batches.batch_size, drop_last=batches.drop_last)
+    return found
 
 
 class PacelineAccelerator(Accelerator):  # type: ignore[misc]
