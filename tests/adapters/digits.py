@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from typing import Any
 
@@ -79,14 +80,21 @@ def plain_loop(rule: str, **settings: Any) -> Net:
     for _ in range(EPOCHS):
         part = run.share(data)
         for number, batch in enumerate(part, start=1):
-            (model(**batch)["loss"] / every).backward()
-            if number % every == 0 or number == len(part):
+            last = number % every == 0 or number == len(part)
+            with contextlib.nullcontext() if last else run.no_sync():
+                (model(**batch)["loss"] / every).backward()
+            if last:
                 if clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), clip)
                 optimizer.step()
                 optimizer.zero_grad()
     run.close()
     return model
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the model's state."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def all_once(seen: list[list[int]], epochs: int = EPOCHS) -> bool:
