@@ -17,10 +17,10 @@ from tests.helpers import same_bits, simulate
 
 pytest.importorskip("accelerate")
 
-from accelerate import Accelerator  # noqa: E402
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 
-from paceline.adapters.accelerate import PacelineAccelerator  # noqa: E402
+from paceline.adapters.accelerate import PacelineAccelerator
 
 
 @pytest.fixture(autouse=True)

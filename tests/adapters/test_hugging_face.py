@@ -18,10 +18,10 @@ from tests.helpers import same_bits, simulate
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
-from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from accelerate.state import AcceleratorState, GradientState
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from paceline.adapters.hugging_face import PacelineCallback  # noqa: E402
+from paceline.adapters.hugging_face import PacelineCallback
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_two_workers_do_what_the_two_lines_do(rule: str, settings: dict[str, Any
     for (net, trainer, _), other in zip(found, plain, strict=True):
         assert same_bits(state_of(net), state_of(other))
         assert trainer.state.global_step == 14
-    assert [trainer.is_world_process_zero() for _, trainer, _ in found] == [True, False]
+    assert [trainer.state.is_world_process_zero for _, trainer, _ in found] == [True, False]
 
 
 def test_accumulation_uses_all_samples(tmp_path: Path) -> None:
