@@ -4,7 +4,7 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[PacelineCallback("bmuf", period=16)])
 
 started with `paceline run --workers 4 train.py`. `TrainingArguments` let accelerate set up data parallelism when a
-launcher has set its variables; the callback takes that back (:func:`paceline.adapters.accelerate.one_device`), and the
+launcher has set its variables; the callback takes that back (:mod:`paceline.adapters.one_device`), and the
 Trainer goes on as on one device. The training data are shared, so that each sample is used once an epoch. Evaluation
 takes the global model and all data, on every worker alike. Rank 0 alone logs and writes; the weights it writes are the
 global model, and what else a resume needs lies in the checkpoint's folder `paceline`.
@@ -26,8 +26,8 @@ import transformers.trainer
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from paceline.adapters.accelerate import PreparedLoader, one_device
 from paceline.adapters.door import FOLDER, Door
+from paceline.adapters.one_device import PreparedLoader, one_device
 from paceline.checkpoint import read_manifest
 from paceline.errors import UnsupportedError
 from paceline.rule import Rule
