@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 5, doors for programs that step no torch optimizer themselves; each framework is imported by its own door.
+"""Floor 5, doors into frameworks, and for programs that step no torch optimizer themselves.
+
+Each framework is imported by its own door only.
 
 =============================  =============================================================================
+:mod:`.lightning`              a strategy for the Trainer of Lightning
+:mod:`.fabric`                 the same for Lightning's Fabric
+:mod:`.hugging_face`           a callback for the Trainer of transformers
+:mod:`.accelerate`             an `Accelerator`
 :mod:`.arrays`                 any arrays that can be written to: NumPy, CuPy, whatever speaks DLPack
 :mod:`.jax`                    JAX, with or without optax
 :mod:`.sklearn`                scikit-learn's models with `partial_fit`
