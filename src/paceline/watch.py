@@ -332,6 +332,7 @@ class Watch:
             "exchanging_s": exchanging_s,
             "waiting_for_data_s": self.data_s,
             "left_out": float(self._left_out_of),
+            "workers": float(self._transport.world.size),
         }
 
     def value(self, name: str, value: float) -> None:

@@ -57,6 +57,13 @@ figcaption { margin: 0 0 .5rem; }
 figcaption b { display: block; }
 figcaption span { color: var(--pale); font-size: .92rem; }
 footer { margin-top: 3rem; color: var(--pale); font-size: .85rem; }
+@media (max-width: 40rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
+  figure .wide svg { width: 36rem; }
+  th { white-space: nowrap; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
+}
 @media print { main { max-width: none; } figure { break-inside: avoid; } }
 """
 
@@ -113,7 +120,7 @@ def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:
     """A figure inside the page, with its title and what it answers."""
     return (
         f'<figure role="img" aria-label="{escape(title)}"><figcaption><b>{escape(title)}</b>'
-        f"<span>{escape(caption)}</span></figcaption>{inline_svg(drawing, number)}</figure>"
+        f'<span>{escape(caption)}</span></figcaption><div class="wide">{inline_svg(drawing, number)}</div></figure>'
     )
 
 

@@ -44,6 +44,7 @@ KNOWN: dict[str, tuple[Family, dict[str, str]]] = {
     "samples": (_counter("samples", "Samples of this worker, counted by run.share."), {}),
     "bytes_sent": (_counter("sent_bytes", "Bytes sent to other workers."), {}),
     "left_out": (_counter("left_out", "Contributions of any worker that were kept out of the mean."), {}),
+    "workers": (_gauge("workers", "Workers of the run."), {}),
     "computing_s": (SECONDS, {"part": "computing"}),
     "waiting_s": (SECONDS, {"part": "waiting"}),
     "exchanging_s": (SECONDS, {"part": "exchanging"}),

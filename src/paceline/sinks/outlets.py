@@ -66,6 +66,7 @@ class Outlets:
         """Numbers for whoever scrapes them; returns where."""
         metrics = Metrics(address, self._world)
         self._closing.append(metrics)
+        metrics.take({f"{PREFIX}{name}": value for name, value in self._totals(0).items()}, 0)
         self.add(metrics.take, 0.0, True)
         return metrics.address
 
