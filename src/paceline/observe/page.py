@@ -26,7 +26,7 @@ CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+main { max-width: 70rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
 h2 { font-size: 1.25rem; margin: 2.6rem 0 .8rem; }
 code { font: .92em ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; }
@@ -48,7 +48,7 @@ th, td { padding: .42rem .5rem; border-bottom: 1px solid var(--line); text-align
   white-space: nowrap; }
 th { color: var(--pale); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.text, td.text { text-align: left; }
-td.long { white-space: normal; min-width: 9rem; }
+td.long { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
 tbody tr:hover { background: var(--panel); }
 .note { color: var(--pale); font-size: .9rem; margin: .5rem 0 0; }
 figure { margin: 0 0 2.2rem; }
@@ -60,7 +60,7 @@ footer { margin-top: 3rem; color: var(--pale); font-size: .85rem; }
 @media (max-width: 40rem) {
   main { padding: 1.5rem 1rem 3rem; }
   h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
-  figure .wide svg { width: 36rem; }
+  figure .wide svg { width: 30rem; }
   th { white-space: nowrap; }
   th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
 }
