@@ -29,5 +29,7 @@ def command(
         trace = write_trace(directory, output, since_s=since, until_s=math.inf if until is None else until)
     out().print(f"{trace.workers} workers, {trace.slices:,} spans; clocks: {trace.clock}", markup=False)
     if trace.folded > 1:
-        out().print(f"the log is long: a span is {trace.folded} lines of it; --since and --until show less of it, finer")
+        out().print(
+            f"the log is long: a span is {trace.folded} lines of it; --since and --until show less of it, finer"
+        )
     out().print(f"trace: {trace.path}", soft_wrap=True, markup=False)

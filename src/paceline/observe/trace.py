@@ -151,7 +151,15 @@ def _spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folde
             if stop > place:
                 about = {"seconds": round(parts[name], 6), **_facts(lines)}
                 where = {"pid": worker.rank, "tid": _thread(run, name)}
-                yield {"ph": "X", "name": name, "cat": "worker", "ts": place, "dur": stop - place, **where, "args": about}
+                yield {
+                    "ph": "X",
+                    "name": name,
+                    "cat": "worker",
+                    "ts": place,
+                    "dur": stop - place,
+                    **where,
+                    "args": about,
+                }
             place = max(place, stop)
         before = max(before, end)
 
@@ -173,6 +181,7 @@ def _facts(lines: Sequence[Exchange]) -> Event:
 
 def _moments(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window) -> Iterator[Event]:
     """What happened at a moment, and the values that were reported."""
+
     def at(at_s: float) -> Event:
         return {"ts": max(0, round(1e6 * (clocks.common(worker, at_s) - window[0]))), "pid": worker.rank}
 

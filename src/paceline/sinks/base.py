@@ -64,7 +64,9 @@ class _Metrics:
         if callable(getattr(tracker, "active_run", None)):  # MLflow's active run is that of a thread, not of all
             active = tracker.active_run()
             if active is None:
-                raise UnsupportedError("MLflow has no active run here; call mlflow.start_run() before run.log_to(mlflow)")
+                raise UnsupportedError(
+                    "MLflow has no active run here; call mlflow.start_run() before run.log_to(mlflow)"
+                )
             self._which = {"run_id": active.info.run_id}
 
     def log(self, values: Values, step: int) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers as the text that Prometheus reads: its exposition format, version 0.0.4.
 
-    # HELP paceline_sent_bytes_total Bytes sent to other workers.
-    # TYPE paceline_sent_bytes_total counter
-    paceline_sent_bytes_total{rank="0",host="alpha"} 1048576
+# HELP paceline_sent_bytes_total Bytes sent to other workers.
+# TYPE paceline_sent_bytes_total counter
+paceline_sent_bytes_total{rank="0",host="alpha"} 1048576
 """
 
 from __future__ import annotations
