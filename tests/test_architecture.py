@@ -64,6 +64,7 @@ FLOORS: dict[str, int] = {
     "watch": 4,
     "tuning": 4,
     "settings": 4,
+    "sinks": 4,
     "control": 4,
     "session": 4,
     "attach": 4,

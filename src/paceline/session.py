@@ -33,6 +33,7 @@ from paceline.regroup import Old
 from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
+from paceline.sinks.outlets import Outlets
 from paceline.transport import Alone, Transport, connect
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox
@@ -74,6 +75,8 @@ class Run:
         try:
             number = self._live.member.worker if self._live is not None else self.world.rank
             self._watch = Watch(Journal(settings.log, number), self._transport)
+            self._outlets = Outlets(lambda: self.world, self._watch.totals, lambda: self._tuner.knobs.numbers())
+            self._watch.told = self._outlets.stands
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
             self._tuner = self._tuning(rule)
             if self.world.size > 1 or self._live is not None:
@@ -283,9 +286,47 @@ class Run:
         return self._feed.share(loader, even)
 
     def log(self, **values: float) -> None:
-        """Write values (such as `loss=loss.item()`) to the event log, at the present minibatch."""
-        for name, value in values.items():
-            self._watch.value(name, float(value))
+        """Write values (such as `loss=loss.item()`) to the event log, and to the sinks, at the present minibatch."""
+        numbers = {name: float(value) for name, value in values.items()}
+        for name, value in numbers.items():
+            self._watch.value(name, value)
+        self._outlets.said(numbers, self._flow.steps)
+
+    def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:
+        """Send what `log` gets to a sink as well, and the run's own numbers under `paceline/`: block, bytes, seconds
+        of computing, waiting and exchanging, rates, and settings that can be tuned.
+
+        A thread writes: a sink that is slow keeps nobody waiting (what finds no room is dropped, and counted), and one
+        that fails is a warning. The step is the number of this worker's minibatches.
+
+        Args:
+            sink: a SummaryWriter, what `wandb.init()` or `trackio.init()` gave, the module `mlflow` with a run under
+                way, or anything with `log(values, step)`. What can be begun twice is begun by the first worker alone:
+                others may pass None.
+            every_s: least time between two reports of the run's own numbers, seconds.
+            each: on every worker, where by default the first one (rank 0) alone writes.
+
+        Raises:
+            UnsupportedError: `sink` is nothing that takes values.
+        """
+        self._open()
+        if sink is not None:
+            self._outlets.add_feeder(sink, self.world.sign, every_s, each)
+
+    def serve_metrics(self, address: str) -> str:
+        """Serve this worker's numbers for Prometheus, at `http://ADDRESS/metrics`, until the run is closed.
+
+        Args:
+            address: HOST:PORT; worker k of its host takes PORT + k, and port 0 is any that is free.
+
+        Returns:
+            Where it listens, as HOST:PORT.
+
+        Raises:
+            UnsupportedError: the address is none, or cannot be had.
+        """
+        self._open()
+        return self._outlets.serve(address)
 
     def tune(self, *, revert: bool = False, **settings: Any) -> Request:
         """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
@@ -643,6 +684,7 @@ class Run:
         if self._keeper is not None:
             self._keeper.finish()  # alone, what is being written is finished; others hear from the closed connection
         self._watch.close(self.blocks)
+        self._outlets.close()
 
     def abandon(self) -> None:
         """Leave at once, after an error of this worker's own: the others find out from the closed connection."""

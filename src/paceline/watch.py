@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.data.sources import Sources
@@ -36,6 +36,7 @@ class _Sums:
         self.exchanges, self.minibatches, self.samples = 0, 0, 0
         self.compute_s = self.wait_s = self.exchange_s = self.data_s = 0.0
         self.left_out: set[int] = set()
+        self.met: tuple[int, float] | None = None  # an exchange, and when all had come to it
         self.delays: Counter[int] = Counter()
         self.refused = 0
 
@@ -51,6 +52,15 @@ class _Sums:
             return {}
         delays = {str(delay): count for delay, count in sorted(self.delays.items())}
         return {"delays": delays, "refused": self.refused}
+
+    def meets(self, number: int, when: float) -> None:
+        """All came to exchange `number` at `when`.
+
+        Of the exchanges of a line the one with the roundest number (in base 2) is kept: lines of different workers end
+        at different exchanges, and so most of them still name the same.
+        """
+        if self.met is None or number & -number >= self.met[0] & -self.met[0]:
+            self.met = number, when
 
 
 class Watch:
@@ -77,8 +87,14 @@ class Watch:
         self._sources = Sources(self.note) if journal.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
+        self._exchanges = self._left_out_of = 0
+        self._goes_on = False  # whether exchanges are left behind
+        self.told: Callable[[int, int], None] | None = None
+        """Called with (block, minibatches) when a line is written."""
         self.spent = [0.0, 0.0, 0.0]
         """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
+        self.data_s = 0.0
+        """Seconds of waiting for data since the run began."""
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
         self._left_out_in_a_row: Counter[int] = Counter()
@@ -123,6 +139,7 @@ class Watch:
         span = self._transport.now() - self._since
         data_s = min(self._data_s, span)
         self._sums.data_s += data_s
+        self.data_s += data_s
         self._data_s = 0.0
         self.spent[0] += span - data_s
         return span - data_s
@@ -133,7 +150,7 @@ class Watch:
         self._sums.exchange_s += now - self._since
         self.spent[2] += now - self._since
         self.of_blocks[1] += now - self._since  # only blocks are left behind
-        self._since = now
+        self._since, self._goes_on = now, True
 
     def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
         """An exchange is over."""
@@ -146,13 +163,22 @@ class Watch:
         if block:
             self.of_blocks[0] += timing.wait_s
             self.of_blocks[1] += timing.exchange_s
-        if meeting is not None and meeting.left_out:
-            sums.left_out |= set(meeting.left_out)
-        if meeting is not None:
-            self._judged(meeting)
+        self._exchanges += 1
         self._since = self._transport.now()
+        if meeting is not None:
+            sums.left_out |= set(meeting.left_out)
+            self._left_out_of += len(meeting.left_out)
+            self._judged(meeting)
+            self._met(meeting, timing)
         if self._since - self._written_s >= FOLD_S or sums.left_out:
             self._write(block, warmup)
+
+    def _met(self, meeting: Meeting, timing: Timing) -> None:
+        """Note when this worker knew that all had come: clocks of different hosts are set by that."""
+        if len(meeting.headers) != self._transport.world.size:
+            return  # of the workers of one host
+        if not self._goes_on or timing.wait_s >= LEAST_S:  # else it had come while the worker was busy
+            self._sums.meets(meeting.headers[0].sequence, self._since - timing.exchange_s)
 
     def _judged(self, meeting: Meeting) -> None:
         """Say who was left out and why, and who is so again and again."""
@@ -277,8 +303,37 @@ class Watch:
             left_out=sorted(sums.left_out),
             warmup=warmup,
             **sums.asynchronous(),
+            **self._meeting_place(),
         )
         self._sums, self._bytes, self._written_s = _Sums(), sent, self._transport.now()
+
+        if self.told is not None:
+            self.told(block, self._steps)
+
+    def _meeting_place(self) -> dict[str, Any]:
+        """What a line says of an exchange to which all came: its number, and when that was on the log's clock."""
+        if self._sums.met is None:
+            return {}
+        number, when = self._sums.met
+        return {"met": number, "met_s": round(self._journal.at_s - (self._transport.now() - when), 6)}
+
+    def totals(self, block: int) -> dict[str, float]:
+        """The run's own numbers since it began, of this worker."""
+        computing_s, waiting_s, exchanging_s = self.spent
+        counted = {"samples": float(self._samples)} if self._samples else {}
+        return {
+            "block": float(block),
+            "exchanges": float(self._exchanges),
+            "minibatches": float(self._steps),
+            **counted,
+            "bytes_sent": float(self._transport.bytes_sent),
+            "computing_s": computing_s,
+            "waiting_s": waiting_s,
+            "exchanging_s": exchanging_s,
+            "waiting_for_data_s": self.data_s,
+            "left_out": float(self._left_out_of),
+            "workers": float(self._transport.world.size),
+        }
 
     def value(self, name: str, value: float) -> None:
         """A number that the user logs."""

@@ -369,3 +369,15 @@ def test_without_matplotlib_the_extra_is_named(
 )
 def test_numbers_are_written_for_people(shown: str, wanted: str) -> None:
     assert shown == wanted
+
+
+def test_a_page_can_be_mailed(write_run: Write, tmp_path: Path) -> None:
+    """One file under 1 MB that asks nobody for anything, and says how wide a telephone is to show it."""
+    runs = [write_run(f"run-{k}", size=4) for k in range(4)]
+    page = write_report(runs, tmp_path / "page.html").read_text()
+    assert len(page.encode()) < 1_000_000
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    asked = re.findall(r"""(?:src|href|srcset|action|poster|data)\s*=\s*["']?(?!#|data:)([^"'\s>]+)""", page)
+    assert asked == [] and "<script" not in page and "<link" not in page and "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", page)  # names of namespaces are no requests

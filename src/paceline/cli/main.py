@@ -9,7 +9,7 @@ import typer
 
 from paceline import __version__
 
-from . import data, doctor, dual, explain, lightrnn, plan, report, run, search, sim, tune, watch
+from . import data, doctor, dual, explain, lightrnn, plan, report, run, search, sim, trace, tune, watch
 
 app = typer.Typer(
     name="paceline",
@@ -23,6 +23,7 @@ app.command("run", context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
 app.command("sim", context_settings=run.CONTEXT)(sim.command)
 app.command("watch")(watch.command)
 app.command("report")(report.command)
+app.command("trace")(trace.command)
 app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
 app.command("explain")(explain.command)
 app.command("plan", context_settings=plan.CONTEXT)(plan.command)

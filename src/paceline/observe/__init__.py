@@ -12,6 +12,8 @@
     canvas    the look of every picture
     figures   points -> pictures (needs the extra `paceline[report]`)
     page      numbers and pictures -> one HTML page
+    clocks    the clocks of several hosts as one, by what exchanges tell
+    trace     RunLog -> one timeline of all workers, for Perfetto
     report    directories -> report.html and the pictures beside it
     live      log files that still grow -> numbers for a progress line
 
@@ -23,13 +25,16 @@ from __future__ import annotations
 from .log import RunLog, WorkerLog
 from .read import LogError, read_run, read_runs
 from .report import ExtraTable, write_report
+from .trace import Trace, write_trace
 
 __all__ = [
     "ExtraTable",
     "LogError",
     "RunLog",
+    "Trace",
     "WorkerLog",
     "read_run",
     "read_runs",
     "write_report",
+    "write_trace",
 ]

@@ -75,7 +75,7 @@ def legend_above(figure: Figure, axes: Axes) -> None:
     """A legend above everything, on one line or else in as many columns as its labels leave room for."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        letters = [len(label) + 6 for label in labels]  # with the sample before the label
+        letters = [max(map(len, label.split("\n"))) + 6 for label in labels]  # with the sample before the label
         columns = max(1, min(len(labels), LEGEND_LETTERS // max(letters)))
         if sum(letters) <= LEGEND_LETTERS:
             columns = len(labels)

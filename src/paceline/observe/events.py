@@ -36,6 +36,8 @@ class Exchange:
     delays: dict[int, int] = field(default_factory=dict)  # delay of a push, in updates -> how many had it
     refused: int = 0  # pushes that were not finite
     data_s: float | None = None  # waited for batches; None in logs that do not tell it from computing
+    met: int | None = None  # number of an exchange of the line, the same on all workers
+    met_s: float | None = None  # when the worker knew that all had come to it, in seconds as `at_s`
 
     @property
     def measured_s(self) -> float:
@@ -123,6 +125,15 @@ class Tuned:
     revert: bool
     refused: str = ""
     why: str = ""  # what all workers have measured, where that changed it
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What else happened to a worker, such as an error, a checkpoint, or a pause."""
+
+    at_s: float
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True)

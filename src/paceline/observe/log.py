@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .control import Event
-from .events import Cached, Epoch, Exchange, LeftOut, Lost, Source, Takeover, Tuned, Value
+from .events import Cached, Epoch, Exchange, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
 
 
 @dataclass
@@ -31,6 +31,7 @@ class WorkerLog:
     left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     saves: int = 0
     resumes: int = 0

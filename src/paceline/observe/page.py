@@ -26,7 +26,7 @@ CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+main { max-width: 70rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
 h2 { font-size: 1.25rem; margin: 2.6rem 0 .8rem; }
 code { font: .92em ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; }
@@ -48,7 +48,7 @@ th, td { padding: .42rem .5rem; border-bottom: 1px solid var(--line); text-align
   white-space: nowrap; }
 th { color: var(--pale); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.text, td.text { text-align: left; }
-td.long { white-space: normal; min-width: 9rem; }
+td.long { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
 tbody tr:hover { background: var(--panel); }
 .note { color: var(--pale); font-size: .9rem; margin: .5rem 0 0; }
 figure { margin: 0 0 2.2rem; }
@@ -57,6 +57,13 @@ figcaption { margin: 0 0 .5rem; }
 figcaption b { display: block; }
 figcaption span { color: var(--pale); font-size: .92rem; }
 footer { margin-top: 3rem; color: var(--pale); font-size: .85rem; }
+@media (max-width: 40rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
+  figure .wide svg { width: 30rem; }
+  th { white-space: nowrap; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
+}
 @media print { main { max-width: none; } figure { break-inside: avoid; } }
 """
 
@@ -113,7 +120,7 @@ def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:
     """A figure inside the page, with its title and what it answers."""
     return (
         f'<figure role="img" aria-label="{escape(title)}"><figcaption><b>{escape(title)}</b>'
-        f"<span>{escape(caption)}</span></figcaption>{inline_svg(drawing, number)}</figure>"
+        f'<span>{escape(caption)}</span></figcaption><div class="wide">{inline_svg(drawing, number)}</div></figure>'
     )
 
 

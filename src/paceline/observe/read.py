@@ -19,10 +19,16 @@ from typing import Any
 from paceline.errors import PacelineError
 
 from . import control
-from .events import Cached, Epoch, Exchange, LeftOut, Lost, Source, Takeover, Tuned, Value
+from .events import Cached, Epoch, Exchange, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
 from .log import RunLog, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
+
+MOMENTS = {
+    "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers", "generation": "reason",
+    "gave": "workers", "paused": "reason",
+}  # fmt: skip
+"""Events of which a reader wants to know when they were; what they say stands in the field named here."""
 
 
 class LogError(PacelineError, ValueError):
@@ -131,6 +137,8 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.errors.append(str(event.get("message", "")))
     elif kind == "close":
         log.closed = event
+    if kind in MOMENTS:
+        log.moments.append(_moment(at_s, str(kind), event))
     log.last_at_s = max(log.last_at_s, at_s)
 
 
@@ -151,12 +159,19 @@ def _exchange(at_s: float, event: dict[str, Any]) -> Exchange:
         warmup=bool(event.get("warmup", False)),
         delays={int(delay): int(count) for delay, count in dict(event.get("delays") or {}).items()},
         refused=int(event.get("refused", 0)),
-        data_s=None if event.get("data_s") is None else float(event["data_s"]),
+        data_s=_seconds(event.get("data_s")),
+        met=_count(event.get("met")),
+        met_s=_seconds(event.get("met_s")),
     )
 
 
 def _cached(at_s: float, event: dict[str, Any]) -> Cached:
     return Cached(at_s, str(event["cache"]), {str(name): _source(row) for name, row in event["sources"].items()})
+
+
+def _moment(at_s: float, kind: str, event: dict[str, Any]) -> Moment:
+    said = event.get(MOMENTS[kind], "")
+    return Moment(at_s, kind, said if isinstance(said, str) else json.dumps(said))
 
 
 def _source(row: dict[str, Any]) -> Source:
@@ -206,3 +221,7 @@ def _value(at_s: float, event: dict[str, Any]) -> Value:
 
 def _count(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else float(value)

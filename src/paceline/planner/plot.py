@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from paceline.errors import RuleError
@@ -19,22 +20,27 @@ if TYPE_CHECKING:
 KINDS = ("png", "svg")
 ALIKE = 0.002
 """Rules whose efficiencies lie so near each other at every N share a line."""
+LETTERS = 24
+"""Of a line of the legend."""
 DASHES = ("-", "--", ":")
 
 
 def draw(rows: Rows) -> Figure:
     """Speed-up on the left, with the straight line of N times the speed; efficiency on the right."""
     with style():
-        figure = new_figure(4.6)
+        lines = [(fill(label, LETTERS), row) for label, row in _lines(rows)]
+        names = sum(label.count("\n") + 1 for label, _ in lines)
+        figure = new_figure(4.0 + 0.1 * names)  # the legend has about three columns
         speed, share = figure.subplots(1, 2)
         counts = [found.workers for found in rows[0]]
         speed.plot(counts, counts, color=GRID, zorder=0)
-        for turn, (label, row) in enumerate(_lines(rows)):
+        for turn, (label, row) in enumerate(lines):
             look = {"color": colour(turn), "linestyle": DASHES[turn // 8 % len(DASHES)], "marker": "o", "markersize": 3}
             speed.plot(counts, [found.speed_up for found in row], label=label, **look)
             share.plot(counts, [100 * found.efficiency for found in row], **look)
         _scale(speed, counts, "speed-up over one worker")
         speed.set_yscale("log", base=2)
+        speed.yaxis.set_major_formatter("{x:g}")
         _scale(share, counts, "efficiency [%]")
         share.set_ylim(0, 105)
         legend_above(figure, speed)

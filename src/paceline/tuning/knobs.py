@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
@@ -174,6 +175,16 @@ class Knobs:
             shown[name.replace("lr_factor", "lr")] = values[0] if all(v == values[0] for v in values) else values
         return shown
 
+    def numbers(self) -> dict[str, float]:
+        """Present numbers by name, `lr/1` for that of group 1 where groups differ; a tensor on a device is left out."""
+        found: dict[str, float] = {}
+        for name in ("lr", "momentum", "weight_decay"):
+            groups = [(k, group) for k, (_, group) in enumerate(self.rates.groups()) if name in group]
+            own = {k: float(self._value(name, k, group)) for k, group in groups if not _on_device(group[name])}
+            same = len(set(own.values())) == 1
+            found |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}
+        return found | {name: float(self._shown(name)) for name in self._of_rule()}
+
     def _shown(self, base: str) -> Any:
         outer: Any = self.rule.outer
         if base == "period":
@@ -242,3 +253,8 @@ class Knobs:
         """Put back what `state` gave."""
         self._load_rule(state["rule"])
         self.rates.factors = {int(number): float(factor) for number, factor in state["factors"]}
+
+
+def _on_device(value: Any) -> bool:
+    """Whether reading a number would wait for a device."""
+    return isinstance(value, Tensor) and value.device.type != "cpu"

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline trace`: the logs of a run as one timeline of all workers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.observe.trace import write_trace
+
+from .console import out, refusing
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(help="Log directory of a run.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write; one that ends with .gz is compressed.")
+    ] = Path("trace.json"),
+    since: Annotated[float, typer.Option(help="Leave out what was before, seconds from the beginning.")] = 0.0,
+    until: Annotated[
+        float | None, typer.Option(help="Leave out what came later, seconds from the beginning.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a timeline of all workers on one clock, to be opened at https://ui.perfetto.dev or chrome://tracing."""
+    with refusing():
+        trace = write_trace(directory, output, since_s=since, until_s=math.inf if until is None else until)
+    out().print(f"{trace.workers} workers, {trace.slices:,} spans; clocks: {trace.clock}", markup=False)
+    if trace.folded > 1:
+        out().print(
+            f"the log is long: a span is {trace.folded} lines of it; --since and --until show less of it, finer"
+        )
+    out().print(f"trace: {trace.path}", soft_wrap=True, markup=False)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between a run and its sinks: nobody waits, errors and drops are said once, values come in order."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+import paceline
+from paceline.sinks.base import Values, as_sink
+from paceline.sinks.feeder import Feeder
+from paceline.sinks.outlets import Outlets
+from paceline.world import World
+
+
+class Kept:
+    """A sink that keeps what it gets; it can be held up, and made to fail."""
+
+    def __init__(self, fails: bool = False, held: bool = False) -> None:
+        self.got: list[tuple[int, Values]] = []
+        self.fails, self.closed = fails, False
+        self.taken, self.free = threading.Event(), threading.Event()
+        if not held:
+            self.free.set()
+
+    def log(self, values: Values, step: int) -> None:
+        self.taken.set()
+        self.free.wait()
+        if self.fails:
+            raise RuntimeError("the disk is full")
+        self.got.append((step, values))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def feeder(sink: Kept, room: int = 8) -> Feeder:
+    return Feeder(sink, "Kept", World(1, 4, host="alpha").sign, room)
+
+
+def test_values_come_in_order_and_all_before_the_close() -> None:
+    sink = Kept()
+    feeds = feeder(sink, 200)
+    for step in range(100):
+        feeds.offer({"loss": float(step)}, step)
+    feeds.close()
+    assert sink.got == [(step, {"loss": float(step)}) for step in range(100)] and sink.closed
+
+
+def test_a_slow_sink_stalls_nobody_and_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Kept(held=True)
+    feeds = feeder(sink, 3)
+    feeds.offer({}, 0)
+    assert sink.taken.wait(30)  # one is in its hands, and three find room
+    with caplog.at_level(logging.WARNING, "paceline"):
+        for step in range(1, 11):
+            feeds.offer({}, step)
+        assert feeds.dropped == 7
+        sink.free.set()
+        feeds.close()
+    assert [step for step, _ in sink.got] == [0, 1, 2, 3]
+    first, last = caplog.messages
+    assert first.startswith("the sink Kept is too slow: 3 calls") and first.endswith("[rank 1 of 4 on alpha]")
+    assert "did not get 7 call(s), which were dropped, and failed at 0" in last
+
+
+def test_a_sink_that_never_answers_does_not_keep_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Kept(held=True)
+    feeds = feeder(sink)
+    feeds.offer({}, 0)
+    feeds.offer({}, 1)
+    assert sink.taken.wait(30)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        feeds.close(patience_s=0.01)
+    assert feeds.dropped == 2 and "did not get 2 call(s)" in caplog.text
+    sink.free.set()
+
+
+def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    feeds = feeder(Kept(fails=True))
+    with caplog.at_level(logging.WARNING, "paceline"):
+        for step in range(5):
+            feeds.offer({"loss": 1.0}, step)
+        feeds.close()
+    assert feeds.failed == 5
+    first, last = caplog.messages
+    assert "failed and goes on being tried: RuntimeError: the disk is full" in first and "failed at 5" in last
+
+
+def test_the_first_worker_alone_by_default_and_whoever_it_is_now() -> None:
+    world, sink, other = World(0, 3), Kept(), Kept()
+    outlets = Outlets(lambda: world, lambda block: {"block": float(block), "minibatches": 4.0}, lambda: {"lr": 0.5})
+    outlets.add_feeder(sink, World().sign, 0.0, False)
+    outlets.add_feeder(other, World().sign, 0.0, True)
+    outlets.said({"loss": 2.0}, 3)
+    outlets.stands(1, 4)
+    world = World(1, 3)
+    outlets.said({"loss": 1.0}, 5)
+    outlets.close()
+    assert [step for step, _ in sink.got] == [3, 4] and [step for step, _ in other.got] == [3, 4, 5]
+    own = sink.got[1][1]
+    rate = own.pop("paceline/minibatches_per_s")
+    assert own == {"paceline/block": 1.0, "paceline/minibatches": 4.0, "paceline/lr": 0.5} and rate == 0.0
+
+
+def test_the_own_numbers_come_no_more_often_than_asked_for() -> None:
+    sink = Kept()
+    outlets = Outlets(World, lambda block: {"block": float(block)}, dict)
+    outlets.add_feeder(sink, World().sign, 1e9, False)
+    outlets.stands(1, 4)
+    outlets.said({"loss": 1.0}, 4)
+    outlets.close()
+    assert sink.got == [(4, {"loss": 1.0})]
+
+
+def test_what_takes_no_values_is_refused() -> None:
+    with pytest.raises(paceline.UnsupportedError, match=r"a sink has log\(values, step\), and dict has none"):
+        as_sink({})
