@@ -44,12 +44,15 @@ def agree(worker: Worker, descriptor: int, timeout_s: float, opens: Open) -> str
         return str(mpi.COMM_WORLD.bcast(opens(names) if worker.rank == 0 else None, root=0))
     book = _Book(descriptor, worker, timeout_s)
     try:
+        book.begin()
         book.put(f"paceline-host-{worker.rank}", host_name())
         book.barrier()
         if worker.rank == 0:
             book.put("paceline-meet", opens([book.get(f"paceline-host-{rank}") for rank in range(worker.size)]))
         book.barrier()
-        return book.get("paceline-meet")
+        where = book.get("paceline-meet")
+        book.finish()
+        return where
     finally:
         book.close()
 
@@ -68,7 +71,10 @@ class _Book:
                 "for all processes, to the host of rank 0 and a free port of it"
             ) from error
         self._socket.settimeout(timeout_s)
-        self._said = b""
+        self._said, self._name = b"", ""
+
+    def begin(self) -> None:
+        """Before all else."""
         self._ask("init pmi_version=1 pmi_subversion=1", "response_to_init")
         self._name = self._ask("get_my_kvsname", "my_kvsname")["kvsname"]
 
@@ -84,14 +90,13 @@ class _Book:
         """Wait until all processes are here."""
         self._ask("barrier_in", "barrier_out")
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Tell hydra that nothing more will be asked: without it the end of this process would count as a crash."""
-        try:
-            self._ask("finalize", "finalize_ack")
-        except (PeerLostError, UnsupportedError):
-            pass  # an error is on its way already, or everything is said
-        finally:
-            self._socket.close()
+        self._ask("finalize", "finalize_ack")
+
+    def close(self) -> None:
+        """Let the socket go; mpiexec keeps its own."""
+        self._socket.close()
 
     def _ask(self, word: str, answer: str) -> dict[str, str]:
         """Say one word; what the answer says."""
