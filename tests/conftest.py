@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from paceline import schedulers
+
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
 
@@ -20,7 +22,6 @@ settings.load_profile("same")
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*LAUNCHER, *OURS]:
-        if name in os.environ:
-            monkeypatch.delenv(name)
+    for name in [*LAUNCHER, *OURS, *(os.environ.keys() - schedulers.alone(os.environ).keys())]:
+        monkeypatch.delenv(name, raising=False)
     torch.manual_seed(0)

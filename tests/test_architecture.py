@@ -24,6 +24,7 @@ FLOORS: dict[str, int] = {
     "gain": 0,
     "journal": 0,
     "version": 0,
+    "schedulers": 0,
     # 1 communication
     "transport": 1,
     # 2 equations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`attach`: the one function that a user has to know. The environment is read here and nowhere else."""
+"""`attach`: the one function that a user has to know.
+
+What `paceline run` asks for is read from the environment here, and who this worker is in :mod:`paceline.schedulers`.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli import doors
 from paceline.cli.cluster import Cluster
-from paceline.cli.rendezvous import _listener
+from paceline.transport.listening import listen
 from tests.security.sockets import listening, loopback
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux tells who listens where")
@@ -26,7 +26,7 @@ def test_what_counts_as_listening_is_what_the_kernel_says() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_the_store_listens_where_the_master_is(host: str) -> None:
-    listener = _listener(host, 0)
+    listener = listen(host, 0)
     assert listener is not None
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
@@ -34,14 +34,14 @@ def test_the_store_listens_where_the_master_is(host: str) -> None:
 
 def test_a_master_that_is_no_address_of_this_host() -> None:
     """Then it is for torch to listen everywhere: something in between passes connections on."""
-    assert _listener("192.0.2.77", 0) is None
+    assert listen("192.0.2.77", 0) is None
 
 
 def test_a_host_that_knows_its_own_name_by_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Debian's installer sets it up; others come to another address."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert _listener("node0", 0) is None
+    assert listen("node0", 0) is None
 
 
 def test_the_interface_of_one_host_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@
                elastic_run.py leads an elastic run: elastic.py hosts or joins the control plane,
                supervise.py replaces who dies, process.py and keeper.py are one worker, kept.py is
                what the next launcher has to know; restarts.py starts all again
+               hosts.py finds the hosts, dry.py is `--print`
     report     logs -> page, pictures and a short table
     explain    a recipe's five choices, equation, defaults and bytes
     data       pack samples into shards, verify them, plan a storage

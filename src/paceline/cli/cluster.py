@@ -23,3 +23,31 @@ class Cluster:
     host_index: int = 0
     master: tuple[str, int] | None = None
     timeout_s: float = 600.0
+
+    @property
+    def size(self) -> int:
+        """Workers of all hosts."""
+        return self.workers * self.hosts
+
+    def coordinates(self, local_rank: int, rank: int, size: int, master: tuple[str, str]) -> dict[str, str]:
+        """The variables by which torch.distributed and paceline know which of this host's workers one is.
+
+        Args:
+            local_rank: of the worker, on this host.
+            rank: of the worker.
+            size: workers of all hosts, which need not have equally many.
+            master: address and port of the store where the workers meet.
+        """
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "GROUP_RANK": str(self.host_index),
+            "ROLE_RANK": str(rank),
+            "ROLE_NAME": "worker",
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(self.workers),
+            "GROUP_WORLD_SIZE": str(self.hosts),
+            "ROLE_WORLD_SIZE": str(size),
+            "MASTER_ADDR": master[0],
+            "MASTER_PORT": master[1],
+        }

@@ -154,8 +154,7 @@ def _interface(cluster: Cluster) -> str | None:
     """The name of the interface over which the workers reach each other, where that is sure."""
     from paceline.errors import UnsupportedError
     from paceline.transport.channel import own_address
-
-    from .rendezvous import LOOPBACK, is_local
+    from paceline.transport.listening import LOOPBACK, is_local
 
     if cluster.master is None:
         return interface_of(LOOPBACK)

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.observe.control import Event, Standing
 
-from . import doors, elastic_checks, elastic_words, kept, lines
+from . import doors, dry, elastic_checks, elastic_words, kept, lines
 from .cluster import Cluster
 from .console import err, refuse
 from .elastic import Ending, Events, Launcher, control
@@ -47,22 +47,58 @@ class Asked:
     timeout_s: float
     grace_s: float | None
 
+    def where(self) -> tuple[str, int]:
+        """The control plane's host and port (0: any), though nobody may listen there yet; refuses what cannot be."""
+        bounds = self._bounds()
+        elastic_checks.workers(self.workers, None if bounds is None else bounds[1])
+        if self.join is not None:
+            return elastic_checks.address("--join", self.join)
+        return ("127.0.0.1", 0) if self.listen is None else elastic_checks.address("--listen", self.listen)
+
     def place(self) -> tuple[tuple[int, int], tuple[str, int]]:
-        """Bounds and control plane; refuses what cannot be."""
+        """Bounds and control plane, where that can be; refuses what cannot be."""
+        bounds = self._bounds()
+        elastic_checks.workers(self.workers, None if bounds is None else bounds[1])
+        if bounds is not None:
+            return bounds, elastic_checks.listen(self.listen)
+        assert self.join is not None
+        return (0, 0), elastic_checks.join(self.join, self.timeout_s)
+
+    def _bounds(self) -> tuple[int, int] | None:
+        """Fewest and most workers; None where another launcher knows them."""
         if (self.elastic is None) == (self.join is None):
             refuse("--elastic hosts a run and --join takes part in one: give one of them")
         elastic_checks.seconds(self.timeout_s, self.grace_s)
         elastic_checks.rule(self.rule)
         if self.elastic is not None:
-            bounds = elastic_checks.bounds(self.elastic)
-            elastic_checks.workers(self.workers, bounds[1])
-            return bounds, elastic_checks.listen(self.listen)
+            return elastic_checks.bounds(self.elastic)
         for name, value in (("--listen", self.listen), ("--grace", self.grace_s)):
             if value is not None:
                 refuse(f"{name} belongs to the launcher that is joined, beside its --elastic")
-        elastic_checks.workers(self.workers, None)
-        assert self.join is not None
-        return (0, 0), elastic_checks.join(self.join, self.timeout_s)
+        return None
+
+
+def show(
+    asked: Asked,
+    command: list[str],
+    environment: Callable[[Cluster, str | None, Path], dict[str, str]],
+    log: Path | None,
+    door: tuple[Path | None, Path | None, bool],
+) -> None:
+    """`--print`: the workers of this host, and what to type on the others."""
+    where = asked.where()
+    check_secret(asked, door)
+    place = dry.directory(log)
+    cluster = Cluster(max(1, asked.workers), timeout_s=asked.timeout_s)
+    added = environment(cluster, asked.rule, place)
+    tls = door[0] or _ambient()
+    if tls is None and not door[2]:
+        tls = place / "door" / f"host-{0 if asked.join is None else 1}"
+    if tls is not None:
+        added["PACELINE_TLS"] = str(tls.absolute())
+    secret = "--open" if door[2] else f"--tls {door[0]}" if door[0] else "--job FILE"
+    leads, port = asked.elastic is not None, where[1] or dry.FREE
+    dry.elastic(leads, f"{where[0]}:{port}", asked.workers, command, added, place, secret)
 
 
 def check_secret(asked: Asked, door: tuple[Path | None, Path | None, bool]) -> None:

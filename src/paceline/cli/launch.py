@@ -119,7 +119,7 @@ class _Runner(threading.Thread):
             spec = _spec(self.cluster)
             if self.cluster.master is not None:
                 _meet_again(spec.rdzv_handler, self.command.start)
-            self.agent = Agent(spec, self.command, self.cluster.hosts, self.cluster.timeout_s)
+            self.agent = Agent(spec, self.command, self.cluster)
             try:
                 self.result = self.agent.run()
             finally:

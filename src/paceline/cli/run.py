@@ -17,7 +17,8 @@ from rich.live import Live as Screen
 
 from paceline.observe.live import Live
 
-from . import checks, doors, elastic_checks, elastic_run, failure, lines, zero
+from . import checks, doors, dry, elastic_checks, elastic_run, failure, lines, zero
+from . import hosts as host_options
 from .cluster import Cluster
 from .conclusion import conclude, failed
 from .console import out, refuse
@@ -42,7 +43,10 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[--] ARGS...", help="The program's own arguments."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Number of workers; with several hosts, on each host.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Number of workers; with several hosts, on each host.", show_default="1"),
+    ] = None,
     rule: Annotated[
         str | None,
         typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.'),
@@ -55,8 +59,14 @@ def command(
         bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")] = 600.0,
-    hosts: Annotated[int, typer.Option(help="Number of hosts; start this command on each.")] = 1,
-    host_index: Annotated[int, typer.Option(help="Which of the hosts this is, from 0; ranks follow it.")] = 0,
+    hosts: Annotated[
+        int | None,
+        typer.Option(help="Number of hosts; start this command on each.", show_default="1, or as Slurm says"),
+    ] = None,
+    host_index: Annotated[
+        int | None,
+        typer.Option(help="Which of the hosts this is, from 0; ranks follow it.", show_default="0, or as Slurm says"),
+    ] = None,
     master: Annotated[
         str | None,
         typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it."),
@@ -110,26 +120,39 @@ def command(
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Say what would be started, here and on other hosts, and start nothing.")
+    ] = False,
 ) -> None:
     """Run a training program on several workers."""
     if again is not None:
         checks.alone(ctx, "again", "quiet")
         raise typer.Exit(elastic_run.again(checks.existing(again), partial(shown, quiet=quiet), quiet))
-    checks.fits(elastic is not None or join is not None, hosts, restarts, listen, grace)
+    checks.fits(elastic is not None or join is not None, hosts or 1, restarts, listen, grace)
     if script is not None:
         checks.check_script(script)
-    elif elastic is None or workers:
+    elif elastic is None or workers != 0:
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
     speaks = checks.check_rule(rule)
     doors.check(tls, job, in_the_clear)
     if elastic is not None or join is not None:
         zero.refuse_elastic(script, as_is, random_data)
-        asked = elastic_run.Asked(elastic, join, listen, workers, rule, timeout, grace)
+        if elastic is not None:
+            host_options.one_launcher()
+        asked = elastic_run.Asked(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
         what = [] if script is None else program(script, arguments or [])
+        if print_only:
+            return elastic_run.show(asked, what, environment, log, (tls, job, in_the_clear))
         raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
     assert script is not None
     bare = zero.serves(script, as_is, random_data)
-    cluster = checks.cluster(workers, hosts, host_index, master, timeout)
+    what = program(script, arguments or [], bare)
+    cluster, found = host_options.cluster(host_options.Asked(workers, hosts, host_index, master), timeout)
+    log = log or host_options.logs(found)
+    if print_only:
+        place = dry.directory(log)
+        added = environment(cluster, rule, place) | dry.environment(cluster, tls, in_the_clear, place)
+        return dry.run(ctx, cluster, found, what, added | zero.environment(random_data), place)
     directory = checks.log_directory(log, cluster, overwrite)
     if in_the_clear and speaks and not quiet:
         doors.say_open()
@@ -138,7 +161,6 @@ def command(
     added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
     added |= zero.environment(random_data)
     started = time.monotonic()
-    what = program(script, arguments or [], bare)
     outcome = _run(cluster, what, added, directory, quiet, restarts, bare)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted

@@ -34,6 +34,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline.errors import PacelineError
 
 from . import leash
+from .cluster import Cluster
 
 GRACE_S = 5.0  # between the request to stop and the order
 ASK_EVERY_S = 1.0  # whether another host has failed
@@ -75,10 +76,11 @@ class Agent(SimpleElasticAgent):
     rule lets the others go on without it, nobody is stopped, and the run is over when all have ended.
     """
 
-    def __init__(self, spec: WorkerSpec, command: Command, hosts: int, timeout_s: float) -> None:
-        super().__init__(spec, exit_barrier_timeout=timeout_s)
+    def __init__(self, spec: WorkerSpec, command: Command, cluster: Cluster) -> None:
+        super().__init__(spec, exit_barrier_timeout=cluster.timeout_s)
         self.command = command
-        self.hosts = hosts
+        self.cluster = cluster
+        self.hosts = cluster.hosts
         self.workers: list[Worker] = []  # only ever appended to; the main thread reads it
         self.stop_signal: signal.Signals | None = None  # set by the main thread
         self.impatient = False  # set by a second Ctrl-C: no more grace
@@ -89,8 +91,8 @@ class Agent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._heed_stop()
         for member in worker_group.workers:
-            environment = {**os.environ, **self.command.environment}
-            environment |= _coordinates(worker_group, member) | {"PACELINE_RESTART": str(self.command.start)}
+            environment = {**os.environ, **self.command.environment, "PACELINE_RESTART": str(self.command.start)}
+            environment |= _coordinates(self.cluster, worker_group, member)
             self.workers.append(_spawn(self.command, member.global_rank, environment))
         return {place: worker.process.pid for place, worker in enumerate(self.workers)}
 
@@ -211,21 +213,11 @@ def _signal_session(worker: Worker, which: signal.Signals) -> None:
         return  # nobody of the group is left
 
 
-def _coordinates(group: WorkerGroup, member: Any) -> dict[str, str]:
-    """The variables by which torch.distributed and paceline know who this worker is."""
+def _coordinates(cluster: Cluster, group: WorkerGroup, member: Any) -> dict[str, str]:
+    """The variables by which a worker knows who it is, and torchrun's own."""
     spec = group.spec
-    return {
-        "RANK": str(member.global_rank),
-        "LOCAL_RANK": str(member.local_rank),
-        "GROUP_RANK": str(group.group_rank),
-        "ROLE_RANK": str(member.role_rank),
-        "ROLE_NAME": spec.role,
-        "WORLD_SIZE": str(member.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-        "GROUP_WORLD_SIZE": str(group.group_world_size),
-        "ROLE_WORLD_SIZE": str(member.role_world_size),
-        "MASTER_ADDR": str(group.master_addr),
-        "MASTER_PORT": str(group.master_port),
+    master = (str(group.master_addr), str(group.master_port))
+    return cluster.coordinates(member.local_rank, member.global_rank, member.world_size, master) | {
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),

@@ -28,10 +28,10 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.observe.read import has_run, read_runs
+from paceline.schedulers import alone
 
 WARM_STEPS = 3
 LEAST_STEPS = 3
-CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PACELINE_CONTROL")
 
 
 class StopwatchError(PacelineError, RuntimeError):
@@ -69,7 +69,7 @@ def time_script(script: Path, arguments: Sequence[str] = (), steps: int = 20, ti
     """
     with tempfile.TemporaryDirectory() as directory:
         answer, said, log = (Path(directory) / name for name in ("answer.json", "said", "log"))
-        environment = {k: v for k, v in os.environ.items() if k not in CLUSTER} | {"PACELINE_LOG": str(log)}
+        environment = alone(os.environ) | {"PACELINE_LOG": str(log)}
         command = [sys.executable, "-m", "paceline.planner.stopwatch", str(answer), str(steps), str(script), *arguments]
         how = _finish(command, environment, said, timeout_s)
         if not answer.is_file():

@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import PeerLostError
+from paceline.schedulers import Worker
 
 LOOK_EVERY_S = 0.02
 PREFIX = "paceline/attempt"
@@ -30,16 +31,16 @@ def shares_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def fresh_store(timeout: timedelta) -> Any:
+def fresh_store(worker: Worker, timeout: timedelta) -> Any:
     """A part of the launcher's store that belongs to this attempt alone.
 
     Raises:
         PeerLostError: some worker did not come within the timeout; the message names it.
     """
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    assert worker.master is not None
+    host, port = worker.master
     store = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
-    number = agree(store, rank, size, timeout.total_seconds())
+    number = agree(store, worker.rank, worker.size, timeout.total_seconds())
     return dist.PrefixStore(f"{PREFIX}/{number}", store)  # type: ignore[attr-defined]
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real processes over torch.distributed, on gloo, NCCL or both.
 
-The default process group is made by us from what the launcher (torchrun, `paceline run`) put into the environment, or
-it is the user's, who already called `init_process_group`. Either way, and for a group of the user's as well, the
-exchanges run on groups of our own with the deadline that the user gave (:mod:`paceline.transport.groups`), so that
-nothing here waits for the thirty minutes that torch would.
+The default process group is made by us from what the launcher or the scheduler (torchrun, `paceline run`, MPI, Slurm)
+put into the environment, or it is the user's, who already called `init_process_group`. Either way, and for a group of
+the user's as well, the exchanges run on groups of our own with the deadline that the user gave
+(:mod:`paceline.transport.groups`), so that nothing here waits for the thirty minutes that torch would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,22 +22,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import UnsupportedError
-from paceline.transport import attempt
+from paceline.schedulers import LAUNCHER_VARIABLES
+from paceline.transport import attempt, launcher
 from paceline.transport.base import Pending, check_sizes, world_within
 from paceline.transport.branches import Branching
 from paceline.transport.groups import Begin, Connection, Slot
 from paceline.world import World, host_name
 
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 _opened: Counter[str] = Counter()  # connections of this process by their members, alike on every member
 
 
 def launched() -> bool:
-    """Whether a launcher told this process that it is one of several, or the user made a group."""
+    """Whether a launcher told this process that it is a worker, or the user made a group."""
     if dist.is_available() and dist.is_initialized():
         return True
-    return all(name in os.environ for name in LAUNCHER_VARIABLES)
+    return launcher.found() is not None
 
 
 class ProcessTransport(Branching["ProcessTransport"]):
@@ -54,9 +52,7 @@ class ProcessTransport(Branching["ProcessTransport"]):
             _join_launcher(timedelta(seconds=timeout_s))
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         connection = Connection(_fresh_name(group), _backend(group), rank, size, timeout_s)
-        world = World(
-            rank, size, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_name()
-        )
+        world = World(rank, size, 0, 1, host_name())
         connection.told = lambda rows: self.told(rows) if self.told is not None else None
         self._set_up(connection, world, "all", list(range(size)), None)
         self.world = World(rank, size, 0, 1, world.host, tuple(self.gather_json(world.host)))
@@ -176,19 +172,23 @@ def fresh_name(ranks: list[int]) -> str:
 
 
 def _join_launcher(timeout: timedelta) -> None:
-    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
-    if missing:
+    worker = launcher.found()
+    if worker is None:
         raise UnsupportedError(
-            f"the launcher's variables {', '.join(missing)} are not set; start with `paceline run` or `torchrun`, "
-            "or call torch.distributed.init_process_group before attach"
+            f"no launcher has started this process ({', '.join(LAUNCHER_VARIABLES)} are not all set); start with "
+            "`paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
         )
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        torch.cuda.set_device(worker.local_rank % torch.cuda.device_count())
     found: dict[str, Any] = {}
     if attempt.shares_store():
-        found = {"store": attempt.fresh_store(timeout)}
-        found |= {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        found = {"store": attempt.fresh_store(worker, timeout)}
+    elif not worker.env:
+        store = launcher.store(worker, timeout.total_seconds())
+        found = {"store": dist.PrefixStore("paceline/group", store)}  # type: ignore[attr-defined]
+    if found:
+        found |= {"rank": worker.rank, "world_size": worker.size}
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, **found)
     # The default group stays until the program ends: one that was destroyed cannot be made again over the same store,
     # where the old addresses still stand, and a program may attach more than once.

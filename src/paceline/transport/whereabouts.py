@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import UnsupportedError
+from paceline.transport import launcher
 from paceline.transport.channel import own_address
 from paceline.world import World
 
@@ -27,7 +27,7 @@ def find_address(world: World, gather: Callable[[str], list[Any]]) -> str:
     """
     hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
     try:
-        own = own_address(os.environ.get("MASTER_ADDR") or (hosts[0] if hosts else LOOPBACK))
+        own = own_address(launcher.address() or (hosts[0] if hosts else LOOPBACK))
     except UnsupportedError as error:
         if hosts:
             raise UnsupportedError(

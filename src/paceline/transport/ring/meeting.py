@@ -16,10 +16,12 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import PeerLostError, UnsupportedError
+from paceline.schedulers import LAUNCHER_VARIABLES
+from paceline.transport import launcher
 from paceline.transport.base import Alone, Transport, world_within
 from paceline.transport.channel import TLS
 from paceline.transport.groups import first_line
-from paceline.transport.process import LAUNCHER_VARIABLES, fresh_name
+from paceline.transport.process import fresh_name
 from paceline.transport.ring.door import Door
 from paceline.transport.ring.transport import RingTransport
 from paceline.transport.whereabouts import find_address
@@ -82,15 +84,17 @@ def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int,
     if dist.is_initialized():
         name = fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
         return dist.distributed_c10d._get_default_store(), dist.get_rank(group), dist.get_world_size(group), name
-    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
-    if missing:
+    worker = launcher.found()
+    if worker is None:
         raise UnsupportedError(
-            f'transport="channel" needs a launcher or a group, and {", ".join(missing)} are not set; start with '
-            "`paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
+            f'transport="channel" needs a launcher or a group, and {", ".join(LAUNCHER_VARIABLES)} are not all set; '
+            "start with `paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
         )
-    if not _met:
+    if not _met and worker.env:
         meetings = dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
         _met.extend(next(iter(meetings)))
+    elif not _met:
+        _met.extend((launcher.store(worker, timeout_s), worker.rank, worker.size))
     store, rank, size = _met
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return store, rank, size, f"{fresh_name(list(range(size)))}.{attempt}"
