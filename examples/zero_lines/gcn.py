@@ -16,7 +16,7 @@ def citation_graph(papers, fields, words, generator):
     labels = torch.randint(fields, (papers,), generator=generator)
     source = torch.randint(papers, (6 * papers,), generator=generator)
     target = torch.randint(papers, (6 * papers,), generator=generator)
-    likely = torch.where(labels[source] == labels[target], 0.8, 0.16)
+    likely = torch.where(labels[source] == labels[target], 0.9, 0.08)
     cited = torch.rand(len(source), generator=generator) < likely
     everyone = torch.arange(papers)
     rows = torch.cat([source[cited], target[cited], everyone])
@@ -71,7 +71,7 @@ def test(model, graph, nodes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=600)
+    parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--papers", type=int, default=3_000)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--dropout", type=float, default=0.3)

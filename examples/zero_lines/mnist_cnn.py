@@ -82,12 +82,12 @@ def test(args, model, device, loader):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--copies", type=int, default=16, help="shifted copies of each digit in an epoch")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--copies", type=int, default=10, help="shifted copies of each digit in an epoch")
     parser.add_argument("--batch-size", type=int, default=24)
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--gamma", type=float, default=0.4, help="the rate falls by this factor each epoch")
-    parser.add_argument("--label-smoothing", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=0.15)
+    parser.add_argument("--gamma", type=float, default=0.6, help="the rate falls by this factor each epoch")
+    parser.add_argument("--label-smoothing", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-interval", type=int, default=200)
     parser.add_argument("--save-model", default="", help="the file to save the model in")

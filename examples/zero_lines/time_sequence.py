@@ -74,14 +74,14 @@ def predict(model, device, heard, clean):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--waves", type=int, default=8_000, help="waves in an epoch")
     parser.add_argument("--length", type=int, default=40)
-    parser.add_argument("--noise", type=float, default=0.3)
+    parser.add_argument("--noise", type=float, default=0.4)
     parser.add_argument("--hidden", type=int, default=24)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=5e-3)
-    parser.add_argument("--gamma", type=float, default=0.5, help="the rate falls by this factor each epoch")
+    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--gamma", type=float, default=0.7, help="the rate falls by this factor each epoch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-interval", type=int, default=125)
     args = parser.parse_args()

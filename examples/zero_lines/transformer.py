@@ -88,7 +88,7 @@ def test(model, device, loader):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--characters", type=int, default=500_000, help="of the text to train on, at most")
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=16)
