@@ -80,7 +80,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=20_000, help="pairs in an epoch")
     parser.add_argument("--test-pairs", type=int, default=4_000)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--noise", type=float, default=0.3, help="of a pixel; pixels go from 0 to 1")
+    parser.add_argument("--noise", type=float, default=0.4, help="of a pixel; pixels go from 0 to 1")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--gamma", type=float, default=0.6, help="the rate falls by this factor each epoch")
     parser.add_argument("--seed", type=int, default=1)
@@ -93,7 +93,7 @@ def main():
     images = digits.data.astype(np.float32) / 16
     parts = train_test_split(images, digits.target, test_size=0.25, random_state=0, stratify=digits.target)
     train_images, test_images, train_labels, test_labels = parts
-    train_set = Pairs(train_images, train_labels, args.pairs, args.noise, args.seed)
+    train_set = Pairs(train_images, train_labels, args.pairs, args.noise, seed=1)
     test_set = Pairs(test_images, test_labels, args.test_pairs, args.noise, seed=0)
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=500)

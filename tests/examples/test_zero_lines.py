@@ -21,8 +21,8 @@ if not EXAMPLE.is_dir():
 PROGRAMS = sorted(EXAMPLE.glob("*.py"))
 
 TINY = {
-    "gcn": "--epochs 40 --papers 200 --lr 0.02",
-    "siamese": "--epochs 1 --pairs 512 --test-pairs 200 --noise 0.2",
+    "gcn": "--epochs 20 --papers 1000 --lr 0.02 --log-interval 5",
+    "siamese": "--epochs 1 --pairs 1000 --test-pairs 200 --noise 0.2",
     "super_resolution": "--epochs 1 --patch-size 32 --stride 64 --out checkpoints",
 }
 
