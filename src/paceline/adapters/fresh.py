@@ -80,6 +80,11 @@ class FreshRun(ArrayRun):
         with self._written():
             return super().resume(path, **objects)
 
+    def merge(self) -> None:
+        """As for any run; what came of it is then in the newest arrays."""
+        with self._written():
+            super().merge()
+
     def restore(self, snapshot: Any) -> None:
         """As for any run; likewise."""
         with self._written():

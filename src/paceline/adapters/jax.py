@@ -47,7 +47,7 @@ class JaxRun(FreshRun):
 
     @property
     def params(self) -> Any:
-        """The newest parameters; to be taken after `attach`, `resume`, `restore` and `close`."""
+        """The newest parameters; to be taken after `attach`, `merge`, `resume`, `restore` and `close`."""
         self._owed = False
         return jax.tree_util.tree_unflatten(self._tree, list(self.leaves.values()))
 
@@ -92,6 +92,11 @@ class JaxRun(FreshRun):
             raise UnsupportedError(self.world.sign(f"the tree of {what}s is {shape}, and was attached as {self._tree}"))
         self._check_like(what, {name: shared(name, leaf) for name, leaf in found.items()})
         return found
+
+    def merge(self) -> None:
+        """As for any run; go on from `params`."""
+        super().merge()
+        self._owed = self._engine is not None
 
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
         """As for any run; go on from `params` and `opt_state`."""
