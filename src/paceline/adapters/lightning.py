@@ -44,6 +44,7 @@ class PacelineStrategy(Workers, ParallelStrategy):
     """
 
     strategy_name = "paceline"
+    is_distributed = property(lambda self: self.door.shared)  # so that sync_dist=True goes over the workers
 
     def __init__(
         self,
@@ -71,6 +72,8 @@ class PacelineStrategy(Workers, ParallelStrategy):
                 "sync_batchnorm=True exchanges in every forward pass, which paceline's rules do not; leave it away "
                 "(running statistics are averaged with the model)"
             )
+        # no sampler of Lightning's own: the training data are shared, and every worker evaluates on all
+        self._trainer._accelerator_connector.use_distributed_sampler = False
         super().setup_environment()
         self.set_world_ranks()
 
