@@ -25,4 +25,6 @@ data 32768 bmuf diloco_paper sync_best
 data 131072 bmuf diloco_paper sync_best
 data 262144 bmuf diloco_paper sync_best
 data 524288 bmuf diloco_paper
+python benchmarks/blocks.py table --workers 16 4 --seeds 1 $task --minibatches 131072 --methods bmuf diloco_paper \
+    | tee /dev/stderr | tail -n 1 > "$here/more-131072.json"
 python benchmarks/blocks_by_data.py "$here"/data-*.json --plot "$here/data.png"
