@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digits of scikit-learn, 1,437 to train on and 360 to test, and a net, for the examples beside this file.
-"""
+"""Digits of scikit-learn, 1,437 to train on and 360 to test, and a net, for the examples beside this file."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from paceline.errors import UnsupportedError
 from paceline.rule import Rule
 
 
-class PacelineFabricStrategy(Workers, ParallelStrategy):
+class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     """Trains under a rule of paceline.
 
     Args:
@@ -130,7 +130,7 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):
         return rest
 
 
-class _NoSync(_BackwardSyncControl):
+class _NoSync(_BackwardSyncControl):  # type: ignore[misc]
     """Gradients of a pass stay on their worker."""
 
     def __init__(self, door: Door) -> None:

@@ -34,7 +34,7 @@ OTHERS = (
 )
 
 
-class PacelineStrategy(Workers, ParallelStrategy):
+class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     """Trains under a rule of paceline.
 
     Args:
@@ -153,7 +153,7 @@ class PacelineStrategy(Workers, ParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         made = checkpoint.get(FOLDER)
         if made is not None and self._trainer.state.fn == TrainerFn.FITTING:
             if made["workers"] != self.door.world.size:

@@ -63,7 +63,7 @@ class _States:
             state._shared_state.update(kept)
 
 
-class PreparedLoader(SharedLoader, DataLoaderStateMixin):
+class PreparedLoader(SharedLoader, DataLoaderStateMixin):  # type: ignore[misc]
     """A worker's part of a loader that accelerate has prepared: batches on the device, and the last one announced."""
 
     def __init__(self, loader: Any, door: Door) -> None:
