@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 from collections import defaultdict
@@ -29,9 +30,9 @@ PHASES = {"X": {"name", "ts", "dur", "pid", "tid"}, "i": {"name", "ts", "pid", "
 
 def events_of(path: Path) -> list[dict[str, Any]]:
     """The events of a trace, after the rules of the format."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
-        whole = json.load(file, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    whole = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert isinstance(whole["traceEvents"], list) and whole["displayTimeUnit"] in ("ms", "ns")
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in whole["traceEvents"]:
@@ -47,7 +48,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
             assert event["s"] in ("g", "p", "t")
     for own in spans.values():
         own.sort()
-        assert all(end <= start for (_, end), (start, _) in zip(own, own[1:], strict=False)), "spans overlap"
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(own)), "spans overlap"
     named = {(e["pid"], e["tid"]) for e in whole["traceEvents"] if e["name"] == "thread_name"}
     assert spans.keys() <= named
     found: list[dict[str, Any]] = whole["traceEvents"]

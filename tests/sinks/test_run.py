@@ -106,7 +106,7 @@ def test_prometheus_reads_the_page_of_a_run() -> None:
 def test_an_address_that_is_taken_is_refused() -> None:
     runs = [paceline.attach(*made()) for _ in range(2)]
     address = runs[0].serve_metrics("127.0.0.1:0")
-    with pytest.raises(paceline.UnsupportedError, match="cannot serve metrics at 127.0.0.1"):
+    with pytest.raises(paceline.UnsupportedError, match="cannot serve metrics at"):
         runs[1].serve_metrics(address)
     for run in runs:
         run.close()

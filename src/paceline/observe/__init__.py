@@ -13,7 +13,8 @@
     figures   points -> pictures (needs the extra `paceline[report]`)
     page      numbers and pictures -> one HTML page
     clocks    the clocks of several hosts as one, by what exchanges tell
-    trace     RunLog -> one timeline of all workers, for Perfetto
+    spans     WorkerLog -> events of a timeline
+    trace     directory -> one timeline of all workers, for Perfetto
     report    directories -> report.html and the pictures beside it
     live      log files that still grow -> numbers for a progress line
 

@@ -2,12 +2,12 @@
 """The clocks of several hosts as one.
 
 Every log counts from its own beginning, which it gives in the time of its host's wall clock. Processes of a host share
-that clock; those of different hosts do not, and no clock runs like another. What ties them together are exchanges: all
-workers learn at nearly the same time that the last of them has come, and each line of a log names one such exchange. So
-the difference between two hosts is taken anew in every stretch of the run, as the median over its exchanges.
+that clock; those of different hosts do not, and no clock runs like another. What ties them together are exchanges:
+all workers learn at nearly the same time that the last of them has come, and each line of a log names one such
+exchange. So the difference between two hosts is taken anew in every stretch of the run, as the median over its exchanges.
 
-What remains is said, too: in how far exchanges still disagree. A part that is the same in all of them, such as the delay
-of a network that is slower in one direction, cannot be seen.
+What remains is said, too: in how far exchanges still disagree. A part that is the same in all of them, such as the
+delay of a network that is slower in one direction, cannot be seen.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Clocks:
         if self.error_s:
             worst, count = max(self.error_s.values()), min(self.exchanges.values())
             parts.append(
-                f"the clocks of {len(self.error_s) + 1} hosts were set by {count} exchanges or more, of which 95 % agree "
-                f"within {1000 * worst:.2f} ms"
+                f"the clocks of {len(self.error_s) + 1} hosts were set by {count} exchanges or more, of which 95 % "
+                f"agree within {1000 * worst:.2f} ms"
             )
         if self.apart:
             parts.append(f"as their own clocks say, because no exchange tells: {', '.join(self.apart)}")

@@ -25,8 +25,8 @@ from .log import RunLog, WorkerLog
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
 MOMENTS = {
-    "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers", "generation": "reason",
-    "gave": "workers", "paused": "reason",
+    "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers",
+    "generation": "reason", "gave": "workers", "paused": "reason",
 }  # fmt: skip
 """Events of which a reader wants to know when they were; what they say stands in the field named here."""
 

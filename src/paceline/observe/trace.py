@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`write_trace`: the logs of all workers as one timeline, in the trace event format that Perfetto opens.
 
-A process of the trace is a worker; its threads are what the worker did: compute, data, wait, exchange, and faults. A line
-of a log tells how long each took since the line before, not in which order: within a line they stand as data, compute,
-wait, exchange, which is the order of a block. Exchanges that follow each other within a quarter of a second share a line.
+What stands in it is made in :mod:`.spans`.
 """
 
 from __future__ import annotations
@@ -14,21 +12,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from .clocks import Clocks, one_clock
-from .events import Exchange
 from .log import RunLog, WorkerLog
 from .read import read_runs
+from .spans import Event, Window, moments, names, spans
 
-Event = dict[str, Any]
-
-THREADS = ("compute", "data", "wait", "exchange", "faults")
-ORDER = ("data", "compute", "wait", "exchange")
 MOST = 400_000
 """Lines of logs that are drawn one by one; of longer logs several are drawn as one."""
-NEXT_S = 0.1
-"""Reported values that follow each other faster are left out."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +78,18 @@ def write_trace(
 
 def _write(file: TextIO, events: Iterable[Event], about: Event) -> int:
     """One event a line; the number of spans."""
-    spans, between = 0, "\n"
+    count, between = 0, "\n"
     file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
     for event in events:
         file.write(between + json.dumps(event, allow_nan=False))
-        spans, between = spans + (event["ph"] == "X"), ",\n"
+        count, between = count + (event["ph"] == "X"), ",\n"
     file.write("\n]}\n")
-    return spans
+    return count
 
 
 def _about(runs: Sequence[RunLog], clocks: Clocks, folded: int) -> Event:
     lines = f"a span is {folded} lines of the log" if folded > 1 else "a span is a line of the log"
     return {"rule": runs[-1].rule, "version": runs[-1].version, "clock": clocks.text, "spans": lines}
-
-
-Window = tuple[float, float, float]
-"""When the run began, and from when to when it is drawn; seconds of the common clock."""
 
 
 def _inside(clocks: Clocks, worker: WorkerLog, window: Window) -> int:
@@ -111,98 +99,7 @@ def _inside(clocks: Clocks, worker: WorkerLog, window: Window) -> int:
 def _all(runs: Sequence[RunLog], clocks: Clocks, window: Window, folded: int) -> Iterator[Event]:
     for run in runs:
         for worker in run.workers:
-            yield from _names(run, worker)
-            for event in (*_spans(run, worker, clocks, window, folded), *_moments(run, worker, clocks, window)):
+            yield from names(run, worker)
+            for event in (*spans(run, worker, clocks, window, folded), *moments(run, worker, clocks, window)):
                 if window[1] <= window[0] + event["ts"] / 1e6 <= window[2]:
                     yield event
-
-
-def _thread(run: RunLog, name: str) -> int:
-    """Number of a thread; a second run of one program has threads of its own."""
-    return 1 + THREADS.index(name) + (run.number - 1) * len(THREADS)
-
-
-def _names(run: RunLog, worker: WorkerLog) -> Iterator[Event]:
-    def told(what: str, thread: int = 0, **facts: Any) -> Event:
-        return {"ph": "M", "name": what, "pid": worker.rank, "tid": thread, "ts": 0, "args": facts}
-
-    yield told("process_name", name=f"worker {worker.rank} on {worker.host}")
-    yield told("process_sort_index", sort_index=worker.rank)
-    for name in THREADS:
-        thread = _thread(run, name)
-        yield told("thread_name", thread, name=name if run.number == 1 else f"{name} ({run.number})")
-        yield told("thread_sort_index", thread, sort_index=thread)
-
-
-def _spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folded: int) -> Iterator[Event]:
-    """The lines of a log, each as a span in every thread that it has time for; whole microseconds, none before 0."""
-    before = max(0, round(1e6 * (clocks.common(worker, 0.0) - window[0])))
-    for first in range(0, len(worker.exchanges), folded):
-        lines = worker.exchanges[first : first + folded]
-        end = round(1e6 * (clocks.common(worker, lines[-1].at_s) - window[0]))
-        parts = {name: sum(_part(line, name) for line in lines) for name in ORDER}
-        total = sum(parts.values())
-        start = max(before, end - round(1e6 * total))
-        scale = (end - start) / total if total > 0 else 0.0  # below a million where clocks were put right
-        place, done = start, 0.0
-        for name in ORDER:
-            done += parts[name]
-            stop = start + round(scale * done)
-            if stop > place:
-                about = {"seconds": round(parts[name], 6), **_facts(lines)}
-                where = {"pid": worker.rank, "tid": _thread(run, name)}
-                yield {
-                    "ph": "X",
-                    "name": name,
-                    "cat": "worker",
-                    "ts": place,
-                    "dur": stop - place,
-                    **where,
-                    "args": about,
-                }
-            place = max(place, stop)
-        before = max(before, end)
-
-
-def _part(line: Exchange, name: str) -> float:
-    seconds = {"data": line.data_s or 0.0, "compute": line.compute_s, "wait": line.wait_s, "exchange": line.exchange_s}
-    return max(0.0, seconds[name])
-
-
-def _facts(lines: Sequence[Exchange]) -> Event:
-    return {
-        "block": lines[-1].block,
-        "exchanges": sum(line.exchanges for line in lines),
-        "minibatches": sum(line.minibatches for line in lines),
-        "total_minibatches": lines[-1].total_minibatches,
-        "bytes": sum(line.bytes for line in lines),
-    }
-
-
-def _moments(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window) -> Iterator[Event]:
-    """What happened at a moment, and the values that were reported."""
-
-    def at(at_s: float) -> Event:
-        return {"ts": max(0, round(1e6 * (clocks.common(worker, at_s) - window[0]))), "pid": worker.rank}
-
-    for at_s, name, text in _faults(worker):
-        about = {"ph": "i", "s": "p", "tid": _thread(run, "faults"), "cat": "fault", "args": {"what": text}}
-        yield {"name": name, **about, **at(at_s)}
-    told: dict[str, float] = {}
-    for value in worker.values:
-        if math.isfinite(value.value) and value.at_s - told.get(value.name, -math.inf) >= NEXT_S:
-            told[value.name] = value.at_s
-            yield {"name": value.name, "ph": "C", "tid": 0, "args": {"value": value.value}, **at(value.at_s)}
-
-
-def _faults(worker: WorkerLog) -> Iterator[tuple[float, str, str]]:
-    for gone in worker.lost:
-        yield gone.at_s, f"worker {gone.rank} lost", gone.why
-    for out in worker.left_out:
-        yield out.at_s, f"worker {out.rank} left out", out.why
-    for taken in worker.takeovers:
-        yield taken.at_s, f"takes over from worker {taken.slice_of}", f"from {taken.source}, version {taken.version}"
-    for tuned in worker.tuned:
-        yield tuned.at_s, "refused" if tuned.refused else "tuned", tuned.refused or str(tuned.changes)
-    for moment in worker.moments:
-        yield moment.at_s, moment.kind, moment.text
