@@ -245,8 +245,9 @@ def test_a_refusal_is_an_error_of_paceline_and_ends_with_what_to_add() -> None:
 
 def test_who_a_worker_is(tmp_path: Path) -> None:
     assert from_environment({}) == Place(0, 1, 0, None, False)
-    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "PACELINE_LOG": str(tmp_path)}
-    assert from_environment(variables | {"PACELINE_RANDOM_DATA": "1"}) == Place(3, 4, 1, tmp_path, True)
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    more = {"PACELINE_LOG": str(tmp_path), "PACELINE_RANDOM_DATA": "1"}
+    assert from_environment(variables | more) == Place(3, 4, 1, tmp_path, True)
 
 
 def test_each_worker_of_a_host_sees_a_device_of_its_own() -> None:

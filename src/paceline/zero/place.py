@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this worker is before anything is attached: from the launcher's variables."""
+"""Who this worker is before anything is attached, as its launcher or scheduler says it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from paceline import schedulers
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,11 @@ class Place:
 
 
 def from_environment(environment: Mapping[str, str]) -> Place:
-    """As torch.distributed's launchers say it; alone where they do not."""
-    log = environment.get("PACELINE_LOG")
-    return Place(
-        int(environment.get("RANK", "0")),
-        int(environment.get("WORLD_SIZE", "1")),
-        int(environment.get("LOCAL_RANK", "0")),
-        Path(log) if log else None,
-        environment.get("PACELINE_RANDOM_DATA") == "1",
-    )
+    """One of several where a launcher or a scheduler says so, else alone."""
+    worker, log = schedulers.worker(environment), environment.get("PACELINE_LOG")
+    rank, size, local_rank = (0, 1, 0) if worker is None else (worker.rank, worker.size, worker.local_rank)
+    random_data = environment.get("PACELINE_RANDOM_DATA") == "1"
+    return Place(rank, size, local_rank, Path(log) if log else None, random_data)
 
 
 def own_device(place: Place, visible: str | None, devices: int) -> str | None:
