@@ -55,6 +55,12 @@ def test_values_come_back_equal(value: Any) -> None:
     assert found == value and type(found) is type(value)
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_arrays_come_back_in_their_shape(shape: tuple[int, ...]) -> None:
+    found = there_and_back({"a": np.zeros(shape, np.int32)})["a"]
+    assert isinstance(found, np.ndarray) and found.shape == shape and found.dtype == np.int32
+
+
 def test_nan() -> None:
     assert math.isnan(there_and_back({"a": float("nan")})["a"])
 

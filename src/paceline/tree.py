@@ -28,7 +28,8 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
         return {_TAG + "tensor": _put(value.detach(), tensors, path)}
     if isinstance(value, np.ndarray):
-        return {_TAG + "array": _put(torch.from_numpy(np.ascontiguousarray(value)), tensors, path)}
+        whole = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)  # which makes a row of a scalar
+        return {_TAG + "array": _put(whole, tensors, path)}
     if isinstance(value, (np.integer, np.floating, np.bool_)):
         return flatten(value.item(), tensors, path)
     if isinstance(value, (int, float)):

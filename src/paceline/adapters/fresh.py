@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from paceline.adapters.arrays import ArrayRun
 from paceline.adapters.views import check_trainable
@@ -120,7 +121,7 @@ def shared(name: str, leaf: Any) -> Tensor:
             f"{name} is spread over {len(leaf.devices())} devices; a worker is one device: start a process for each"
         )
     try:
-        return torch.from_dlpack(leaf)
+        return from_dlpack(leaf)
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UnsupportedError(f"{name} of {leaf.dtype} cannot be shared with this torch: {error}") from error
 

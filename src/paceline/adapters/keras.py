@@ -20,7 +20,7 @@ import numpy as np
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
 from paceline.attach import prepare
-from paceline.errors import UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rule import Rule
 from paceline.session import Run
 
@@ -48,8 +48,10 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         refuse_gradients(chosen, "Keras", "inside fit")
         _check(model)
         self.set_model(model)
-        parameters = {v.path: v for v in model.trainable_variables}
-        buffers = {v.path: v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)}
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)  # what a resume fills
+        floats = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+        parameters, buffers = _named("trained", model.trainable_variables), _named("along", floats)
         if keras.backend.backend() == "jax":
             self._door: _OnTorch | _OnJax = _OnJax(parameters, buffers, chosen, how)
         else:
@@ -109,10 +111,9 @@ class _OnJax:
                 super()._hand_out()
                 door.write(self.leaves)
 
-        self._named = [*parameters.items(), *buffers.items()]
-        arrays = ({name: v.value for name, v in some.items()} for some in (parameters, buffers))
-        self._variables = {name.replace(".", "/"): v for name, v in self._named}
-        self.run = VariablesRun(*arrays, rule, settings)
+        self._variables = {**parameters, **buffers}
+        arrays = {name: v.value for name, v in parameters.items()}
+        self.run = VariablesRun(arrays, {name: v.value for name, v in buffers.items()}, rule, settings)
 
     def read(self) -> dict[str, Any]:
         return {name: v.value for name, v in self._variables.items()}
@@ -140,8 +141,18 @@ class _OfOptimizer:
         return {str(k): np.array(v) for k, v in enumerate(self._model.optimizer.variables)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for k, variable in enumerate(self._model.optimizer.variables):
+        variables = self._model.optimizer.variables
+        if len(variables) != len(state):
+            raise CheckpointError(
+                f"the optimizer saved had {len(state)} variables, and this one has {len(variables)}; compile the same"
+            )
+        for k, variable in enumerate(variables):
             variable.assign(state[str(k)])
+
+
+def _named(kind: str, variables: list[Any]) -> dict[str, Any]:
+    """By number and name: paths count the layers of a process, and may differ between workers."""
+    return {f"{kind}/{k}/{v.name.replace('.', '/')}": v for k, v in enumerate(variables)}
 
 
 def _check(model: Any) -> None:

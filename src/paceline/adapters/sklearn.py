@@ -167,7 +167,7 @@ def arrays_of(estimator: Any, attributes: tuple[str, ...]) -> dict[str, Any]:
 
 def _velocities(estimator: Any) -> dict[str, Any] | None:
     """The momentum of an MLP under SGD, by the names of its parameters."""
-    optimizer = getattr(estimator, "_optimizer", None)
+    optimizer: Any = getattr(estimator, "_optimizer", None)
     if not getattr(optimizer, "velocities", None) or not 0 < optimizer.momentum < 1:
         return None
     arrays = arrays_of(estimator, ("coefs_", "intercepts_"))

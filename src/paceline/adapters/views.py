@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from paceline.errors import UnsupportedError
 from paceline.fragments import outer_dtype
@@ -99,7 +100,7 @@ def _shared(name: str, array: Any) -> Tensor:
         return _of_numpy(name, array)
     if hasattr(array, "__dlpack__"):
         try:
-            return torch.from_dlpack(array)
+            return from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise UnsupportedError(f"{name} ({type(array).__name__}) cannot be shared with torch: {error}") from error
     try:
