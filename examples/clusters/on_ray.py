@@ -27,8 +27,8 @@ def work(wishes: dict[str, Any]) -> None:
     ray.train.report({"workers": size, "loss": loss})
 
 
-def submit(workers: int, storage: str) -> dict[str, Any]:
-    """Run on the Ray cluster of this process; what rank 0 reported last."""
+def submit(workers: int, storage: str) -> None:
+    """Run on the Ray cluster of this process, to the end; what the workers print is printed here."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -39,8 +39,7 @@ def submit(workers: int, storage: str) -> dict[str, Any]:
         torch_config=TorchConfig(backend="gloo"),  # with GPUs: leave it out, and use_gpu=True
         run_config=RunConfig(storage_path=storage),
     )
-    found: dict[str, Any] = trainer.fit().metrics
-    return found
+    trainer.fit()
 
 
 if __name__ == "__main__":
@@ -48,4 +47,4 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--storage", type=Path, default=Path("ray-results"))
     asked = parser.parse_args()
-    print(submit(asked.workers, str(asked.storage.resolve())))
+    submit(asked.workers, str(asked.storage.resolve()))
