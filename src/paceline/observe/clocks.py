@@ -4,7 +4,8 @@
 Every log counts from its own beginning, which it gives in the time of its host's wall clock. Processes of a host share
 that clock; those of different hosts do not, and no clock runs like another. What ties them together are exchanges:
 all workers learn at nearly the same time that the last of them has come, and each line of a log names one such
-exchange. So the difference between two hosts is taken anew in every stretch of the run, as the median over its exchanges.
+exchange. So the difference between two hosts is taken anew in every stretch of the run, as the median over its
+exchanges.
 
 What remains is said, too: in how far exchanges still disagree. A part that is the same in all of them, such as the
 delay of a network that is slower in one direction, cannot be seen.
