@@ -57,6 +57,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.set_xlabel(NAMES[study][0])
     axes.set_ylabel(result.get("measure", "held-out cross-entropy, nats"))
     axes.set_ylim(bottom, top)
+    if top > 2 * bottom > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_title(f"{NAMES[study][1]}: {result['minibatches']:,} minibatches in all, {result['optimizer']}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -97,7 +101,9 @@ def _limits(result: dict[str, Any]) -> tuple[float, float]:
     if not found:
         return 0.0, 1.0
     lowest = min(found)
-    highest = min(max(found), lowest * (1 + CUT))
+    best = [min(one for one in losses.values() if one is not None) for losses in result["loss"].values() if losses]
+    bound = max(best) if result["study"] == "gain" else lowest  # of gains the best at each N is to be seen
+    highest = min(max(found), bound * (1 + CUT))
     margin = 0.05 * (highest - lowest) or 0.01 * lowest
     return lowest - margin, highest + margin
 

@@ -75,6 +75,7 @@ FLOORS: dict[str, int] = {
     "sim": 5,
     "doctor": 5,
     "planner": 5,
+    "zero": 5,
     "cli": 5,
     # the roof: the names that a user imports
     "__init__": 6,
@@ -230,8 +231,8 @@ def test_every_file_names_its_licence_and_purpose(folder: str) -> None:
 
 def test_no_pickle_and_no_eval() -> None:
     for module, path in MODULES.items():
-        if module == "sim.simulate":
-            continue  # runs the user's own script
+        if module in ("sim.simulate", "zero.program"):
+            continue  # they run the user's own script
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -15,7 +15,16 @@ study table table --minibatches 32768 \
     --methods sync_linear sync_best averaging averaging_best bmuf_paper bmuf_paper_classical diloco_paper bmuf
 study gain gain --minibatches 32768 --exponents .4 .55 .7 .85 1.0
 study period period --minibatches 32768 --periods 1 8 64 512
-python benchmarks/blocks.py table --workers 16 64 --methods bmuf diloco_paper sync_best --seeds 1 $task --minibatches 32768 \
-    | tee /dev/stderr | tail -n 1 > "$here/data-32768.json"
-python benchmarks/blocks.py table --workers 64 --methods bmuf diloco_paper sync_best --seeds 1 $task --minibatches 131072 \
-    | tee /dev/stderr | tail -n 1 > "$here/data-131072.json"
+data() { # minibatches, then methods; with 524,288 a training takes a quarter of an hour
+    size=$1
+    shift
+    python benchmarks/blocks.py table --workers 64 --seeds 1 $task --minibatches "$size" --methods "$@" \
+        | tee /dev/stderr | tail -n 1 > "$here/data-$size.json"
+}
+data 32768 bmuf diloco_paper sync_best
+data 131072 bmuf diloco_paper sync_best
+data 262144 bmuf diloco_paper sync_best
+data 524288 bmuf diloco_paper
+python benchmarks/blocks.py table --workers 16 4 --seeds 1 $task --minibatches 131072 --methods bmuf diloco_paper \
+    | tee /dev/stderr | tail -n 1 > "$here/more-131072.json"
+python benchmarks/blocks_by_data.py "$here"/data-*.json --plot "$here/data.png"

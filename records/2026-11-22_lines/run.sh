@@ -14,3 +14,4 @@ lines every-method --workers 1 8 32 --seeds 1
 lines table --workers 1 8 32 64 --seeds 3 --block-rate 4e-3 --plot "$here/table.png" \
     --methods serial "serial, beta1 .5" "sync, rate times root N" "compensated, beta1 .5, gain auto" "compensated, gain auto" \
     "moments averaged, gain auto"
+lines gain --workers 8 32 64 --seeds 1 --block-rate 4e-3 --exponents .1 .25 .4 .55 .7 .85 --plot "$here/gain.png"

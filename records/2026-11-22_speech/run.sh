@@ -13,3 +13,4 @@ speech() { # name, then arguments of the benchmark
 }
 speech every-method --seeds 1
 speech table --seeds 3 --methods serial "sync, rate times N" averaging bmuf "bmuf, beta1 kept" "diloco paper" --plot "$here/table.png"
+speech gain --seeds 1 --exponents .4 .55 .7 .85 --plot "$here/gain.png"

@@ -154,20 +154,21 @@ class Blocks:
         """Whether something is under way, and the next step begins nothing more."""
         return bool(self.turns.made) and self.turns.steps + 1 < self._schedule.ends(self.turns.begun)
 
-    def begin(self, total: int, leaving: bool, idle: bool = False) -> None:
+    def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
         """End the block of the fragment whose turn it is; it lands at once, or later.
 
         Args:
             total: minibatches of this worker since attach.
             leaving: whether the worker has come to its end.
             idle: whether it made none of the minibatches since the last exchange itself.
+            waits: whether the result is waited for whatever the rule's overlap.
         """
         fragment, turns = self.next, self.turns
         work = Work(0 if idle else turns.since[fragment], total, leaving=leaving)
         turns.since[fragment] = 0
         turns.begin(self._schedule)
         self.entered[fragment] = total
-        behind = self._schedule.overlap > 0 and not leaving
+        behind = self._schedule.overlap > 0 and not (leaving or waits)
         self.updates[fragment].begin(work, behind)
         if behind:
             turns.made[fragment] = 0

@@ -96,6 +96,9 @@ class Driver(Protocol):
     def follow(self, rule: Rule) -> None:
         """Go on with other numbers of the rule."""
 
+    def merge(self) -> None:
+        """Bring what every worker has done so far into the global model; all call it at the same place."""
+
     def leave(self) -> None:
         """Come to the end together."""
 

@@ -250,14 +250,14 @@ class Engine:
             self._end_block(leaving=False, idle=idle)
             self._hear_blocks(blocks, rests=False)
 
-    def _end_block(self, leaving: bool, idle: bool = False) -> Meeting | None:
-        """End a fragment's block; the meeting where its result is waited for."""
+    def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> Meeting | None:
+        """End a fragment's block; the meeting where its result is waited for: without overlap, or as it is told."""
         assert self.blocks is not None
         if not leaving:  # a run that was told to close must be able to: with what it owned at attach
             checks.check_unchanged(self._owned)
         fragment = self.blocks.next
         self._watch.begin()
-        self.blocks.begin(self._flow.steps, leaving, idle)
+        self.blocks.begin(self._flow.steps, leaving, idle, waits)
         if fragment in self.blocks.turns.made:
             self._watch.sent()
             return None
@@ -328,6 +328,22 @@ class Engine:
     def ahead(self) -> Blocks | None:
         """The blocks, where the user's model differs from the global one."""
         return None if self._flow.lockstep or self.closed else self.blocks
+
+    # -- together ---------------------------------------------------------------------------------
+
+    def merge(self) -> None:
+        """End the block that is under way, of every fragment, however many minibatches it has."""
+        blocks = self.ahead
+        if blocks is None:
+            return
+        self._land_all()
+        for _ in blocks.updates:
+            self._end_block(leaving=False, waits=True)
+            while blocks.turns.asked:
+                blocks.turns.asked.pop()
+                self._tuner.hear(self._transport)
+        blocks.align(blocks.turns.begun)
+        self._retune(blocks.turns.steps)
 
     # -- the end ----------------------------------------------------------------------------------
 

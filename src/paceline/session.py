@@ -310,6 +310,19 @@ class Run:
         self._open()
         return self._tuner.ask(settings, revert)
 
+    def merge(self) -> None:
+        """Bring what all workers have done so far into the global model; every worker calls it at the same place.
+
+        Under block rules the block that is under way ends here, however many minibatches it has, and its result is
+        waited for; the next one begins. Under asynchronous rules what is under way is waited for, and all take the same
+        values. Where gradients are exchanged every step is merged already, and nothing happens. For the end of an
+        epoch, before the global model is evaluated or kept.
+        """
+        self._open()
+        if self._engine is not None:
+            self._engine.merge()
+            self._feed.entered(self._engine.merged)
+
     def include(self, **objects: Any) -> None:
         """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
         `state_dict` and a `load_state_dict`."""

@@ -354,12 +354,20 @@ class Asynchronous:
             self._scaler.__dict__.pop("step", None)
         self._service.close()
 
-    # -- checkpoints ------------------------------------------------------------------------------
+    # -- together ---------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: what is under way is waited for, and all workers come to one point."""
+    def merge(self) -> None:
+        """Push what is left of a block, and take what all have pushed."""
+        self._gather(whole=True)
+
+    def _gather(self, whole: bool) -> None:
+        """What is under way is waited for, and all workers come to one point.
+
+        Args:
+            whole: whether blocks that are under way are pushed as they are.
+        """
         self.leases.waits(True)  # others may have to go on into the next epoch before they come here
-        if self._gradient:
+        if self._gradient or whole:
             self._flush()
         for stream in self._streams:
             stream.wait()
@@ -370,6 +378,12 @@ class Asynchronous:
         for stream in self._streams:
             stream.rested()
         self.leases.waits(False)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, where all workers have come to one point."""
+        self._gather(whole=False)
         return {
             "service": self._service.state(),
             "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},

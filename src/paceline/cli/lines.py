@@ -101,6 +101,22 @@ def plain(rank: int, line: str, is_error: bool) -> None:
     print(f"[{rank}] {line}", file=stream, flush=True)
 
 
+def first(rank: int, line: str, is_error: bool) -> None:
+    """What rank 0 prints, as it prints it; the others' is in their files."""
+    if rank == 0:
+        print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+
+
+def first_on_terminal(console: Console) -> Show:
+    """The same, for a terminal."""
+
+    def show(rank: int, line: str, is_error: bool) -> None:
+        if rank == 0:
+            console.print(Text.from_ansi(line), soft_wrap=True)
+
+    return show
+
+
 def on_terminal(console: Console) -> Show:
     """For a terminal; where it has a live status line, the lines scroll above that."""
 

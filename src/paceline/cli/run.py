@@ -17,7 +17,7 @@ from rich.live import Live as Screen
 
 from paceline.observe.live import Live
 
-from . import checks, doors, dry, elastic_checks, elastic_run, failure, lines
+from . import checks, doors, dry, elastic_checks, elastic_run, failure, lines, zero
 from . import hosts as host_options
 from .cluster import Cluster
 from .conclusion import conclude, failed
@@ -107,6 +107,16 @@ def command(
     restarts: Annotated[
         int, typer.Option(help="How often all workers are started again when one fails, to resume from a checkpoint.")
     ] = 0,
+    as_is: Annotated[
+        bool,
+        typer.Option("--as-is", help="Start the program as it is, though it does not attach paceline itself."),
+    ] = False,
+    random_data: Annotated[
+        bool,
+        typer.Option(
+            "--random-data", help="The program makes its samples itself, at random: each worker draws others."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
@@ -126,6 +136,7 @@ def command(
     speaks = checks.check_rule(rule)
     doors.check(tls, job, in_the_clear)
     if elastic is not None or join is not None:
+        zero.refuse_elastic(script, as_is, random_data)
         if elastic is not None:
             host_options.one_launcher()
         asked = elastic_run.Asked(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
@@ -134,20 +145,23 @@ def command(
             return elastic_run.show(asked, what, environment, log, (tls, job, in_the_clear))
         raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
     assert script is not None
+    bare = zero.serves(script, as_is, random_data)
+    what = program(script, arguments or [], bare)
     cluster, found = host_options.cluster(host_options.Asked(workers, hosts, host_index, master), timeout)
     log = log or host_options.logs(found)
     if print_only:
         place = dry.directory(log)
         added = environment(cluster, rule, place) | dry.environment(cluster, tls, in_the_clear, place)
-        return dry.run(ctx, cluster, found, program(script, arguments or []), added, place)
+        return dry.run(ctx, cluster, found, what, added | zero.environment(random_data), place)
     directory = checks.log_directory(log, cluster, overwrite)
     if in_the_clear and speaks and not quiet:
         doors.say_open()
     elif not in_the_clear and tls is None:
         tls = doors.for_workers(cluster, directory, job, speaks and not quiet)
     added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
+    added |= zero.environment(random_data)
     started = time.monotonic()
-    outcome = _run(cluster, script, arguments or [], added, directory, quiet, restarts)
+    outcome = _run(cluster, what, added, directory, quiet, restarts, bare)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
@@ -190,41 +204,46 @@ def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str
 
 def _run(
     cluster: Cluster,
-    script: Path,
     arguments: list[str],
     added: dict[str, str],
     directory: Path,
     quiet: bool,
-    restarts: int = 0,
+    restarts: int,
+    first_alone: bool,
 ) -> Outcome:
     from .restarts import started_again
     from .workers import Command  # here, because torch loads for seconds and --help must not wait
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    what = Command(program(script, arguments), added, output, partial(failure.may_lose, directory))
-    with shown(directory, cluster.workers * cluster.hosts, quiet) as show:
+    what = Command(arguments, added, output, partial(failure.may_lose, directory))
+    with shown(directory, cluster.workers * cluster.hosts, quiet, first_alone) as show:
         return started_again(restarts, what, lambda command: follow(cluster, command, show), failed)
 
 
-def program(script: Path, arguments: list[str]) -> list[str]:
-    """The command that runs the user's program."""
+def program(script: Path, arguments: list[str], bare: bool = False) -> list[str]:
+    """The command that runs the user's program; with zero lines around it, where it is `bare`."""
     own = arguments[1:] if arguments[:1] == ["--"] else arguments
-    return [sys.executable, "-u", str(script), *own]
+    return [sys.executable, "-u", *(("-m", "paceline.zero") if bare else ()), str(script), *own]
 
 
 @contextlib.contextmanager
-def shown(directory: Path, workers: int, quiet: bool) -> Iterator[lines.Show]:
-    """How the lines of the workers are shown, with a status line below them where that is a terminal."""
+def shown(directory: Path, workers: int, quiet: bool, first_alone: bool = False) -> Iterator[lines.Show]:
+    """How the lines of the workers are shown, with a status line below them where that is a terminal.
+
+    `first_alone`: only those of rank 0, as the program prints them.
+    """
     console = out()
     if not console.is_terminal:
-        yield lines.plain
-    elif quiet:
-        yield lines.on_terminal(console)
+        yield lines.first if first_alone else lines.plain
+        return
+    show = lines.first_on_terminal(console) if first_alone else lines.on_terminal(console)
+    if quiet:
+        yield show
     else:
         status = Status(Live(directory), workers)
         with Screen(status, console=console, transient=True, refresh_per_second=4):
-            yield lines.on_terminal(console)
+            yield show
 
 
 def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:

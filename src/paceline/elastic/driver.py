@@ -323,6 +323,11 @@ class Elastic:
             self.blocks.retune(rule, self.blocks.turns.steps)
         self.rule = rule
 
+    def merge(self) -> None:
+        """End the block that is under way; those who go on come to the exchange as when they are called."""
+        for _ in self.blocks.updates:
+            self._end_block(leaving=False)
+
     def leave(self) -> None:
         """Come to the end together: go to the others' exchanges until nobody has more data."""
         self._leases.done(self._feed.take_marks())  # such as batches of a validation

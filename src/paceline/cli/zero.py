@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which programs `paceline run` starts with zero lines around them: for torch on one device, that know no cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.zero import mentions
+
+from .console import err, refuse
+
+
+def serves(script: Path, as_is: bool, random_data: bool) -> bool:
+    """Whether zero lines go around the program; says why not, where a user may wonder."""
+    if as_is:
+        if random_data:
+            refuse("--random-data is for programs that are started with zero lines around them: leave out --as-is")
+        return False
+    if mentions.unaware(script):
+        return True
+    other = mentions.other_cluster(names) if "torch" in (names := mentions.imported(script)) else ""
+    if random_data:
+        refuse(f"--random-data is for programs on one device as they are, and {script.name} {_why(other)}")
+    if other:
+        err().print(f"{script.name} {_why(other)}: it is started as it is")
+    return False
+
+
+def _why(other: str) -> str:
+    return f"uses {other}, which makes a cluster itself" if other else "attaches paceline itself, or does not use torch"
+
+
+def environment(random_data: bool) -> dict[str, str]:
+    """For the workers."""
+    return {"PACELINE_RANDOM_DATA": "1"} if random_data else {}
+
+
+def refuse_elastic(script: Path | None, as_is: bool, random_data: bool) -> None:
+    """Workers that come and go need a program that attaches."""
+    if random_data:
+        refuse("--random-data is not for --elastic: there the program has to attach paceline itself")
+    if script is not None and not as_is and mentions.unaware(script):
+        refuse(
+            f"{script.name} does not attach paceline, and with --elastic it has to: add run = paceline.attach(model, "
+            "optimizer) before its loop, and run.share(loader) to its loop"
+        )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the rule attaches to a program that does not know of it, and what every step then goes through.
+
+Optimizers are noticed when they are made. The rule attaches when one is there and the program comes to a loader, or to
+a forward pass in training: before the first gradient, so that all workers train from one start.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from paceline.attach import attach
+from paceline.checks import MARK
+from paceline.rule import is_block
+from paceline.session import Run
+from paceline.zero import find, refusals
+from paceline.zero.loaders import Loaders
+from paceline.zero.models import GlobalView, StateDicts
+from paceline.zero.patches import Patches
+from paceline.zero.place import Place
+from paceline.zero.words import Words, here
+
+
+class Zero:
+    """One worker of a program as it is.
+
+    Args:
+        script: the program.
+        place: this worker.
+        words: what is said.
+    """
+
+    def __init__(self, script: Path, place: Place, words: Words) -> None:
+        self._script, self._place, self._words = script, place, words
+        self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._states = StateDicts(self._here)
+        self._loaders = Loaders(place.size, words, self._here, self._comes)
+        self._view: GlobalView | None = None
+        self._own = False  # the program attaches by itself
+
+    def _here(self) -> str:
+        return here(self._script)
+
+    # -- standing in ------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Hook the optimizers, the modules and the loaders of this process."""
+        patches.hook(register_optimizer_step_pre_hook(self._before_step))
+        patches.hook(register_module_forward_pre_hook(self._before_forward))
+        patches.replace(Optimizer, "__init__", self._noticing)
+        patches.replace(DataLoader, "__iter__", self._loaders.iterate)
+        patches.replace(DataLoader, "__len__", self._loaders.length)
+        patches.replace(nn.Module, "state_dict", self._states.state_dict)
+        patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
+        patches.replace(torch, "save", self._saving)
+
+    def _noticing(self, original: Any) -> Any:
+        """`Optimizer.__init__`."""
+
+        def noticed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._made.add(optimizer)
+
+        return noticed
+
+    def _saving(self, original: Any) -> Any:
+        """`torch.save`: a model, or parts of it, with the global parameters."""
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if self._view is None:
+                return original(*args, **kwargs)
+            with self._view.shown():
+                return original(*args, **kwargs)
+
+        return save
+
+    # -- attaching --------------------------------------------------------------------------------
+
+    def _comes(self) -> GlobalView | None:
+        """The program comes to where training may begin: attach, if there is something to attach to."""
+        if self._view is None and not self._own:
+            waiting = [one for one in self._made if find.trained(one)]
+            self._own = any(getattr(one, MARK, None) is not None for one in waiting)
+            if waiting and not self._own:
+                self._attach(waiting)
+        return self._view
+
+    def _attach(self, optimizers: list[Optimizer]) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise refusals.distributed(self._here())
+        if len(optimizers) > 1:
+            raise refusals.several_optimizers(sorted(type(one).__name__ for one in optimizers))
+        optimizer = optimizers[0]
+        roots = find.modules(optimizer)
+        run = attach(roots[0] if len(roots) == 1 else roots, optimizer)
+        self._view = self._states.view = GlobalView(run, roots)
+        numbers = sum(p.numel() for p in find.trained(optimizer))
+        workers = f"{run.world.size} workers" if run.world.size > 1 else "one worker"
+        names = ", ".join(find.name(root) for root in roots)
+        of = f"{names} ({numbers:,} trained numbers) and its {type(optimizer).__name__}"
+        self._words.say(f"{workers} under {run.rule.text()}: {of}")
+
+    # -- what the program does --------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        view = self._view
+        if view is None:
+            if self._made and not self._own and module.training and torch.is_grad_enabled():
+                self._comes()
+        elif view.has(module):
+            view.before_forward(module)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._own or optimizer not in self._made or not find.trained(optimizer):
+            return
+        view = self._comes()
+        if view is None:
+            return
+        if getattr(optimizer, MARK, None) is not view.run:
+            raise refusals.later_optimizer(self._here(), type(optimizer).__name__)
+        view.leave()
+        if self._place.size == 1:
+            return
+        if not self._loaders.split and not self._place.random_data:
+            raise refusals.no_loader(self._here(), type(optimizer).__name__, self._place.size)
+        if view.loaded_at and is_block(view.run.rule):
+            raise refusals.other_weights(view.loaded_at)
+        view.loaded_at = ""
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run | None:
+        """What was attached, if anything."""
+        return self._view.run if self._view is not None else None
+
+    def finish(self) -> None:
+        """The program has come to its end: all workers end together."""
+        if self._view is not None:
+            self._view.leave()
+            self._view.run.close()
+        elif not self._own:
+            self._words.say("no optimizer of torch trained anything: the workers have done the same, each by itself")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program as Python would run it, with zero lines around it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.zero import seeds
+from paceline.zero.attachment import Zero
+from paceline.zero.files import Shadows
+from paceline.zero.patches import Patches
+from paceline.zero.place import from_environment, own_device
+from paceline.zero.words import PACKAGE, TORCH, Words
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the program that the arguments name."""
+    if not arguments or not Path(arguments[0]).is_file():
+        given = repr(arguments[0]) if arguments else "none"
+        raise SystemExit(f"give a program that is there, got {given}: python -m paceline.zero train.py [ARGUMENTS]")
+    script = Path(arguments[0])
+    place = from_environment(os.environ)
+    device = own_device(place, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    sys.excepthook = _hook(script)
+    zero = Zero(script, place, Words(place))
+    with Patches() as patches:
+        if place.rank:
+            logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
+            Shadows(logs, place.rank).install(patches)
+        if place.random_data:
+            seeds.install(patches, place.rank)
+        zero.install(patches)
+        try:
+            run_as_main(script, arguments)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+            zero.finish()
+            raise
+        zero.finish()
+
+
+def run_as_main(script: Path, arguments: Sequence[str]) -> None:
+    """What Python does with a script: a fresh `__main__`, the script's folder first, its own arguments."""
+    code = compile(script.read_bytes(), str(script), "exec")
+    module = types.ModuleType("__main__")
+    module.__file__ = os.path.abspath(script)
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module  # where loader processes that are spawned look for it
+    sys.argv = list(arguments)
+    sys.path[0] = str(script.resolve().parent)
+    exec(code, module.__dict__)
+
+
+def _hook(script: Path) -> Callable[..., None]:
+    """Prints a failure with the program's own frames; a refusal's end where the program called us."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        frames = traceback.extract_tb(trace)
+        first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
+        last = len(frames)
+        if isinstance(error, PacelineError):
+            while last > first + 1 and frames[last - 1].filename.startswith((PACKAGE, TORCH)):
+                last -= 1
+        told = traceback.TracebackException(kind, error, trace)
+        told.stack = traceback.StackSummary.from_list(frames[first:last])
+        print("".join(told.format()), end="", file=sys.stderr, flush=True)
+
+    return show

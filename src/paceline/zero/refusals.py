@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What zero lines cannot do safely, each with the lines to add instead."""
+
+from __future__ import annotations
+
+from paceline.errors import UnsupportedError
+
+ATTACH = "    run = paceline.attach(model, optimizer)   # behind `import paceline`, before the loop"
+SHARE = "    for batch in run.share(batches):          # around whatever gives the batches"
+
+
+class Refusal(UnsupportedError):
+    """Zero lines cannot serve this program; the message ends with what to add."""
+
+
+def refusal(why: str, *lines: str) -> Refusal:
+    """What is wrong in a sentence, and below it the lines to add (by default the two that every program needs)."""
+    added = lines or (ATTACH, SHARE)
+    number = {1: "this line", 2: "these two lines"}[len(added)]
+    return Refusal("\n".join([f"{why}; add {number} to the program:", *added]))
+
+
+def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
+    """The optimizer steps and nothing was split."""
+    return refusal(
+        f"{where}: {optimizer} steps, and no DataLoader was gone through in training that could be split: {workers} "
+        "workers would train on the same samples. Where the program makes its samples itself, at random, say "
+        "`paceline run --random-data`. Where its batches come from anything else"
+    )
+
+
+def several_optimizers(names: list[str]) -> Refusal:
+    """In which order they step, and which of them closes a minibatch, cannot be known."""
+    return refusal(
+        f"the program has {len(names)} optimizers ({', '.join(names)}), and which of them closes a minibatch cannot be "
+        "known from outside",
+        "    run = paceline.attach(model, [first, last])  # behind `import paceline`; for two models, attach twice",
+        SHARE,
+    )
+
+
+def later_optimizer(where: str, name: str) -> Refusal:
+    """One that was not there when the rule attached."""
+    return refusal(
+        f"{where}: {name} steps, which was made after training had begun; zero lines attach once. Where a program "
+        "trains in phases, close the run and attach again"
+    )
+
+
+def homeless(shape: tuple[int, ...], optimizer: str) -> Refusal:
+    """A parameter that no module has."""
+    return refusal(
+        f"{optimizer} trains a tensor of shape {shape} that no torch module has, so that it cannot be found by name; "
+        "put it into a module (nn.ParameterList), or"
+    )
+
+
+def pass_without_step(where: str, samples: str, part: str) -> Refusal:
+    """A loader was split that was not for training."""
+    return refusal(
+        f"{where} went through {samples} with the model in training mode and made no step of the optimizer, so this "
+        f"worker saw {part} only. Say that it is an evaluation: call model.eval() before it, or put it inside "
+        "`with torch.no_grad():`. If it was training (with fewer batches a worker than gradients are accumulated over)"
+    )
+
+
+def other_weights(where: str) -> Refusal:
+    """The program put other weights into a model in training."""
+    return refusal(
+        f"{where}: the program loaded other weights into the model, and now trains on from them, which the other "
+        "workers' blocks know nothing of; go on from a checkpoint with run.save and run.resume"
+    )
+
+
+def distributed(where: str) -> Refusal:
+    """The program has a cluster of its own."""
+    return refusal(
+        f"{where}: the program starts torch.distributed itself; say `paceline run --as-is` to start it without zero "
+        "lines, or, to let paceline average instead of DistributedDataParallel"
+    )

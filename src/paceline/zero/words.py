@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What zero lines say of themselves, and where in the user's program something happens."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from paceline.zero.place import Place
+
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+TORCH = str(Path(torch.__file__).resolve().parent)
+
+
+class Words:
+    """Says things once, on rank 0.
+
+    Args:
+        place: this worker.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """One line on stderr, so that what the program prints stays as it is."""
+        if self._place.rank == 0 and text not in self._said:
+            self._said.add(text)
+            print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+
+def here(script: Path) -> str:
+    """`train.py:31`: the line of the user's code that is being run, of the script itself where it is under way."""
+    frame, nearest = sys._getframe(1), ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == str(script):
+            return f"{script.name}:{frame.f_lineno}"
+        if not nearest and not name.startswith((PACKAGE, TORCH, "<")):
+            nearest = f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return nearest or script.name
+
+
+def asked_by_paceline(depth: int = 2) -> bool:
+    """Whether the caller of the function that asks is paceline itself, which wants things as they are."""
+    name = sys._getframe(depth).f_globals.get("__name__", "")
+    return name.startswith("paceline.") and not name.startswith("paceline.zero")

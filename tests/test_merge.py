@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run.merge()`: what all workers have done so far is in the global model, wherever the block is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import paceline
+from tests.helpers import State, adam, make_net, same_bits, sgd, simulate, state_of
+
+RULES = [
+    "averaging(period=100)",
+    "bmuf(period=7)",
+    "bmuf(period=6, overlap=4)",
+    "bmuf(period=100, fragments=3, codec='int8')",
+    "streaming_diloco(period=6, overlap=3, fragments=2)",
+    "sync",
+    "asgd",
+    "asgd(period=4, overlap=0)",
+    "easgd(period=3)",
+]
+
+
+def trained(rule: str, merges: Callable[[int, int], bool], steps: Callable[[int], int], merged: list[Any]) -> Any:
+    """A program of so many steps on each rank, that merges after those that it is told.
+
+    `merged` receives (steps, rank, global state) after each merge, for everybody.
+    """
+
+    def program() -> State:
+        model = make_net()
+        optimizer = (adam if "streaming" in rule else sgd)(model.parameters())
+        run = paceline.attach(model, optimizer, rule)
+        rank = run.world.rank
+        torch.manual_seed(rank)
+        for step in range(1, steps(rank) + 1):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            if merges(rank, step):
+                run.merge()
+                merged.append((step, rank, run.global_state()))
+        run.close()
+        return state_of(model)
+
+    return program
+
+
+def alike(states: list[State]) -> bool:
+    return all(same_bits(states[0], state) for state in states[1:])
+
+
+def after(*steps: int) -> Callable[[int, int], bool]:
+    return lambda rank, step: step in steps
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_hold_one_global_model_after_it(rule: str) -> None:
+    merged: list[Any] = []
+    ends = simulate(trained(rule, after(5, 9), lambda rank: 12, merged), 3)
+    assert alike(ends)
+    for step in (5, 9):
+        states = [state for at, _, state in merged if at == step]
+        assert len(states) == 3 and alike(states)
+
+
+@pytest.mark.parametrize(
+    ("rule", "as_if"),
+    [
+        ("averaging(period=100)", "averaging(period=3)"),
+        ("bmuf(period=100)", "bmuf(period=3)"),
+        ("diloco(period=100, local_state='reset')", "diloco(period=3, local_state='reset')"),
+    ],
+)
+def test_it_ends_a_block_as_its_period_would(rule: str, as_if: str) -> None:
+    got = simulate(trained(rule, after(3, 6, 9), lambda rank: 9, []), 2)[0]
+    want = simulate(trained(as_if, after(), lambda rank: 9, []), 2)[0]
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor)  # weights are parts of a block, so that rounding differs
+
+
+def test_the_next_block_has_its_whole_length() -> None:
+    blocks: list[int] = []
+
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, "averaging(period=4)") as run:
+            for step in range(1, 11):
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                if step == 2:
+                    run.merge()
+                if run.world.rank == 0:
+                    blocks.append(run.blocks)
+
+    simulate(program, 2)
+    assert blocks == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("rule", RULES[:-3])
+def test_workers_with_one_step_less_merge_too(rule: str) -> None:
+    merged: list[Any] = []
+    last = lambda rank: 8 - rank  # noqa: E731
+    ends = simulate(trained(rule, lambda rank, step: step == last(rank), last, merged), 2)
+    assert alike(ends)
+    assert rule == "sync" or alike([state for _, _, state in merged])
+
+
+def test_a_mean_by_the_work_that_was_done() -> None:
+    found: list[float] = []
+
+    def program() -> None:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "averaging(period=100)")
+        for _ in range(1 + 2 * run.world.rank):  # rank 0 moves by -1, rank 1 by -3
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+        run.merge()
+        found.append(model.weight.item())
+        run.close()
+
+    simulate(program, 2)
+    assert found == [-2.5, -2.5]  # (1 * -1 + 3 * -3) / 4
+
+
+def test_what_was_asked_for_before_it_takes_effect_with_it() -> None:
+    def program() -> list[float]:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf(period=50, overlap=20)")
+        rates = []
+        for step in range(6):
+            if step == 2 and run.world.rank == 1:
+                run.tune(lr=0.5)
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            if step == 3:
+                run.merge()
+            rates.append(optimizer.param_groups[0]["lr"])
+        run.close()
+        return rates
+
+    assert simulate(program, 2) == [[0.1, 0.1, 0.1, 0.5, 0.5, 0.5]] * 2
+
+
+def test_one_worker_merges_nothing_and_a_closed_run_refuses() -> None:
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    run = paceline.attach(model, optimizer, "bmuf")
+    before = state_of(model)
+    run.merge()
+    assert same_bits(before, state_of(model))
+    run.close()
+    with pytest.raises(paceline.ClosedError):
+        run.merge()

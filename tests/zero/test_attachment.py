@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker's side of zero lines, in this process: what is attached, split, shown and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.errors import UnsupportedError
+from paceline.zero import seeds
+from paceline.zero.attachment import Zero
+from paceline.zero.patches import Patches
+from paceline.zero.place import Place, from_environment, own_device
+from paceline.zero.refusals import Refusal
+from paceline.zero.words import Words
+from tests.helpers import make_data, make_net, same_bits, sgd, state_of
+
+
+def place(size: int = 1, random_data: bool = False) -> Place:
+    """Of the first of so many workers; what attaches is alone all the same."""
+    return Place(0, size, 0, None, random_data)
+
+
+@contextlib.contextmanager
+def zero_lines(here: Place | None = None) -> Iterator[Zero]:
+    here = here or place()
+    zero = Zero(Path(__file__), here, Words(here))
+    with Patches() as patches:
+        zero.install(patches)
+        yield zero
+        if zero.run is not None:
+            zero.run.close()
+
+
+def loader(samples: int = 48, shuffle: bool = True) -> DataLoader[Any]:
+    return DataLoader(make_data(samples), batch_size=8, shuffle=shuffle)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def program() -> dict[str, torch.Tensor]:
+    """An ordinary one."""
+    model = make_net(dropout=0.1, norm=True)
+    optimizer = sgd(model.parameters())
+    training, held_out = loader(), loader(16, shuffle=False)
+    for _ in range(2):
+        model.train()
+        for x, y in training:
+            step(model, optimizer, x, y)
+        model.eval()
+        with torch.no_grad():
+            for x, _ in held_out:
+                model(x)
+    return state_of(model)
+
+
+def test_one_worker_is_the_program_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = program()
+    with zero_lines() as zero:
+        assert same_bits(program(), plain)
+        assert zero.run is not None and zero.run.minibatches == 12
+    assert same_bits(program(), plain)  # and all hooks are gone
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("paceline: one worker under bmuf(): Sequential (99 trained numbers) and its SGD")
+    assert "48 samples, for training" in said[1] and "16 samples, for evaluation" in said[2] and len(said) == 3
+
+
+def test_a_loader_in_evaluation_is_whole_and_one_that_made_no_step_is_refused() -> None:
+    with zero_lines(place(2)) as zero:
+        model, data = make_net(), loader()
+        optimizer = sgd(model.parameters())
+        for x, y in data:
+            step(model, optimizer, x, y)
+        assert zero.run is not None
+        with torch.no_grad():
+            for x, _ in data:
+                model(x)
+        with pytest.raises(
+            Refusal, match=r"(?s)48 samples with the model in training mode and made no step.*6 batches"
+        ):
+            for x, _ in data:
+                model(x)
+
+
+@pytest.mark.parametrize("random_data", [False, True])
+def test_steps_without_a_loader(random_data: bool) -> None:
+    with zero_lines(place(2, random_data)) as zero:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        about = (
+            contextlib.nullcontext()
+            if random_data
+            else pytest.raises(Refusal, match=r"(?s)SGD steps, and no Data.*2 w")
+        )
+        with about:
+            step(model, optimizer, torch.randn(4, 6), torch.zeros(4, dtype=torch.long))
+        assert zero.run is not None
+
+
+def test_optimizers_that_cannot_be_served() -> None:
+    with zero_lines():
+        first, second = make_net(), make_net()
+        pair = sgd(first.parameters()), torch.optim.Adam(second.parameters())
+        with pytest.raises(Refusal, match=r"(?s)2 optimizers \(Adam, SGD\).*paceline.attach\(model, \[first, last\]\)"):
+            first(torch.randn(1, 6))
+        del pair
+    with zero_lines():
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        for x, y in loader():
+            step(model, optimizer, x, y)
+        later = torch.optim.Adam(model.parameters())
+        with pytest.raises(Refusal, match="Adam steps, which was made after training had begun"):
+            step(model, later, x, y)
+    with zero_lines():
+        loose = torch.zeros(3, requires_grad=True)
+        nobody = torch.optim.SGD([loose], lr=0.1)
+        with pytest.raises(Refusal, match=r"a tensor of shape \(3,\) that no torch module has"):
+            nobody.step()
+
+
+def test_a_program_that_attaches_is_left_alone() -> None:
+    import paceline
+
+    with zero_lines(place(2)) as zero:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, "bmuf"):
+            for x, y in loader():
+                step(model, optimizer, x, y)
+        assert zero.run is None
+
+
+def test_the_length_of_a_loader_is_that_of_a_workers_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with zero_lines(place(4)):
+        shuffled, whole = loader(), loader(shuffle=False)
+        assert len(shuffled) == 2 and len(whole) == 6
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        for x, y in whole:
+            step(model, optimizer, x, y)
+    assert "was told the batches of all; a pass has those of a worker's part" in capsys.readouterr().err
+
+
+class Ahead:
+    """Stands for the global model of a run of several workers: all zeros."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.global_lanes = model, [self]
+        self.fragment, self.numel = self, 0
+        self.tensors = list(model.parameters())
+        self.anchor = torch.zeros(1)
+
+    def refresh(self) -> None: ...
+
+    def write(self, begin: int, end: int, values: torch.Tensor) -> None:
+        for tensor in self.tensors:
+            tensor.zero_()
+
+
+@contextlib.contextmanager
+def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Zero, nn.Module, torch.optim.Optimizer]]:
+    """A model in training, whose global model is all zeros."""
+    with zero_lines() as zero:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        x, y = next(iter(loader()))
+        step(model, optimizer, x, y)
+        assert zero.run is not None
+        monkeypatch.setattr(type(zero.run), "_ahead", Ahead(model))
+        yield zero, model, optimizer
+        monkeypatch.undo()
+
+
+def zeros(state: dict[str, torch.Tensor]) -> bool:
+    return all(not value.any() for value in state.values())
+
+
+def test_evaluation_sees_the_global_model_and_training_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with attached(monkeypatch) as (_, model, optimizer):
+        own = [p.detach().clone() for p in model.parameters()]
+        x, y = torch.randn(4, 6), torch.zeros(4, dtype=torch.long)
+        with torch.no_grad():
+            assert model(x).any()  # in training mode: statistics, a target
+        model.eval()
+        assert model(x).any()  # with gradients: an adversary, a saliency map
+        with torch.inference_mode():
+            assert not model(x).any()
+        assert model(x).any() and all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
+        with torch.no_grad():
+            assert not model[0](x).any()
+        step(model, optimizer, x, y)
+        assert not any(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
+
+
+def test_what_is_saved_is_the_global_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with attached(monkeypatch) as (_, model, _):
+        own = [p.detach().clone() for p in model.parameters()]
+        state = model.state_dict()
+        assert zeros(state) and zeros(model[0].state_dict()) and model[0].weight.any()
+        torch.save({"model": state, "more": list(model.parameters())}, tmp_path / "model.pt")
+        found = torch.load(tmp_path / "model.pt", weights_only=True)
+        assert zeros(found["model"]) and not any(value.any() for value in found["more"])
+        other = make_net()
+        assert not zeros(other.state_dict())
+        assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
+
+
+def test_weights_of_the_programs_own_stay_for_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with attached(monkeypatch) as (zero, model, optimizer):
+        best = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+        model.load_state_dict(best)
+        model.eval()
+        with torch.no_grad():
+            assert model(torch.ones(1, 6)).any() and same_bits(model.state_dict(), best)
+        monkeypatch.setattr(zero, "_place", place(2))
+        monkeypatch.setattr(zero._loaders, "split", True)
+        with pytest.raises(Refusal, match="loaded other weights into the model, and now trains on from them"):
+            step(model, optimizer, torch.randn(4, 6), torch.zeros(4, dtype=torch.long))
+
+
+def test_a_refusal_is_an_error_of_paceline_and_ends_with_what_to_add() -> None:
+    with zero_lines(place(2)):
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with pytest.raises(UnsupportedError) as caught:
+            step(model, optimizer, torch.randn(4, 6), torch.zeros(4, dtype=torch.long))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("test_attachment.py:") and lines[0].endswith("add these two lines to the program:")
+    assert "paceline.attach(model, optimizer)" in lines[1] and "run.share(batches)" in lines[2] and len(lines) == 3
+
+
+def test_who_a_worker_is(tmp_path: Path) -> None:
+    assert from_environment({}) == Place(0, 1, 0, None, False)
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "PACELINE_LOG": str(tmp_path)}
+    assert from_environment(variables | {"PACELINE_RANDOM_DATA": "1"}) == Place(3, 4, 1, tmp_path, True)
+
+
+def test_each_worker_of_a_host_sees_a_device_of_its_own() -> None:
+    def worker(rank: int) -> Place:
+        return Place(rank, 4, rank, None, False)
+
+    assert [own_device(worker(rank), None, 4) for rank in range(4)] == ["0", "1", "2", "3"]
+    assert [own_device(worker(rank), "5, 7", 2) for rank in range(4)] == ["5", "7", "5", "7"]
+    assert own_device(worker(1), None, 1) is None and own_device(worker(1), None, 0) is None
+    assert own_device(place(), None, 8) is None
+
+
+def test_random_data_are_others_on_every_rank() -> None:
+    def drawn() -> list[float]:
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        made = np.random.default_rng(7)
+        return [torch.rand(1).item(), random.random(), np.random.rand(), made.random()]
+
+    plain, found = drawn(), []
+    for rank in (0, 1, 2):
+        with Patches() as patches:
+            seeds.install(patches, rank)
+            found.append(drawn())
+            assert drawn() == found[-1]
+    assert found[0] == plain == drawn()
+    assert all(len(set(values)) == 3 for values in zip(*found, strict=True))

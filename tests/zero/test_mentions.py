@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which programs know of a cluster, by their source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.zero.mentions import imported, other_cluster, unaware
+
+
+@pytest.mark.parametrize(
+    ("source", "bare"),
+    [
+        ("import torch", True),
+        ("from torch import nn", True),
+        ("import torch.nn as nn, sys", True),
+        ("def late():\n    import torch", True),
+        ("print('no torch here')", False),
+        ("import torch\nimport paceline", False),
+        ("import torch\nfrom paceline import attach", False),
+        ("import torch\ntry:\n    import paceline\nexcept ImportError:\n    pass", False),
+        ("import torch.distributed as dist", False),
+        ("import torch\ntorch.distributed.init_process_group()", False),
+        ("from torch import distributed", False),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP", False),
+        ("import torch\nimport accelerate", False),
+        ("import lightning as L\nimport torch", False),
+        ("import torch\nfrom transformers import Trainer", False),
+        ("import torch\nfrom transformers import AutoModel", True),
+        ("import torch\n# paceline would be good here", True),
+        ("import torch\nthis is no Python", False),
+    ],
+)
+def test_by_what_it_imports(source: str, bare: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    assert unaware(script) is bare
+
+
+def test_modules_beside_the_program_count(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import engine\nfrom tools import loop")
+    (tmp_path / "engine.py").write_text("import torch\nimport engine, train")  # in a circle
+    assert unaware(script)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").write_text("")
+    (tmp_path / "tools" / "loop.py").write_text("import paceline")
+    assert not unaware(script)
+
+
+def test_the_cluster_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nfrom torch.nn.parallel import DistributedDataParallel")
+    assert other_cluster(imported(script)) == "torch.nn.parallel.DistributedDataParallel"
+    script.write_text("import torch, deepspeed")
+    assert other_cluster(imported(script)) == "deepspeed"
+    assert not imported(tmp_path / "nowhere.py")
