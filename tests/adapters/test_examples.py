@@ -32,6 +32,8 @@ def test_two_processes_train_together_and_one_speaks(name: str, tmp_path: Path) 
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
         capture_output=True,
         text=True,
         timeout=400,
