@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = {"lightning": "lightning", "fabric": "lightning", "transformers": "transformers", "accelerate": "accelerate"}
+EXAMPLES = [
+    "lightning",
+    "transformers",
+    pytest.param("fabric", marks=pytest.mark.slow),  # as Lightning's Trainer
+    pytest.param("accelerate", marks=pytest.mark.slow),  # as the Trainer of transformers
+]
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_two_processes_train_together_and_one_speaks(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(EXAMPLES[name])
+    pytest.importorskip("lightning" if name == "fabric" else name)
     ended = subprocess.run(
         [
             sys.executable,
