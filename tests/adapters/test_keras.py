@@ -17,6 +17,8 @@ if importlib.util.find_spec("keras") is None:  # an import would ask for a backe
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     around = {
@@ -26,7 +28,7 @@ def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "tests.adapters.keras_program", str(tmp_path)]
-    said = subprocess.run(command, env=around, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    said = subprocess.run(command, env=around, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert said.returncode == 0, said.stderr[-3000:]
     seen = json.loads(said.stdout.splitlines()[-1])
     assert seen["backend"] == backend
