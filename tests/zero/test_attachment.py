@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.attach import attach
 from paceline.errors import UnsupportedError
 from paceline.zero import seeds
 from paceline.zero.attachment import Zero
@@ -142,6 +143,27 @@ def test_a_program_that_attaches_is_left_alone() -> None:
             for x, y in loader():
                 step(model, optimizer, x, y)
         assert zero.run is None
+
+
+def test_a_program_that_evaluates_first_is_attached_outside_of_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[bool] = []
+
+    def noting(*about: Any) -> Any:
+        modes.append(torch.is_inference_mode_enabled())
+        return attach(*about)
+
+    monkeypatch.setattr("paceline.zero.attachment.attach", noting)
+    with zero_lines() as zero:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        model.eval()
+        with torch.inference_mode():
+            for x, _ in loader(16, shuffle=False):
+                model(x)
+        model.train()
+        for x, y in loader():
+            step(model, optimizer, x, y)
+        assert modes == [False] and zero.run is not None and zero.run.minibatches == 6
 
 
 def test_the_length_of_a_loader_is_that_of_a_workers_part(capsys: pytest.CaptureFixture[str]) -> None:

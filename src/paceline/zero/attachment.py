@@ -101,7 +101,8 @@ class Zero:
             raise refusals.several_optimizers(sorted(type(one).__name__ for one in optimizers))
         optimizer = optimizers[0]
         roots = find.modules(optimizer)
-        run = attach(roots[0] if len(roots) == 1 else roots, optimizer)
+        with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
+            run = attach(roots[0] if len(roots) == 1 else roots, optimizer)
         self._view = self._states.view = GlobalView(run, roots)
         numbers = sum(p.numel() for p in find.trained(optimizer))
         workers = f"{run.world.size} workers" if run.world.size > 1 else "one worker"
