@@ -16,9 +16,10 @@ def serves(script: Path, as_is: bool, random_data: bool) -> bool:
         if random_data:
             refuse("--random-data is for programs that are started with zero lines around them: leave out --as-is")
         return False
-    if mentions.unaware(script):
+    names = mentions.imported(script)
+    if mentions.bare(names):
         return True
-    other = mentions.other_cluster(names) if "torch" in (names := mentions.imported(script)) else ""
+    other = mentions.other_cluster(names) if "torch" in names else ""
     if random_data:
         refuse(f"--random-data is for programs on one device as they are, and {script.name} {_why(other)}")
     if other:

@@ -121,13 +121,15 @@ class Zero:
             view.before_forward(module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._own or optimizer not in self._made or not find.trained(optimizer):
+        if self._own or optimizer not in self._made:
             return
-        view = self._comes()
+        view = self._view or (self._comes() if find.trained(optimizer) else None)
         if view is None:
             return
         if getattr(optimizer, MARK, None) is not view.run:
-            raise refusals.later_optimizer(self._here(), type(optimizer).__name__)
+            if find.trained(optimizer):
+                raise refusals.later_optimizer(self._here(), type(optimizer).__name__)
+            return
         view.leave()
         if self._place.size == 1:
             return

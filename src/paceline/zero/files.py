@@ -80,17 +80,14 @@ class Shadows:
 
         return opens
 
-    def writing(self, original: Callable[..., Any], place: int = 1) -> Callable[..., Any]:
-        """A function that writes to the path that is its argument number `place`."""
+    def writing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that writes to the path that is its second argument."""
 
         def writes(*args: Any, **kwargs: Any) -> Any:
-            given = list(args)
-            if len(given) > place:
-                given[place] = self.to_write(given[place])
             for name in ("f", "filename"):
                 if name in kwargs:
                     kwargs[name] = self.to_write(kwargs[name])
-            return original(*given, **kwargs)
+            return original(*args[:1], *(self.to_write(path) for path in args[1:2]), *args[2:], **kwargs)
 
         return writes
 

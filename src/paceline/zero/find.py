@@ -24,33 +24,27 @@ def modules(optimizer: Optimizer) -> list[nn.Module]:
     """
     gc.collect()  # what the program has dropped is not its model
     place = {id(parameter): number for number, parameter in enumerate(trained(optimizer))}
-    owners = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and _owns(thing, place)]
-    inner = {id(child) for owner in owners for child in owner.modules() if child is not owner}
-    outermost = [owner for owner in owners if id(owner) not in inner]
-    outermost.sort(key=lambda owner: (_first(owner, place), -len(_covered(owner, place))))
+    living = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    owners = [(owner, owned) for owner in living if (owned := _owned(owner, place))]
+    inner = {id(child) for owner, _ in owners for child in owner.modules() if child is not owner}
+    outermost = [(owner, owned) for owner, owned in owners if id(owner) not in inner]
+    outermost.sort(key=lambda pair: (min(place[number] for number in pair[1]), -len(pair[1])))
     chosen: list[nn.Module] = []
     left = set(place)
-    for owner in outermost:
-        if left & _covered(owner, place):
+    for owner, owned in outermost:
+        if left & owned:
             chosen.append(owner)
-            left -= _covered(owner, place)
+            left -= owned
     for parameter in trained(optimizer):
         if id(parameter) in left:
             raise refusals.homeless(tuple(parameter.shape), type(optimizer).__name__)
     return chosen
 
 
-def _owns(module: nn.Module, place: dict[int, int]) -> bool:
-    # vars: a module whose __init__ is still under way has no parameters yet
-    return "_parameters" in vars(module) and bool(_covered(module, place))
-
-
-def _covered(module: nn.Module, place: dict[int, int]) -> set[int]:
+def _owned(module: nn.Module, place: dict[int, int]) -> set[int]:
+    if "_parameters" not in vars(module):
+        return set()  # its __init__ is still under way
     return {id(parameter) for parameter in module.parameters() if id(parameter) in place}
-
-
-def _first(module: nn.Module, place: dict[int, int]) -> int:
-    return min(place[number] for number in _covered(module, place))
 
 
 def name(thing: object) -> str:

@@ -62,8 +62,8 @@ class Loaders:
             whole = original(loader)
             if asked_by_paceline():
                 return whole
-            part = isinstance(getattr(loader, "sampler", None), RandomSampler)
-            self._asked.setdefault(id(loader), (self._where(), part))
+            if id(loader) not in self._asked:
+                self._asked[id(loader)] = self._where(), isinstance(getattr(loader, "sampler", None), RandomSampler)
             return -(-whole // self._workers) if self._asked[id(loader)][1] else whole
 
         return length

@@ -73,6 +73,10 @@ def other_cluster(names: set[str]) -> str:
 
 def unaware(script: Path) -> bool:
     """Whether it is a program for torch on one device that mentions neither paceline nor another cluster."""
-    names = imported(script)
+    return bare(imported(script))
+
+
+def bare(names: set[str]) -> bool:
+    """The same of the names that it imports."""
     tops = {name.split(".")[0] for name in names}
     return "torch" in tops and "paceline" not in tops and not other_cluster(names)
