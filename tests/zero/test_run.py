@@ -94,6 +94,41 @@ def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "loss.txt", "model.pt", "seen.txt", "train.py"]
 
 
+TWO_MODELS = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    training = DataLoader(TensorDataset(torch.randn(28, 4)), batch_size=4, shuffle=True)
+    critic, artist = nn.Linear(4, 1), nn.Linear(2, 4)
+    of_critic, of_artist = (torch.optim.Adam(model.parameters(), lr=0.01) for model in (critic, artist))
+    begun = artist.weight.detach().clone()
+    for (x,) in training:
+        made = artist(torch.randn(len(x), 2))
+        of_critic.zero_grad()
+        (critic(made.detach()).mean() - critic(x).mean()).backward()
+        of_critic.step()
+        of_artist.zero_grad()
+        critic(made).mean().neg().backward()
+        of_artist.step()
+    torch.save({"critic": critic.state_dict(), "artist": artist.state_dict(), "begun": {"weight": begun}}, "models.pt")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("rule", ["bmuf_adam(period=2)", "sync"])
+def test_a_program_of_two_models_and_two_optimizers(tmp_path: Path, rule: str) -> None:
+    done = paceline_run(tmp_path, TWO_MODELS, "--workers", "2", "--rule", rule)
+    assert done.returncode == 0, done.stderr
+    assert "Linear, Linear (17 trained numbers) and Adam, Adam; the last closes a minibatch" in done.stderr
+    own = tmp_path / "logs" / "files" / "rank-001" / str(tmp_path).lstrip("/")
+    first, second = (torch.load(place / "models.pt", weights_only=True) for place in (tmp_path, own))
+    for name in ("critic", "artist"):
+        assert same_bits(first[name], second[name])
+    assert not same_bits({"weight": first["artist"]["weight"]}, first["begun"])
+
+
 @pytest.mark.processes
 def test_a_refusal_names_the_place_and_the_lines_to_add(tmp_path: Path) -> None:
     source = """

@@ -41,7 +41,7 @@ class Zero:
 
     def __init__(self, script: Path, place: Place, words: Words) -> None:
         self._script, self._place, self._words = script, place, words
-        self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._states = StateDicts(self._here)
         self._loaders = Loaders(place.size, words, self._here, self._comes)
         self._view: GlobalView | None = None
@@ -68,7 +68,7 @@ class Zero:
 
         def noticed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            self._made.add(optimizer)
+            self._made[optimizer] = None
 
         return noticed
 
@@ -97,18 +97,16 @@ class Zero:
     def _attach(self, optimizers: list[Optimizer]) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise refusals.distributed(self._here())
-        if len(optimizers) > 1:
-            raise refusals.several_optimizers(sorted(type(one).__name__ for one in optimizers))
-        optimizer = optimizers[0]
-        roots = find.modules(optimizer)
+        roots = find.modules(optimizers)
         with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
-            run = attach(roots[0] if len(roots) == 1 else roots, optimizer)
+            run = attach(roots[0] if len(roots) == 1 else roots, optimizers[0] if len(optimizers) == 1 else optimizers)
         self._view = self._states.view = GlobalView(run, roots)
-        numbers = sum(p.numel() for p in find.trained(optimizer))
+        numbers = sum(p.numel() for one in optimizers for p in find.trained(one))
         workers = f"{run.world.size} workers" if run.world.size > 1 else "one worker"
         names = ", ".join(find.name(root) for root in roots)
-        of = f"{names} ({numbers:,} trained numbers) and its {type(optimizer).__name__}"
-        self._words.say(f"{workers} under {run.rule.text()}: {of}")
+        steppers = [type(one).__name__ for one in optimizers]
+        whose = f"its {steppers[0]}" if len(steppers) == 1 else f"{', '.join(steppers)}; the last closes a minibatch"
+        self._words.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
 
     # -- what the program does --------------------------------------------------------------------
 
@@ -131,6 +129,7 @@ class Zero:
                 raise refusals.later_optimizer(self._here(), type(optimizer).__name__)
             return
         view.leave()
+        view.steps += 1
         if self._place.size == 1:
             return
         if not self._loaders.split and not self._place.random_data:

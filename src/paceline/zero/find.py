@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules an optimizer trains, found among the objects that live: the outermost ones that own its parameters."""
+"""Which modules optimizers train, found among the objects that live: the outermost ones that own its parameters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def trained(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def modules(optimizer: Optimizer) -> list[nn.Module]:
-    """The outermost modules that own what it trains, in the order of their first parameter in it.
+def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
+    """The outermost modules that own what they train, in the order of their first parameter in it.
 
     Raises:
-        Refusal: it trains a tensor that no module has.
+        Refusal: one trains a tensor that no module has, or that another trains, too.
     """
     gc.collect()  # what the program has dropped is not its model
-    place = {id(parameter): number for number, parameter in enumerate(trained(optimizer))}
+    owner_of = _optimizer_of(optimizers)
+    place = {id(parameter): number for number, (parameter, _) in enumerate(owner_of)}
     living = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     owners = [(owner, owned) for owner in living if (owned := _owned(owner, place))]
     inner = {id(child) for owner, _ in owners for child in owner.modules() if child is not owner}
@@ -35,10 +36,21 @@ def modules(optimizer: Optimizer) -> list[nn.Module]:
         if left & owned:
             chosen.append(owner)
             left -= owned
-    for parameter in trained(optimizer):
+    for parameter, optimizer in owner_of:
         if id(parameter) in left:
-            raise refusals.homeless(tuple(parameter.shape), type(optimizer).__name__)
+            raise refusals.homeless(tuple(parameter.shape), optimizer)
     return chosen
+
+
+def _optimizer_of(optimizers: list[Optimizer]) -> list[tuple[Tensor, str]]:
+    """Each parameter that is trained, with the name of the optimizer that trains it."""
+    pairs = [(parameter, type(one).__name__) for one in optimizers for parameter in trained(one)]
+    seen: dict[int, str] = {}
+    for parameter, name in pairs:
+        if id(parameter) in seen:
+            raise refusals.shared_parameter(tuple(parameter.shape), seen[id(parameter)], name)
+        seen[id(parameter)] = name
+    return pairs
 
 
 def _owned(module: nn.Module, place: dict[int, int]) -> set[int]:

@@ -74,12 +74,12 @@ class Loaders:
         self.split = True
         self._check_length(loader, where, part=True)
         self._words.say(f"{where}: {_samples(loader)}, for training: split among {self._workers} workers")
-        steps, batches = view.run.minibatches, 0
+        steps, batches = view.steps, 0
         for batch in share:
             view.leave()
             batches += 1
             yield batch
-        if batches and view.run.minibatches == steps and self._workers > 1:
+        if batches and view.steps == steps and self._workers > 1:
             raise refusals.pass_without_step(where, _samples(loader), f"{batches} batches")
         view.leave()
         view.run.merge()

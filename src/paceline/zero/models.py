@@ -30,6 +30,8 @@ class GlobalView:
         self.run, self.roots = run, roots
         self._members = {id(module) for root in roots for module in root.modules()}
         self._inside: contextlib.ExitStack | None = None
+        self.steps = 0
+        """Of any of the optimizers."""
         self.loaded_at = ""
         """Where the program put weights of its own into the model, since the last step."""
 

@@ -29,13 +29,11 @@ def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
     )
 
 
-def several_optimizers(names: list[str]) -> Refusal:
-    """In which order they step, and which of them closes a minibatch, cannot be known."""
-    return refusal(
-        f"the program has {len(names)} optimizers ({', '.join(names)}), and which of them closes a minibatch cannot be "
-        "known from outside",
-        "    run = paceline.attach(model, [first, last])  # behind `import paceline`; for two models, attach twice",
-        SHARE,
+def shared_parameter(shape: tuple[int, ...], first: str, second: str) -> Refusal:
+    """Two optimizers step the same parameter."""
+    return Refusal(
+        f"{first} and {second} both train one parameter of shape {shape}, so that nobody knows which of them made a "
+        "step of it; give each parameter to one optimizer"
     )
 
 
