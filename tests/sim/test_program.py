@@ -36,7 +36,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 def run(path: Path, *arguments: object, workers: int = 3, hosts: int = 1) -> int:
     """The body of the command's process, here; its exit code."""
     sys.path.insert(0, "")  # as `python -m` does
-    return program.main([str(workers), str(hosts), "out", str(path), *map(str, arguments)])
+    return program.main([str(workers), str(hosts), "out", "as-is", str(path), *map(str, arguments)])
 
 
 def printed(rank: int, suffix: str = "out") -> list[str]:

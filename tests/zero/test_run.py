@@ -52,10 +52,10 @@ PROGRAM = """
 """
 
 
-def paceline_run(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+def paceline_run(folder: Path, source: str, *options: str, by: str = "run") -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(textwrap.dedent(source))
     return subprocess.run(
-        [sys.executable, "-m", "paceline", "run", "--log", "logs", *options, "train.py", "--rate", "3"],
+        [sys.executable, "-m", "paceline", by, "--log", "logs", *options, "train.py", "--rate", "3"],
         cwd=folder,
         env={"PYTHONPATH": str(Path(paceline.__file__).parents[1]), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
         capture_output=True,
@@ -92,6 +92,40 @@ def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
     assert same_bits(*models)
     assert [(place / "loss.txt").read_text() for place in (tmp_path, own)] == ["True\n"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "loss.txt", "model.pt", "seen.txt", "train.py"]
+
+
+@pytest.mark.processes
+def test_virtual_workers_are_real_ones(tmp_path: Path) -> None:
+    """`paceline sim` around the same program: what is printed, written and seen, to the last digit."""
+    options = "--workers", "2", "--rule", "averaging(period=4, reproducible=True)"
+    found = {}
+    for by in ("run", "sim"):
+        here = tmp_path / by
+        here.mkdir()
+        done = paceline_run(here, PROGRAM, *options, by=by)
+        assert done.returncode == 0, done.stderr
+        assert "24 samples, for training: split among 2 workers" in done.stderr
+        own = here / "logs" / "files" / "rank-001" / str(here).lstrip("/")
+        files = [(place / name).read_text() for place in (here, own) for name in ("seen.txt", "loss.txt")]
+        found[by] = done.stdout.splitlines(), files
+        models = [torch.load(place / "model.pt", weights_only=True) for place in (here, own)]
+        assert same_bits(*models)
+    assert found["run"] == found["sim"]
+    assert found["sim"][0][0] == "arguments ['--rate', '3'] __main__" and len(found["sim"][0]) == 3
+
+
+@pytest.mark.processes
+def test_a_simulation_refuses_what_a_run_refuses(tmp_path: Path) -> None:
+    source = PROGRAM.replace("for numbers, a, b in training", "for numbers, a, b in list(training)[:2] * 3")
+    source = source.replace(
+        "DataLoader(TensorDataset(torch.arange(24)", "list(DataLoader(TensorDataset(torch.arange(24)"
+    )
+    source = source.replace("shuffle=True)", "shuffle=True))")
+    done = paceline_run(tmp_path, source, "--workers", "2", by="sim")
+    assert done.returncode == 1
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert "SGD steps, and no DataLoader was gone through in training that could be split" in text
+    assert "attachment.py" not in text
 
 
 TWO_MODELS = """

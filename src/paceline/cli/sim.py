@@ -15,7 +15,7 @@ from rich.text import Text
 from paceline.observe.read import has_run
 from paceline.observe.summary import seconds_text
 
-from . import checks, failure
+from . import checks, failure, zero
 from .cluster import Cluster
 from .console import err, error_panel, near, refuse
 from .run import environment, follow, shown
@@ -46,6 +46,16 @@ def command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")
     ] = False,
+    as_is: Annotated[
+        bool,
+        typer.Option("--as-is", help="Start the program as it is, though it does not attach paceline itself."),
+    ] = False,
+    random_data: Annotated[
+        bool,
+        typer.Option(
+            "--random-data", help="The program makes its samples itself, at random: each worker draws others."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the first worker's output: no status, no closing words.")
     ] = False,
@@ -61,27 +71,35 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     checks.check_script(script)
     checks.check_rule(rule)
+    lines = "as-is" if not zero.serves(script, as_is, random_data) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, Cluster(workers), overwrite)
     started = time.monotonic()
-    outcome = _run(workers, hosts, script, arguments or [], rule, directory, quiet)
+    outcome = _run((workers, hosts), [lines, str(script), *(arguments or [])], rule, directory, quiet)
     raise typer.Exit(_conclude(outcome, workers, directory, time.monotonic() - started, quiet))
 
 
-def _run(
-    workers: int, hosts: int, script: Path, arguments: list[str], rule: str | None, directory: Path, quiet: bool
-) -> Outcome:
-    """One process, started and watched as a worker of `paceline run` is."""
+def _run(size: tuple[int, int], program: list[str], rule: str | None, directory: Path, quiet: bool) -> Outcome:
+    """One process, started and watched as a worker of `paceline run` is.
+
+    Args:
+        size: workers, and hosts.
+        program: what goes around the script, the script, its arguments.
+        rule: for programs that name none.
+        directory: of the logs.
+        quiet: no status.
+    """
     from .workers import Command  # here, because torch loads for seconds and --help must not wait
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
     for old in [*output.glob("rank-*.out"), *output.glob("rank-*.err"), output / FAILED]:
         old.unlink(missing_ok=True)
-    own = arguments[1:] if arguments[:1] == ["--"] else arguments
-    program = [sys.executable, "-u", "-m", "paceline.sim.program", str(workers), str(hosts), str(output), str(script)]
+    if program[2:3] == ["--"]:
+        del program[2]
+    start = [sys.executable, "-u", "-m", "paceline.sim.program", *map(str, size), str(output)]
     alone = Cluster(1)
-    what = Command([*program, *own], environment(alone, rule, directory), output)
-    with shown(directory, workers, quiet) as show:
+    what = Command([*start, *program], environment(alone, rule, directory), output)
+    with shown(directory, size[0], quiet, first_alone=program[0] != "as-is") as show:
         return follow(alone, what, show)
 
 

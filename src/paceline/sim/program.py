@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of `paceline sim`: a script under N virtual workers, each with files of its own for what it prints.
 
-    python -m paceline.sim.program WORKERS HOSTS OUTPUT SCRIPT [ARGUMENTS]
+    python -m paceline.sim.program WORKERS HOSTS OUTPUT LINES SCRIPT [ARGUMENTS]
+
+LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline.zero.virtual`).
 
 The command starts it as it starts a worker, so signals, crashes and the terminal are dealt with there. The first worker
 that fails leaves its traceback in OUTPUT/rank-R.err and its rank in OUTPUT/failed, from where the command tells it.
@@ -14,14 +16,14 @@ import contextlib
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from paceline.sim.output import Output
-from paceline.sim.simulate import run_script
+from paceline.sim.simulate import Around, run_script
 from paceline.transport import virtual
+from paceline.zero import virtual as zero
+from paceline.zero.program import told
 
 FAILED = "failed"
 """Name of the file with the rank of the worker that failed."""
@@ -40,7 +42,7 @@ class Failure:
     def __init__(self, output: Path, script: Path) -> None:
         self.code = 0
         self._timer: threading.Timer | None = None
-        self._output, self._script = output, str(script)
+        self._output, self._script = output, script
 
     @contextlib.contextmanager
     def watching(self, transport: virtual.VirtualTransport) -> Iterator[None]:
@@ -62,8 +64,7 @@ class Failure:
     def _tell(self, rank: int, error: BaseException) -> None:
         self.code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         if not isinstance(error, SystemExit):
-            trace = _from_script(error.__traceback__, self._script)
-            print("".join(traceback.format_exception(type(error), error, trace)), end="", file=sys.stderr)
+            print(told(self._script, type(error), error, error.__traceback__), end="", file=sys.stderr)
         elif isinstance(error.code, str):
             print(error.code, file=sys.stderr)
         sys.stderr.flush()
@@ -76,14 +77,6 @@ class Failure:
         """All workers have come to their end."""
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _from_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """A traceback without the frames in which the simulation starts the script."""
-    here = trace
-    while here is not None and here.tb_frame.f_code.co_filename != script:
-        here = here.tb_next
-    return here or trace
 
 
 def host_names(workers: int, hosts: int) -> list[str] | None:
@@ -102,10 +95,21 @@ def allow_files(number: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+@contextlib.contextmanager
+def _zero_lines(script: Path, lines: str) -> Iterator[Around]:
+    """What goes around the script of a virtual worker; nothing where it attaches by itself."""
+    if lines == "as-is":
+        yield lambda transport: contextlib.nullcontext()
+        return
+    log = os.environ.get("PACELINE_LOG")
+    with zero.Around(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
+        yield zero_lines.worker
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code."""
-    workers, hosts, script = int(arguments[0]), int(arguments[1]), Path(arguments[3])
-    output, own = Path(arguments[2]), list(arguments[4:])
+    workers, hosts, output = int(arguments[0]), int(arguments[1]), Path(arguments[2])
+    lines, script, own = arguments[3], Path(arguments[4]), list(arguments[5:])
     allow_files(256 + 3 * workers)
     sys.path.pop(0)  # the working directory, which Python puts there for -m; a script has its own folder instead
     failure = Failure(output, script)
@@ -113,7 +117,14 @@ def main(arguments: Sequence[str]) -> int:
     streams = Output(sys.stdout, output, "out"), Output(sys.stderr, output, "err")
     sys.stdout, sys.stderr = streams
     try:
-        run_script(script, workers, own, failure.watching, host_names(workers, hosts))
+        with _zero_lines(script, lines) as zero_lines:
+
+            @contextlib.contextmanager
+            def around(transport: virtual.VirtualTransport) -> Iterator[None]:
+                with failure.watching(transport), zero_lines(transport):
+                    yield
+
+            run_script(script, workers, own, around, host_names(workers, hosts))
     except BaseException:
         if not failure.code:
             raise

@@ -54,8 +54,8 @@ class Zero:
 
     def install(self, patches: Patches) -> None:
         """Hook the optimizers, the modules and the loaders of this process."""
-        patches.hook(register_optimizer_step_pre_hook(self._before_step))
-        patches.hook(register_module_forward_pre_hook(self._before_forward))
+        patches.hook(register_optimizer_step_pre_hook, self._before_step)
+        patches.hook(register_module_forward_pre_hook, self._before_forward)
         patches.replace(Optimizer, "__init__", self._noticing)
         patches.replace(DataLoader, "__iter__", self._loaders.iterate)
         patches.replace(DataLoader, "__len__", self._loaders.length)

@@ -17,6 +17,6 @@ class Patches(contextlib.ExitStack):
         setattr(owner, name, make(original))
         self.callback(setattr, owner, name, original)
 
-    def hook(self, handle: Any) -> None:
-        """A hook of torch's, which goes with the rest."""
-        self.callback(handle.remove)
+    def hook(self, register: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> None:
+        """Give torch's `register` a hook that goes with the rest."""
+        self.callback(register(function).remove)

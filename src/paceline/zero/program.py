@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +20,7 @@ from paceline.zero import seeds
 from paceline.zero.attachment import Zero
 from paceline.zero.files import Shadows
 from paceline.zero.patches import Patches
-from paceline.zero.place import from_environment, own_device
+from paceline.zero.place import Place, from_environment, own_device
 from paceline.zero.words import PACKAGE, TORCH, Words
 
 
@@ -34,22 +35,34 @@ def main(arguments: Sequence[str]) -> None:
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     sys.excepthook = _hook(script)
+    with Patches() as patches, zero_lines(script, place, patches):
+        run_as_main(script, arguments)
+
+
+@contextlib.contextmanager
+def zero_lines(script: Path, place: Place, patches: Patches) -> Iterator[None]:
+    """Around the program of one worker.
+
+    Args:
+        script: the program.
+        place: the worker.
+        patches: what stands in for functions of libraries while the program runs.
+    """
     zero = Zero(script, place, Words(place))
-    with Patches() as patches:
-        if place.rank:
-            logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
-            Shadows(logs, place.rank).install(patches)
-        if place.random_data:
-            seeds.install(patches, place.rank)
-        zero.install(patches)
-        try:
-            run_as_main(script, arguments)
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
-            zero.finish()
+    if place.rank:
+        logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
+        Shadows(logs, place.rank).install(patches)
+    if place.random_data:
+        seeds.install(patches, place.rank)
+    zero.install(patches)
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
             raise
         zero.finish()
+        raise
+    zero.finish()
 
 
 def run_as_main(script: Path, arguments: Sequence[str]) -> None:
@@ -64,18 +77,23 @@ def run_as_main(script: Path, arguments: Sequence[str]) -> None:
     exec(code, module.__dict__)
 
 
+def told(script: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """A failure with the program's own frames; a refusal's end where the program called us."""
+    frames = traceback.extract_tb(trace)
+    first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
+    last = len(frames)
+    if isinstance(error, PacelineError):
+        while last > first + 1 and frames[last - 1].filename.startswith((PACKAGE, TORCH)):
+            last -= 1
+    failure = traceback.TracebackException(kind, error, trace)
+    failure.stack = traceback.StackSummary.from_list(frames[first:last])
+    return "".join(failure.format())
+
+
 def _hook(script: Path) -> Callable[..., None]:
-    """Prints a failure with the program's own frames; a refusal's end where the program called us."""
+    """Prints a failure."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        frames = traceback.extract_tb(trace)
-        first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
-        last = len(frames)
-        if isinstance(error, PacelineError):
-            while last > first + 1 and frames[last - 1].filename.startswith((PACKAGE, TORCH)):
-                last -= 1
-        told = traceback.TracebackException(kind, error, trace)
-        told.stack = traceback.StackSummary.from_list(frames[first:last])
-        print("".join(told.format()), end="", file=sys.stderr, flush=True)
+        print(told(script, kind, error, trace), end="", file=sys.stderr, flush=True)
 
     return show
