@@ -5,9 +5,10 @@
 
 Each program of `examples/zero_lines/` is run as `python FILE --seed S` and as `paceline run --workers N --rule RULE
 FILE --seed S`, with nothing changed and with its own arguments as they are; what zero lines refuse is shown to be
-refused, and run with its two lines. The rule is `bmuf(period=4)` for SGD and `bmuf_adam(period=4)` for Adam. Runs that
-are over are kept in `--out`. The last line is a JSON object: for each program `rule`, `refused`, and `one` and
-`several`, a number a seed.
+refused, and run with its two lines. The first seed is run by real processes (`paceline run`), further ones by virtual
+workers (`paceline sim`), which do the same one after another. The rule is `bmuf(period=4)` for SGD and
+`bmuf_adam(period=4)` for Adam. Runs that are over are kept in `--out`. The last line is a JSON object: for each program
+`rule`, `refused`, and `one` and `several`, a number a seed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ PROGRAMS = (
 
 def final(output: str) -> float:
     """The number that a program ends with; ValueError where it did not come so far."""
-    found = re.findall(r"^final (?:loss|return) (-?\d+\.\d+)$", output, flags=re.MULTILINE)
+    found = re.findall(r"^(?:\[0\] )?final (?:loss|return) (-?\d+\.\d+)$", output, flags=re.MULTILINE)
     if not found:
         raise ValueError(f"no line `final loss 0.1234` in an output that ends with {output[-300:]!r}")
     return float(found[-1])
@@ -97,7 +98,8 @@ class Runs:
 
     def several(self, program: Program, seed: int) -> float:
         """What it ends with on several workers."""
-        return final(self._kept(f"{program.name}-several-{seed}", self._cluster(program, program.served), seed))
+        by = "run" if seed == 1 else "sim"
+        return final(self._kept(f"{program.name}-several-{seed}", self._cluster(program, program.served, by), seed))
 
     def refusal(self, program: Program) -> str:
         """What zero lines say to a program that they cannot serve."""
@@ -109,8 +111,8 @@ class Runs:
             raise RuntimeError(f"{program.name} was to be refused: {done.stderr[-1000:]}")
         return told[1]
 
-    def _cluster(self, program: Program, name: str) -> list[str]:
-        start = [sys.executable, "-m", "paceline", "run", "--workers", str(self._workers), "--rule", program.rule]
+    def _cluster(self, program: Program, name: str, by: str = "run") -> list[str]:
+        start = [sys.executable, "-m", "paceline", by, "--workers", str(self._workers), "--rule", program.rule]
         return [*start, *program.options, self._file(name)]
 
     def _file(self, name: str) -> str:

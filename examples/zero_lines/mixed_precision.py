@@ -77,14 +77,14 @@ def test(model, device, dtype, loader):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--copies", type=int, default=20, help="noisy copies of each digit in an epoch")
     parser.add_argument("--noise", type=float, default=0.5, help="of a pixel; pixels go from 0 to 1")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--accumulate", type=int, default=2, help="batches to a step")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--lr", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-interval", type=int, default=400)
     args = parser.parse_args()

@@ -85,7 +85,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--copies", type=int, default=10, help="shifted copies of each digit in an epoch")
     parser.add_argument("--batch-size", type=int, default=24)
-    parser.add_argument("--lr", type=float, default=0.15)
+    parser.add_argument("--lr", type=float, default=0.45)
     parser.add_argument("--gamma", type=float, default=0.6, help="the rate falls by this factor each epoch")
     parser.add_argument("--label-smoothing", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1)

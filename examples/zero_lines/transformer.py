@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--lr", type=float, default=1.6e-2)
     parser.add_argument("--warm-up", type=float, default=0.05, help="of all steps")
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)

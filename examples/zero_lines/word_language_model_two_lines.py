@@ -91,14 +91,14 @@ def evaluate(args, model, source):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--words", type=int, default=300_000, help="of the text to train on, at most")
     parser.add_argument("--vocabulary", type=int, default=1_000, help="the rest are unknown")
     parser.add_argument("--size", type=int, default=48, help="of the embeddings and of the hidden state")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--bptt", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--gamma", type=float, default=0.4, help="the rate falls by this factor each epoch")
+    parser.add_argument("--lr", type=float, default=2e-2)
+    parser.add_argument("--gamma", type=float, default=0.5, help="the rate falls by this factor each epoch")
     parser.add_argument("--clip", type=float, default=0.5)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
