@@ -25,7 +25,7 @@ import torch
 
 from paceline.adapters.fresh import FreshRun, Leaves, copies, shared
 from paceline.adapters.views import named
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.errors import UnsupportedError
 from paceline.rule import Rule
 from paceline.settings import Settings

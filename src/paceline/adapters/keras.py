@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rule import Rule
 from paceline.session import Run

@@ -24,7 +24,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.errors import UnsupportedError
 from paceline.rule import Rule
 
