@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "journal": 0,
     "version": 0,
     "lazy": 0,
+    "extras": 0,
     "schedulers": 0,
     # 1 communication
     "transport": 1,
