@@ -83,3 +83,5 @@ def core(session: nox.Session, torch: str) -> None:
         "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not network",
         *(session.posargs or CORE),
     )  # fmt: skip
+    program = str(place / "tests" / "install" / "program.py")
+    session.run("paceline", "run", "--workers", "2", "--overwrite", "--log", str(place / "log"), program)

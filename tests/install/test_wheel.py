@@ -19,21 +19,7 @@ REPOSITORY = Path(paceline.__file__).parents[2]
 
 pytest.importorskip("hatchling", reason="hatchling is not installed, which builds the wheel")
 
-PROGRAM = """
-import torch
-import paceline
-
-model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-with paceline.attach(model, optimizer, "bmuf", period=2) as run:
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = model(torch.randn(5, 3)).square().mean()
-        loss.backward()
-        optimizer.step()
-        run.log(loss=loss.item())
-print("paceline is in", paceline.__file__)
-"""
+PROGRAM = Path(__file__).with_name("program.py").read_text(encoding="utf-8")
 
 
 def run(command: list[str], folder: Path) -> str:
