@@ -36,8 +36,11 @@ def open_store(host: str, port: int, timeout: timedelta, size: int | None = None
     listener = listen(host, port)
     if listener is None:
         return TCPStore(host, port, size, True, timeout, wait_for_workers=wait)
-    port = listener.getsockname()[1]
-    return TCPStore(host, port, size, True, timeout, wait_for_workers=wait, master_listen_fd=listener.detach())
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    libuv = hasattr(TCPStore, "clone")  # before it could be cloned, torch's newer server took no socket of others
+    return TCPStore(
+        host, port, size, True, timeout, wait_for_workers=wait, master_listen_fd=descriptor, use_libuv=libuv
+    )
 
 
 def listen(host: str, port: int) -> socket.socket | None:
