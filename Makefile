@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format records clean
+.PHONY: demo test check dist matrix format records clean
 
 demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
 	$(BIN)/python examples/char_lm/demo.py
@@ -19,12 +19,23 @@ check: $(READY)         ## linter and type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+dist: $(READY)          ## the wheel and the source distribution in dist/, built and checked
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[dist]'
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
+matrix: $(READY)        ## the core of the suite on every Python and torch that are served; several gigabytes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nox uv
+	$(BIN)/nox
+
 format: $(READY)        ## bring the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:                  ## remove what the other targets made
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) out dist build .nox .pytest_cache .mypy_cache .ruff_cache
 
 # Debian's python3 comes without venv's ensurepip; virtualenv, where it is there, does without.
 $(READY): pyproject.toml constraints.txt

@@ -24,6 +24,8 @@ FLOORS: dict[str, int] = {
     "gain": 0,
     "journal": 0,
     "version": 0,
+    "lazy": 0,
+    "extras": 0,
     "schedulers": 0,
     # 1 communication
     "transport": 1,
@@ -68,7 +70,7 @@ FLOORS: dict[str, int] = {
     "sinks": 4,
     "control": 4,
     "session": 4,
-    "attach": 4,
+    "attaching": 4,
     # 5 edges, and the wings, which use the public face only
     "lightrnn": 5,
     "dual": 5,

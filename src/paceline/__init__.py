@@ -14,8 +14,8 @@ it is applied; `simulate` runs a program with N virtual workers in one process.
 
 from __future__ import annotations
 
-from paceline.adapters.arrays import attach_arrays
-from paceline.attach import attach
+from typing import TYPE_CHECKING
+
 from paceline.errors import (
     CacheError,
     CheckpointError,
@@ -31,14 +31,37 @@ from paceline.errors import (
     RuleError,
     UnsupportedError,
 )
-from paceline.guards import Guard
-from paceline.recipes import RECIPES, rule_from_text
-from paceline.rule import Rule
-from paceline.session import Run
-from paceline.sim import Clock, simulate
-from paceline.transport.tls import TLS
+from paceline.lazy import lazily
 from paceline.version import __version__
-from paceline.world import World
+
+if TYPE_CHECKING:
+    from paceline.adapters.arrays import attach_arrays
+    from paceline.attaching import attach
+    from paceline.guards import Guard
+    from paceline.recipes import RECIPES, rule_from_text
+    from paceline.rule import Rule
+    from paceline.session import Run
+    from paceline.sim.clock import Clock
+    from paceline.sim.simulate import simulate
+    from paceline.transport.tls import TLS
+    from paceline.world import World
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "RECIPES": "recipes",
+            "TLS": "transport.tls",
+            "Clock": "sim.clock",
+            "Guard": "guards",
+            "Rule": "rule",
+            "Run": "session",
+            "World": "world",
+            "attach": "attaching",
+            "attach_arrays": "adapters.arrays",
+            "rule_from_text": "recipes",
+            "simulate": "sim.simulate",
+        },
+    )
 
 __all__ = [
     "RECIPES",

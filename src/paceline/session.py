@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import checkpoint, checks, elastic, ending, export, randomness, regroup
+from paceline import asynchronous, checkpoint, checks, elastic, ending, export, randomness, regroup
 from paceline.amp import skipped
-from paceline.asynchronous import Asynchronous, steps_at_owners, whole_optimizers
 from paceline.blocks import Blocks
 from paceline.checkpoint import Found, Keeper, Lookup, Moment
-from paceline.data import Feed, Share
+from paceline.data.feed import Feed
+from paceline.data.share import Share
 from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
@@ -89,8 +89,8 @@ class Run:
                 self._tuner.close()
             raise
         self._hook()
-        if isinstance(self._engine, elastic.Elastic):
-            self._take_over(self._engine)
+        if self._elastic is not None:
+            self._take_over(self._elastic)
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
         self._forget = ending.at_end(self)
@@ -99,6 +99,11 @@ class Run:
     def world(self) -> World:
         """This worker's coordinates now."""
         return self._transport.world
+
+    @property
+    def _elastic(self) -> elastic.Elastic | None:
+        """The engine, where workers come and go; only there that subsystem is loaded."""
+        return self._engine if self._live is not None and isinstance(self._engine, elastic.Elastic) else None
 
     def _join(self, rule: Rule) -> elastic.Live:
         """Become a worker of an elastic run."""
@@ -124,7 +129,7 @@ class Run:
             whole = lambda: (self._state(), self.global_state())  # noqa: E731
             return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
         if is_asynchronous(self.rule):
-            return Asynchronous(*about, self._feed, self._tuner)
+            return asynchronous.Asynchronous(*about, self._feed, self._tuner)
         return Engine(*about, lambda: self._feed.factor, self._tuner)
 
     def _keeper_for(self, settings: Settings) -> Keeper:
@@ -141,8 +146,8 @@ class Run:
         # the members of an elastic run hold the same, and nobody can be waited for: the first of them writes
         among = self._transport if self._live is None else Alone()
         keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
-        if isinstance(self._engine, elastic.Elastic):
-            self._engine.on_pause(keeper.now)
+        if self._elastic is not None:
+            self._elastic.on_pause(keeper.now)
         self._feed.safe = self._place
         if settings.round is not None:
             keeper.demand(MUST_RESUME)
@@ -493,7 +498,7 @@ class Run:
         """
         self._open()
         self.include(**objects)
-        if isinstance(self._engine, elastic.Elastic) and self._engine.given is not None:
+        if self._elastic is not None and self._elastic.given is not None:
             return True  # a newcomer has what the living gave it
         start, now = self._settings.start, self._settings.round
         if now is not None and start is not None:
@@ -611,8 +616,8 @@ class Run:
             problem = str(error)
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
         self._feed.regroup(state["data"])  # the first, because it may refuse
-        if isinstance(self._engine, elastic.Elastic):
-            self._engine.must_resume = False
+        if self._elastic is not None:
+            self._elastic.must_resume = False
         self._put(path, state)
         self._tuner.load(state["tuning"], asked=False)
         if put is not None and self._engine is not None:
@@ -638,9 +643,10 @@ class Run:
 
     def _old_optimizers(self, old: Old) -> list[dict[str, Any]]:
         """State dictionaries for the optimizers: of one worker, where all held the same or none held any."""
-        if steps_at_owners(self.rule) and self._engine is None:
-            return whole_optimizers(old, self._model, self._owned, self.rule.sharded)
-        apart = not steps_at_owners(self.rule) and not replace(self._flow, warm=old.part(0, "flow", 1)).lockstep
+        at_owners = asynchronous.steps_at_owners(self.rule)
+        if at_owners and self._engine is None:
+            return asynchronous.whole_optimizers(old, self._model, self._owned, self.rule.sharded)
+        apart = not at_owners and not replace(self._flow, warm=old.part(0, "flow", 1)).lockstep
         if self._blocks is not None and not self._blocks.keeps_state:
             apart = False  # a block begins with nothing of it
         found: list[dict[str, Any]] = regroup.mean_optimizers(old) if apart else old.part(0, "optimizers")

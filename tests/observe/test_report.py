@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from paceline.extras import MissingExtraError
 from paceline.observe import ExtraTable, read_run, write_report
-from paceline.observe.canvas import MissingExtraError, colour
+from paceline.observe.canvas import colour
 from paceline.observe.report import draw_all
 from paceline.observe.summary import bytes_text, seconds_text, value_text
 from paceline.observe.tables import comparison
@@ -342,12 +343,12 @@ def test_without_matplotlib_the_extra_is_named(
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
         if name.startswith("matplotlib"):
-            raise ImportError(name)
+            raise ModuleNotFoundError(name, name=name)
         return real(name, *args, **kwargs)
 
     directory = write_run()
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(MissingExtraError, match=re.escape('pip install "paceline[report]"')):
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'paceline[report]'")):
         write_report(directory, tmp_path / "out")
     assert not (tmp_path / "out" / "index.html").exists()
 

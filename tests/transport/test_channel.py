@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from paceline.errors import UnsupportedError
-from paceline.transport.channel import Channel, Closed, Header, Late, Listener, connect, own_address
+from paceline.transport.channel import Channel, Closed, Header, Late, Listener, connect
+from paceline.transport.listening import own_address
 from tests.transport.connections import HERE, SOON, both
 
 SHORT = 0.2

@@ -66,10 +66,14 @@ def test_the_place_is_in_the_users_program() -> None:
     assert place_of(-1) == ""
 
 
+clones = pytest.mark.skipif(not hasattr(dist.TCPStore, "clone"), reason="this torch has no TCPStore.clone")
+
+
 def store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, 1, True, timeout=timedelta(seconds=20))
 
 
+@clones
 def test_a_witness_answers_when_it_is_asked() -> None:
     ours = store()
     witness = Witness(ours, "one", 2, lambda: Doing("busy", "", 5, 0.0, "train.py:3 f"))
@@ -86,6 +90,7 @@ def test_a_witness_answers_when_it_is_asked() -> None:
     witness.end()
 
 
+@clones
 def test_a_witness_that_nobody_asks_ends_with_its_connection() -> None:
     ours = store()
     witness = Witness(ours, "one", 0, lambda: Doing("busy"))
@@ -97,6 +102,7 @@ def test_a_witness_that_nobody_asks_ends_with_its_connection() -> None:
     witness.end()
 
 
+@clones
 def test_a_witness_survives_the_end_of_its_store() -> None:
     ours = store()
     witness = Witness(ours.clone(), "one", 0, lambda: Doing("busy"))

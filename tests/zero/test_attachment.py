@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.attach import attach
+from paceline.attaching import attach
 from paceline.errors import UnsupportedError
 from paceline.zero import seeds
 from paceline.zero.attachment import Zero

@@ -20,13 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-
 from paceline.adapters.door import FOLDER, Door
-from paceline.adapters.one_device import PreparedLoader, one_device
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.session import Run
+
+with needed("the door for accelerate", "accelerate"):
+    from accelerate import Accelerator
+
+    from paceline.adapters.one_device import PreparedLoader, one_device
 
 
 class PacelineAccelerator(Accelerator):  # type: ignore[misc]

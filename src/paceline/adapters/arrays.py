@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline import ending
 from paceline.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule
 from paceline.adapters.views import Arrays, check_apart, named, view
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.engine import Engine
 from paceline.errors import UnsupportedError
 from paceline.rule import Rule

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.attach import attach
-from paceline.data import Feed, Share
+from paceline.attaching import attach
+from paceline.data.feed import Feed
+from paceline.data.share import Share
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.fragments import Modules
 from paceline.rule import Rule

@@ -19,15 +19,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from lightning.fabric.strategies import ParallelStrategy
-from lightning.fabric.strategies.strategy import _BackwardSyncControl
 from torch import nn
 from torch.optim import Optimizer
 
 from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.adapters.lightning_workers import Workers, beside
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
+
+with needed("the door for Fabric", "lightning"):
+    from lightning.fabric.strategies import ParallelStrategy
+    from lightning.fabric.strategies.strategy import _BackwardSyncControl
 
 
 class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]

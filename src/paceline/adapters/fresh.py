@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
@@ -21,8 +20,12 @@ from torch.utils.dlpack import from_dlpack
 from paceline.adapters.arrays import ArrayRun
 from paceline.adapters.views import check_trainable
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.settings import Settings
+
+with needed("the door for JAX", "jax"):
+    import jax
 
 Leaves = dict[str, Any]
 

@@ -22,16 +22,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import transformers.trainer
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
 from paceline.adapters.door import FOLDER, Door
-from paceline.adapters.one_device import PreparedLoader, one_device
 from paceline.checkpoint import read_manifest
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.session import Run
+
+with needed("the door for transformers' Trainer", "transformers"):
+    import transformers.trainer
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+    from paceline.adapters.one_device import PreparedLoader, one_device
 
 REFUSED = ("auto_find_batch_size", "deepspeed", "fsdp")
 """TrainingArguments that spread the model over processes, or begin the training again within itself."""

@@ -20,15 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import torch
 
 from paceline.adapters.fresh import FreshRun, Leaves, copies, shared
 from paceline.adapters.views import named
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.settings import Settings
+
+with needed("the door for JAX", "jax"):
+    import jax
 
 
 class JaxRun(FreshRun):

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.session import Run
+
+with needed("the door for Keras", "keras"):
+    import keras
 
 
 class Paceline(keras.callbacks.Callback):  # type: ignore[misc]

@@ -20,13 +20,15 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-
 from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.adapters.lightning_workers import Workers, beside
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule, steps_with_gradients
+
+with needed("the door for Lightning", "lightning"):
+    from lightning.pytorch.strategies import ParallelStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
 
 OTHERS = (
     "the steps and epochs that Lightning counts in it are not those of this number of workers; resume with as many as "

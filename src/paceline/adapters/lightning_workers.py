@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from paceline.adapters.door import FOLDER, Door
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.session import Run
+
+with needed("the door for Lightning", "lightning"):
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda rows: rows.to(torch.promote_types(rows.dtype, torch.float32)).mean(0),

@@ -19,14 +19,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor
-from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
-from paceline.attach import prepare
+from paceline.attaching import prepare
 from paceline.errors import UnsupportedError
+from paceline.extras import needed
 from paceline.rule import Rule
+
+with needed("the door for scikit-learn", "sklearn"):
+    from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 KNOWN: tuple[tuple[type, tuple[str, ...]], ...] = (
     (SGDOneClassSVM, ("coef_", "offset_")),

@@ -9,7 +9,16 @@ clock between virtual workers (:mod:`.clocked`). The same server answers in both
 
 from __future__ import annotations
 
-from paceline.asynchronous.regroup import steps_at_owners, whole_optimizers
-from paceline.asynchronous.worker import Asynchronous
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.asynchronous.regroup import steps_at_owners, whole_optimizers
+    from paceline.asynchronous.worker import Asynchronous
+else:
+    __getattr__, __dir__ = lazily(
+        __name__, {"Asynchronous": "worker", "steps_at_owners": "regroup", "whole_optimizers": "regroup"}
+    )
 
 __all__ = ["Asynchronous", "steps_at_owners", "whole_optimizers"]

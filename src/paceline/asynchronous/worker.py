@@ -27,8 +27,8 @@ from paceline.asynchronous.stream import Stream, Tally
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
-from paceline.data import Feed
 from paceline.data.book import Mark
+from paceline.data.feed import Feed
 from paceline.data.ledger import Ledger
 from paceline.data.supply import Leases
 from paceline.exchange import Timing

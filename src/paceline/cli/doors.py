@@ -153,8 +153,7 @@ def _load(job: Path) -> Authority:
 def _interface(cluster: Cluster) -> str | None:
     """The name of the interface over which the workers reach each other, where that is sure."""
     from paceline.errors import UnsupportedError
-    from paceline.transport.channel import own_address
-    from paceline.transport.listening import LOOPBACK, is_local
+    from paceline.transport.listening import LOOPBACK, is_local, own_address
 
     if cluster.master is None:
         return interface_of(LOOPBACK)

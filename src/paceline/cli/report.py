@@ -13,7 +13,6 @@ from rich.text import Text
 
 from paceline.errors import PacelineError
 from paceline.observe.log import RunLog
-from paceline.observe.report import load, write_report
 from paceline.observe.summary import data_sentence, waits_much, warnings
 from paceline.observe.tables import comparison, event_rows
 
@@ -34,6 +33,8 @@ def command(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
+    from paceline.observe.report import load, write_report  # here, because --help draws nothing
+
     try:
         page = write_report(directories, output, title=title)
         runs = load(directories)

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from paceline.observe.trace import write_trace
-
 from .console import out, refusing
 
 
@@ -25,6 +23,8 @@ def command(
     ] = None,
 ) -> None:
     """Write a timeline of all workers on one clock, to be opened at https://ui.perfetto.dev or chrome://tracing."""
+    from paceline.observe.trace import write_trace  # here, because --help computes nothing
+
     with refusing():
         trace = write_trace(directory, output, since_s=since, until_s=math.inf if until is None else until)
     out().print(f"{trace.workers} workers, {trace.slices:,} spans; clocks: {trace.clock}", markup=False)

@@ -4,10 +4,33 @@
 :class:`Control` lives in the launcher, a :class:`Member` in every worker.
 """
 
-from paceline.control.client import Member
-from paceline.control.errors import EXPELLED, GivenUpError, RefusedError
-from paceline.control.server import Control
-from paceline.control.terms import About, Generation, Place, Terms, Verdict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.control.client import Member
+    from paceline.control.errors import EXPELLED, GivenUpError, RefusedError
+    from paceline.control.server import Control
+    from paceline.control.terms import About, Generation, Place, Terms, Verdict
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "EXPELLED": "errors",
+            "About": "terms",
+            "Control": "server",
+            "Generation": "terms",
+            "GivenUpError": "errors",
+            "Member": "client",
+            "Place": "terms",
+            "RefusedError": "errors",
+            "Terms": "terms",
+            "Verdict": "terms",
+        },
+    )
 
 __all__ = [
     "EXPELLED",

@@ -7,14 +7,40 @@ the data: remote files through a cache that the workers of a host share, and pac
 
 from __future__ import annotations
 
-from paceline.data.buckets import BucketBatches
-from paceline.data.cache import Cache, Files
-from paceline.data.feed import Feed
-from paceline.data.files import json_lines, parquet_rows, text_lines
-from paceline.data.known import by_index, hugging_face, web_dataset
-from paceline.data.packed import PackedDataset, ParquetDataset
-from paceline.data.share import Share
-from paceline.data.streams import Shards, ShardStream
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.data.buckets import BucketBatches
+    from paceline.data.cache import Cache, Files
+    from paceline.data.feed import Feed
+    from paceline.data.files import json_lines, parquet_rows, text_lines
+    from paceline.data.known import by_index, hugging_face, web_dataset
+    from paceline.data.packed import PackedDataset, ParquetDataset
+    from paceline.data.share import Share
+    from paceline.data.streams import Shards, ShardStream
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "BucketBatches": "buckets",
+            "Cache": "cache",
+            "Feed": "feed",
+            "Files": "cache",
+            "PackedDataset": "packed",
+            "ParquetDataset": "packed",
+            "ShardStream": "streams",
+            "Shards": "streams",
+            "Share": "share",
+            "by_index": "known",
+            "hugging_face": "known",
+            "json_lines": "files",
+            "parquet_rows": "files",
+            "text_lines": "files",
+            "web_dataset": "known",
+        },
+    )
 
 __all__ = [
     "BucketBatches",

@@ -289,6 +289,6 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise UnsupportedError(
-            'models of Hugging Face need transformers, which is not installed: pip install "paceline[dual]"'
+            "models of Hugging Face need transformers, which is not installed: pip install 'paceline[dual]'"
         ) from error
     return transformers

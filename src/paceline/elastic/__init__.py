@@ -9,7 +9,17 @@ more among themselves, from what they hold.
 
 from __future__ import annotations
 
-from paceline.elastic.driver import Elastic, check_rule, fingerprint
-from paceline.elastic.live import Live, join
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.elastic.driver import Elastic, check_rule, fingerprint
+    from paceline.elastic.live import Live, join
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {"Elastic": "driver", "Live": "live", "check_rule": "driver", "fingerprint": "driver", "join": "live"},
+    )
 
 __all__ = ["Elastic", "Live", "check_rule", "fingerprint", "join"]

@@ -17,8 +17,8 @@ from paceline import checks, export
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
 from paceline.control import GivenUpError
-from paceline.data import Feed
 from paceline.data.book import Mark
+from paceline.data.feed import Feed
 from paceline.elastic.handover import Given, Parcel, take
 from paceline.elastic.leases import LiveLeases
 from paceline.elastic.live import Live

@@ -17,7 +17,7 @@ from paceline.errors import PeerLostError
 from paceline.rule import Rule
 from paceline.settings import Settings
 from paceline.transport.base import Alone, Pending, Transport
-from paceline.transport.channel import own_address
+from paceline.transport.listening import own_address
 from paceline.transport.ring import Door, RingTransport
 from paceline.world import World, host_name
 

@@ -23,10 +23,30 @@ Nothing here is imported by the code that trains.
 
 from __future__ import annotations
 
-from .log import RunLog, WorkerLog
-from .read import LogError, read_run, read_runs
-from .report import ExtraTable, write_report
-from .trace import Trace, write_trace
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from .log import RunLog, WorkerLog
+    from .read import LogError, read_run, read_runs
+    from .report import ExtraTable, write_report
+    from .trace import Trace, write_trace
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "ExtraTable": "report",
+            "LogError": "read",
+            "RunLog": "log",
+            "Trace": "trace",
+            "WorkerLog": "log",
+            "read_run": "read",
+            "read_runs": "read",
+            "write_report": "report",
+            "write_trace": "trace",
+        },
+    )
 
 __all__ = [
     "ExtraTable",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
+from paceline.extras import needed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,18 +44,10 @@ STYLE: Any = {
 }
 
 
-class MissingExtraError(PacelineError, ImportError):
-    """A library that only the report needs is not installed."""
-
-
 def style() -> AbstractContextManager[Any]:
     """The house style, for as long as the `with` lasts; the user's own settings are untouched."""
-    try:
+    with needed("the report with its figures", "report"):
         from matplotlib import rc_context
-    except ImportError as error:
-        raise MissingExtraError(
-            'the report\'s figures need matplotlib, which is not installed: pip install "paceline[report]"'
-        ) from error
     return rc_context(STYLE)
 
 

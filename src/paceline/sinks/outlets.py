@@ -6,13 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.world import World
 
 from .base import PREFIX, Values, as_sink
 from .feeder import Feeder
-from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
 
 RATES = ("minibatches", "samples")
 """Totals whose growth per second is told as well."""
@@ -64,6 +66,8 @@ class Outlets:
 
     def serve(self, address: str) -> str:
         """Numbers for whoever scrapes them; returns where."""
+        from .metrics import Metrics  # here, because it brings a server of HTTP
+
         metrics = Metrics(address, self._world)
         self._closing.append(metrics)
         metrics.take({f"{PREFIX}{name}": value for name, value in self._totals(0).items()}, 0)

@@ -3,38 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from paceline.transport import process, virtual
-from paceline.transport.base import Alone, Done, Pending, Transport
-from paceline.transport.tls import TLS
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.transport.base import Alone, Done, Pending, Transport
+    from paceline.transport.connecting import connect
+else:
+    __getattr__, __dir__ = lazily(
+        __name__, {"Alone": "base", "Done": "base", "Pending": "base", "Transport": "base", "connect": "connecting"}
+    )
 
 __all__ = ["Alone", "Done", "Pending", "Transport", "connect"]
-
-
-def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | None = None) -> Transport:
-    """The transport of the place where this program runs.
-
-    A virtual worker finds its virtual cluster; a process that torchrun or the user made part of a group finds the
-    others; everybody else is a cluster of one.
-
-    Args:
-        timeout_s: deadline of every operation, seconds.
-        group: a group of the user's, or None.
-        kind: how processes speak to each other: "auto" is torch.distributed, "channel" a ring over our own sockets.
-        tls: certificates for the latter, or None for connections in the clear.
-    """
-    here = virtual.current()
-    if here is not None:
-        return here.clone()
-    if kind == "channel" and (group is not None or process.launched()):
-        from paceline.transport.ring.meeting import meet
-
-        return meet(timeout_s, group, tls)
-    if group is not None or process.launched():
-        transport = process.ProcessTransport(timeout_s, group)
-        if transport.world.size > 1:
-            return transport
-        transport.close()
-        return Alone(transport.world)
-    return Alone()

@@ -27,7 +27,7 @@ from paceline.transport.strangers import neighbourhood, turned_away
 from paceline.transport.stream import AGAIN, Channel, milliseconds
 from paceline.transport.tls import TLS
 
-__all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "Header", "Late", "Listener", "connect", "own_address"]
+__all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "Header", "Late", "Listener", "connect"]
 
 HANDSHAKE_S = 5.0
 """Seconds that a TLS handshake may take on the listening side."""
@@ -220,19 +220,3 @@ def _shake_hands(sock: socket.socket, context: ssl.SSLContext, who: str, deadlin
         error = Closed(f"the connection to {who} is lost in the TLS handshake: {reason}")
     secure.close()
     raise error
-
-
-def own_address(towards: str) -> str:
-    """The address of this host's interface from which `towards` is reached; 127.0.0.1 where that is this host.
-
-    Nothing is sent: connecting a datagram socket only asks the routing table.
-    """
-    try:
-        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-        with socket.socket(family, kind, protocol) as sock:
-            sock.connect(where)
-            own = str(sock.getsockname()[0])
-    except (OSError, UnicodeError) as error:  # the latter: no name of a host
-        raise UnsupportedError(f"there is no way from here to {towards!r}: {error}; name an address") from error
-    return "127.0.0.1" if ipaddress.ip_address(own.split("%")[0]).is_loopback and family == socket.AF_INET else own

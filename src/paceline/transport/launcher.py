@@ -18,8 +18,7 @@ from paceline import schedulers
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.schedulers import Worker
 from paceline.transport import pmi
-from paceline.transport.channel import own_address
-from paceline.transport.listening import LOOPBACK, open_store
+from paceline.transport.listening import LOOPBACK, open_store, own_address
 from paceline.world import host_name
 
 _met: list[tuple[Any, str]] = []  # the store of this process, which must stay, and the address where it is

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import UnsupportedError
 from paceline.transport import launcher
-from paceline.transport.channel import own_address
+from paceline.transport.listening import own_address
 from paceline.world import World
 
 LOOPBACK = "127.0.0.1"

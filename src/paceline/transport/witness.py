@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -35,7 +34,8 @@ LONGEST = 200
 """Characters of a text that comes from another worker."""
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple({_HOME, *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))})
+_LIBRARIES = (_HOME, os.path.dirname(os.__file__))
+"""paceline and the standard library, whose compiled part lies beneath (asking `sysconfig` takes long)."""
 
 
 @dataclass(frozen=True)

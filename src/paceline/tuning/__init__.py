@@ -3,10 +3,26 @@
 
 from __future__ import annotations
 
-from paceline.tuning.batch_growth import BatchGrowth
-from paceline.tuning.exchange_time import PeriodFromExchange
-from paceline.tuning.newbob import Newbob
-from paceline.tuning.request import Request
-from paceline.tuning.warm_up import WarmUp
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.tuning.batch_growth import BatchGrowth
+    from paceline.tuning.exchange_time import PeriodFromExchange
+    from paceline.tuning.newbob import Newbob
+    from paceline.tuning.request import Request
+    from paceline.tuning.warm_up import WarmUp
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "BatchGrowth": "batch_growth",
+            "Newbob": "newbob",
+            "PeriodFromExchange": "exchange_time",
+            "Request": "request",
+            "WarmUp": "warm_up",
+        },
+    )
 
 __all__ = ["BatchGrowth", "Newbob", "PeriodFromExchange", "Request", "WarmUp"]

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from paceline.attach import attach
+from paceline.attaching import attach
 from paceline.checks import MARK
 from paceline.rule import is_block
 from paceline.session import Run

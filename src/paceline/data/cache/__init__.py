@@ -8,9 +8,16 @@ which order to go through files when the cache holds only some of them.
 
 from __future__ import annotations
 
-from paceline.data.cache.cache import Cache
-from paceline.data.cache.files import Files
-from paceline.data.cache.stats import Stats
+from typing import TYPE_CHECKING
+
 from paceline.errors import CacheError, CorruptFileError, NotServedError
+from paceline.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.data.cache.cache import Cache
+    from paceline.data.cache.files import Files
+    from paceline.data.cache.stats import Stats
+else:
+    __getattr__, __dir__ = lazily(__name__, {"Cache": "cache", "Files": "files", "Stats": "stats"})
 
 __all__ = ["Cache", "CacheError", "CorruptFileError", "Files", "NotServedError", "Stats"]

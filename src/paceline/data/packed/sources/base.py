@@ -136,7 +136,9 @@ def _zst(raw: BinaryIO, path: Path) -> io.RawIOBase:
     try:
         import zstandard
     except ImportError as error:
-        raise DataError(f"{path}: .zst needs zstandard, which is not installed: pip install zstandard") from error
+        raise DataError(
+            f"{path}: .zst needs zstandard, which is not installed: pip install 'paceline[zstd]'"
+        ) from error
     return _Zst(raw, zstandard.ZstdDecompressor(), zstandard.ZstdError)
 
 

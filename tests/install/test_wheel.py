@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel, installed into an environment of its own and used from a folder that knows no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+REPOSITORY = Path(paceline.__file__).parents[2]
+
+pytest.importorskip("hatchling", reason="hatchling is not installed, which builds the wheel")
+
+PROGRAM = Path(__file__).with_name("program.py").read_text(encoding="utf-8")
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What it says; nothing of the checkout is in its environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, capture_output=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def build(kind: str, source: Path, folder: Path) -> Path:
+    """A distribution, made by the build backend itself, so that nothing is fetched."""
+    run([sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(folder)], source)
+    (found,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", REPOSITORY, tmp_path_factory.mktemp("wheel"))
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+    inside = contents(wheel)
+    package = {name for name in inside if name.startswith("paceline/")}
+    files = (path for path in (REPOSITORY / "src" / "paceline").rglob("*") if path.is_file())
+    expected = {str(path.relative_to(REPOSITORY / "src")) for path in files if "__pycache__" not in path.parts}
+    assert package == expected
+    assert "paceline/py.typed" in package
+    others = {name.rpartition("/")[2] for name in set(inside) - package}
+    assert others == {"METADATA", "WHEEL", "RECORD", "LICENSE", "entry_points.txt"}
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    sdist = build("sdist", REPOSITORY, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(tmp_path / "source", filter="data")
+        else:
+            archive.extractall(tmp_path / "source")
+    (source,) = (tmp_path / "source").iterdir()
+    assert {"tests", "docs", "examples", "Makefile", "constraints.txt"} <= {path.name for path in source.iterdir()}
+    assert contents(build("wheel", source, tmp_path / "again")) == contents(wheel)
+
+
+@pytest.mark.slow  # a fresh environment, and torch is imported by five processes
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    environment, folder = tmp_path / "environment", tmp_path / "elsewhere"
+    run([sys.executable, "-m", "venv", "--without-pip", str(environment)], tmp_path)
+    base = {"base": str(environment), "platbase": str(environment)}
+    site = Path(sysconfig.get_path("purelib", vars=base))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    # what paceline needs comes from the environment of the tests, but for a paceline that may be installed there
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    python, command = str(environment / "bin" / "python"), [str(environment / "bin" / "python"), "-m", "paceline"]
+    folder.mkdir()
+    (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
+
+    assert str(site) in run([python, "train.py"], folder)
+    assert run([*command, "--version"], folder).strip() == f"paceline {paceline.__version__}"
+    said = run([*command, "run", "--workers", "2", "--log", "log", "train.py"], folder)
+    assert str(site) in said
+    assert len(list((folder / "log").glob("rank-*.jsonl"))) == 2
+    run([*command, "report", "log", "--output", "page"], folder)
+    assert (folder / "page" / "index.html").is_file()
