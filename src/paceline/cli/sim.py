@@ -71,7 +71,7 @@ def _run(
     workers: int, hosts: int, script: Path, arguments: list[str], rule: str | None, directory: Path, quiet: bool
 ) -> Outcome:
     """One process, started and watched as a worker of `paceline run` is."""
-    from .workers import Command  # here, because torch loads for seconds and --help must not wait
+    from .spawn import Command
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
