@@ -48,7 +48,7 @@ def evaluate(model, loader):
 
 
 def main():
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=True)
     torch.manual_seed(SEED)
     train_data, held_out_data = load_data()
     train_loader = DataLoader(train_data, batch_size=BATCH, shuffle=True)

@@ -33,9 +33,9 @@ def write(name: str) -> None:
 
 def exchanged(optimizer: Any) -> bool:
     """Whether the first exchange is behind this step: hivemind decides by samples, the others by steps."""
-    averager = getattr(optimizer, "state_averager", None)
-    if averager is not None:
-        return bool(optimizer.local_epoch >= 1 and not averager.averaging_in_progress)
+    epoch = getattr(optimizer, "local_epoch", None)
+    if epoch is not None:
+        return bool(epoch >= 2)  # at 1 the first averaging begins in the background, before 2 it has been waited for
     return steps > PERIOD and "hivemind" not in sys.modules
 
 
