@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli.launch import Outcome
 from paceline.cli.restarts import SUCCESS_S, started_again
-from paceline.cli.workers import Command
+from paceline.cli.spawn import Command
 
 FAILED, WELL = Outcome({1: 7}), Outcome()
 

@@ -21,7 +21,7 @@ from paceline.cli import search_run
 from paceline.cli.cluster import Cluster
 from paceline.cli.launch import Outcome
 from paceline.cli.main import app
-from paceline.cli.workers import Command, Worker
+from paceline.cli.spawn import Command, Worker
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rounds import Round, RoundOver
 

@@ -20,9 +20,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from .cluster import Cluster
+from .early import Begun
 from .rendezvous import meeting
 from .signals import Listener
-from .workers import GRACE_S, LINGER_S, Agent, Command, Worker
+from .spawn import Command, Worker
+from .workers import GRACE_S, LINGER_S, Agent
 
 LOOK_EVERY_S = 0.05
 _KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
@@ -42,11 +44,12 @@ class Outcome:
     stuck: bool = False  # torch did not give its thread back: leave without waiting for it
 
 
-def launch(cluster: Cluster, command: Command, look: Look) -> Outcome:
-    """Start the workers and wait for all of them, calling `look` all the while."""
+def launch(cluster: Cluster, command: Command, look: Look, begun: Begun | None = None) -> Outcome:
+    """Start the workers, unless they were `begun` already, and wait for all of them, calling `look` all the while."""
     _hush_torch()
     with Listener() as listener:
-        runner = _Runner(cluster, command)
+        listener.heard += begun.signals.heard if begun is not None else []
+        runner = _Runner(cluster, command, begun)
         runner.start()
         give_up_at = float("inf")
         while runner.is_alive() and time.monotonic() < give_up_at:
@@ -95,9 +98,9 @@ def _outcome(runner: _Runner, listener: Listener) -> Outcome:
 class _Runner(threading.Thread):
     """torchrun's agent in a thread."""
 
-    def __init__(self, cluster: Cluster, command: Command) -> None:
+    def __init__(self, cluster: Cluster, command: Command, begun: Begun | None = None) -> None:
         super().__init__(name="paceline-agent", daemon=True)
-        self.cluster, self.command = cluster, command
+        self.cluster, self.command, self.begun = cluster, command, begun
         self.agent: Agent | None = None
         self.result: RunResult | None = None
         self.error: BaseException | None = None
@@ -106,7 +109,9 @@ class _Runner(threading.Thread):
     @property
     def workers(self) -> list[Worker]:
         """The workers that have been started so far."""
-        return [] if self.agent is None else list(self.agent.workers)
+        if self.agent is None:
+            return [] if self.begun is None else list(self.begun.workers)
+        return list(self.agent.workers)
 
     @property
     def lost(self) -> dict[int, int]:
@@ -116,10 +121,10 @@ class _Runner(threading.Thread):
     def run(self) -> None:
         try:
             _await_master(self.cluster, self.stopping)
-            spec = _spec(self.cluster)
+            spec = _spec(self.cluster, self.begun)
             if self.cluster.master is not None:
                 _meet_again(spec.rdzv_handler, self.command.start)
-            self.agent = Agent(spec, self.command, self.cluster)
+            self.agent = Agent(spec, self.command, self.cluster, self.begun.workers if self.begun else ())
             try:
                 self.result = self.agent.run()
             finally:
@@ -155,12 +160,12 @@ def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
     raise SignalException("stopped while waiting for host 0", signal.SIGTERM)
 
 
-def _spec(cluster: Cluster) -> WorkerSpec:
+def _spec(cluster: Cluster, begun: Begun | None) -> WorkerSpec:
     """torchrun's description of the run; ranks follow the host index."""
     return WorkerSpec(
         role="worker",
         local_world_size=cluster.workers,
-        rdzv_handler=meeting(cluster),
+        rdzv_handler=meeting(cluster, begun),
         entrypoint="worker",
         max_restarts=0,
         monitor_interval=0.1,

@@ -75,7 +75,7 @@ def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> 
     speaks = checks.check_rule(rule)
     with shown() as show:
         prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
-    from .workers import Command
+    from .spawn import Command
 
     directory = checks.log_directory(folder / LOGS, cluster, overwrite=True)
     tls = doors.for_workers(cluster, directory, None, speaks)

@@ -12,7 +12,7 @@ from .console import err
 
 if TYPE_CHECKING:
     from .launch import Outcome
-    from .workers import Command
+    from .spawn import Command
 
 SUCCESS_S = 3600.0
 """After so long without a failure the restarts are counted anew."""

@@ -22,11 +22,12 @@ from . import hosts as host_options
 from .cluster import Cluster
 from .conclusion import conclude, failed
 from .console import out, refuse
+from .early import begun
 from .status import Status
 
 if TYPE_CHECKING:
     from .launch import Outcome
-    from .workers import Command, Worker
+    from .spawn import Command, Worker
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
@@ -212,7 +213,7 @@ def _run(
     first_alone: bool,
 ) -> Outcome:
     from .restarts import started_again
-    from .workers import Command  # here, because torch loads for seconds and --help must not wait
+    from .spawn import Command
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
@@ -248,8 +249,6 @@ def shown(directory: Path, workers: int, quiet: bool, first_alone: bool = False)
 
 def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
     """Launch, and show all that the workers print, to the last line."""
-    from .launch import launch
-
     tails = lines.Tails(show)
 
     told: set[int] = set()
@@ -263,7 +262,10 @@ def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
             told.add(rank)
             show(rank, f"this worker is lost: {failure.how_text(lost[rank])}; the others go on without it", True)
 
-    outcome = launch(cluster, what, look)
+    with begun(cluster, what) as early:
+        from .launch import launch  # here, because torch loads for seconds: the workers load it at the same time
+
+        outcome = launch(cluster, what, look, early)
     look(outcome.workers, outcome.stopped_by is not None, outcome.lost)
     tails.finish()
     return outcome

@@ -42,7 +42,7 @@ from .launch import Outcome, side_by_side
 from .run import environment
 from .search_plan import Plan
 from .search_words import best_text, table
-from .workers import Command
+from .spawn import Command
 
 RECORD = "search.json"
 FORMAT = 1

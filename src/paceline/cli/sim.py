@@ -88,7 +88,7 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
         directory: of the logs.
         quiet: no status.
     """
-    from .workers import Command  # here, because torch loads for seconds and --help must not wait
+    from .spawn import Command
 
     output = directory / "output"
     output.mkdir(exist_ok=True)

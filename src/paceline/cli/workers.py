@@ -13,12 +13,8 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -33,35 +29,15 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.errors import PacelineError
 
-from . import leash
 from .cluster import Cluster
+from .early import environment as of_torchrun
+from .spawn import Command, Worker, signal_session, spawn
 
 GRACE_S = 5.0  # between the request to stop and the order
 ASK_EVERY_S = 1.0  # whether another host has failed
 LINGER_S = 2.5  # that host 0 stays for the others to learn of the end
 END_KEY, READ_KEY = "paceline/end", "paceline/end-read"
 POLL_S = 0.02  # while workers are asked to stop
-
-
-@dataclass(frozen=True)
-class Worker:
-    """One process and the two files that take its output."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    stdout: Path
-    stderr: Path
-
-
-@dataclass(frozen=True)
-class Command:
-    """What every worker runs."""
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    output: Path  # directory of the files that take the workers' output
-    may_lose: Callable[[int], bool] = lambda rank: False  # whether the others go on without this one
-    start: int = 0  # how often all were started before
 
 
 class OtherHostError(PacelineError, RuntimeError):
@@ -76,12 +52,12 @@ class Agent(SimpleElasticAgent):
     rule lets the others go on without it, nobody is stopped, and the run is over when all have ended.
     """
 
-    def __init__(self, spec: WorkerSpec, command: Command, cluster: Cluster) -> None:
+    def __init__(self, spec: WorkerSpec, command: Command, cluster: Cluster, workers: Sequence[Worker] = ()) -> None:
         super().__init__(spec, exit_barrier_timeout=cluster.timeout_s)
         self.command = command
         self.cluster = cluster
         self.hosts = cluster.hosts
-        self.workers: list[Worker] = []  # only ever appended to; the main thread reads it
+        self.workers = list(workers)  # only ever appended to; the main thread reads it
         self.stop_signal: signal.Signals | None = None  # set by the main thread
         self.impatient = False  # set by a second Ctrl-C: no more grace
         self.lost: dict[int, int] = {}  # rank -> return code of those without whom the others went on
@@ -90,10 +66,9 @@ class Agent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._heed_stop()
-        for member in worker_group.workers:
-            environment = {**os.environ, **self.command.environment, "PACELINE_RESTART": str(self.command.start)}
-            environment |= _coordinates(self.cluster, worker_group, member)
-            self.workers.append(_spawn(self.command, member.global_rank, environment))
+        for member in () if self.workers else worker_group.workers:  # they may have been started already
+            coordinates = _coordinates(self.cluster, worker_group, member)
+            self.workers.append(spawn(self.command, member.global_rank, coordinates))
         return {place: worker.process.pid for place, worker in enumerate(self.workers)}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -129,7 +104,7 @@ class Agent(SimpleElasticAgent):
         """Ask every worker that still runs to stop, and after the grace end it and its children."""
         running = [worker for worker in self.workers if self._poll(worker) is None]
         for worker in running:
-            _signal_session(worker, how)
+            signal_session(worker, how)
         deadline = time.monotonic() + GRACE_S
         while any(self._poll(worker) is None for worker in running):
             if self.impatient or time.monotonic() > deadline:
@@ -137,7 +112,7 @@ class Agent(SimpleElasticAgent):
             time.sleep(POLL_S)
         for worker in running:
             if self._poll(worker) is None:
-                _signal_session(worker, signal.SIGKILL)
+                signal_session(worker, signal.SIGKILL)
                 worker.process.wait()
                 self._gone.add(worker.rank)
 
@@ -145,7 +120,7 @@ class Agent(SimpleElasticAgent):
         """The worker's exit code; when it is first seen, what the worker left behind is ended."""
         code = worker.process.poll()
         if code is not None and worker.rank not in self._gone:
-            _signal_session(worker, signal.SIGKILL)
+            signal_session(worker, signal.SIGKILL)
             self._gone.add(worker.rank)
         return code
 
@@ -190,36 +165,10 @@ class Agent(SimpleElasticAgent):
             raise SignalException(f"stopped by {self.stop_signal.name}", self.stop_signal)
 
 
-def _spawn(command: Command, rank: int, environment: dict[str, str]) -> Worker:
-    turn = f".{command.start + 1}" if command.start else ""
-    stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
-    with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command.arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-    return Worker(rank, process, stdout, stderr)
-
-
-def _signal_session(worker: Worker, which: signal.Signals) -> None:
-    """Signal the worker and all its descendants in its process group."""
-    try:
-        os.killpg(worker.process.pid, which)
-    except (ProcessLookupError, PermissionError):
-        return  # nobody of the group is left
-
-
 def _coordinates(cluster: Cluster, group: WorkerGroup, member: Any) -> dict[str, str]:
     """The variables by which a worker knows who it is, and torchrun's own."""
     spec = group.spec
     master = (str(group.master_addr), str(group.master_port))
-    return cluster.coordinates(member.local_rank, member.global_rank, member.world_size, master) | {
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
-    }
+    return cluster.coordinates(member.local_rank, member.global_rank, member.world_size, master) | of_torchrun(
+        spec.rdzv_handler.get_run_id()
+    )

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that start before torch is loaded: who gets some, what they are told, and that none is left."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import early as early_module
+from paceline.cli.cluster import Cluster
+from paceline.cli.early import begun, environment
+from paceline.cli.rendezvous import meeting
+from paceline.cli.spawn import Command
+
+TELL = "import json, os, sys; json.dump(dict(os.environ), sys.stdout)"
+STAY = "import sys; sys.stdin.read(); import time; time.sleep(600)"
+
+
+def command(code: str, folder: Path) -> Command:
+    return Command([sys.executable, "-c", code], {}, folder)
+
+
+def test_workers_know_who_they_are_and_where_the_store_will_be(tmp_path: Path) -> None:
+    with begun(Cluster(2), command(TELL, tmp_path)) as early:
+        assert early is not None
+        assert [worker.process.wait(60) for worker in early.workers] == [0, 0]
+        port = str(early.door.getsockname()[1])
+    told = [json.loads(worker.stdout.read_text()) for worker in early.workers]
+    assert [one["RANK"] for one in told] == ["0", "1"]
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told} == {("2", "127.0.0.1", port)}
+    assert {one["TORCHELASTIC_RUN_ID"] for one in told} == {early.run_id}
+
+
+def test_several_hosts_have_to_meet_first(tmp_path: Path) -> None:
+    with begun(Cluster(2, hosts=2, master=("node0", 29500)), command(TELL, tmp_path)) as early:
+        assert early is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="torch"), begun(Cluster(2), command(STAY, tmp_path)) as early:
+        assert early is not None
+        raise RuntimeError("torch cannot be loaded")
+    assert early is not None
+    assert all(worker.process.returncode is not None for worker in early.workers)
+
+
+def test_the_store_is_where_the_workers_look_for_it(tmp_path: Path) -> None:
+    with begun(Cluster(1), command("", tmp_path)) as early:
+        assert early is not None
+        port = early.door.getsockname()[1]
+        handler = meeting(Cluster(1), early)
+        found = handler.next_rendezvous()
+        assert (found.bootstrap_store_info.master_port, handler.get_run_id()) == (port, early.run_id)
+        found.store.set("key", "value")
+        assert found.store.get("key") == b"value"
+
+
+def test_what_torchrun_would_say_is_said() -> None:
+    handler = meeting(Cluster(1))
+    assert environment("run")["TORCHELASTIC_USE_AGENT_STORE"] == str(handler.use_agent_store)
+
+
+@pytest.mark.parametrize("name", ["cluster", "early", "leash", "signals", "spawn"])
+def test_it_needs_no_torch(name: str) -> None:
+    path = Path(early_module.__file__).with_name(f"{name}.py")
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert imported, "nothing was found"
+    assert not [one for one in imported if one.split(".")[0] in ("torch", "paceline")]
