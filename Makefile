@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format records clean
+.PHONY: demo test check docs format records clean
 
 demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
 	$(BIN)/python examples/char_lm/demo.py
@@ -18,6 +18,9 @@ check: $(READY)         ## linter and type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)          ## the documentation site, into out/site; a warning is an error
+	$(BIN)/python -m sphinx -c docs -W --keep-going -q -b html . out/site
 
 format: $(READY)        ## bring the code into shape
 	$(BIN)/ruff check --fix .
