@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site: `make docs`. The source directory is the repository, so that links work there and here alike."""
+"""The documentation site: `make docs`. Its source directory is the repository, so that links work there and here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "front",
+    "recipe_pages",
 ]
 root_doc = "docs/index"
 include_patterns = [
@@ -30,7 +31,7 @@ include_patterns = [
     "examples/**/README.md",
     "records/*/README.md",
 ]
-exclude_patterns = ["docs/_ext/**", "docs/_static/**", "docs/_templates/**"]
+exclude_patterns = ["docs/_ext/**", "docs/_static/**", "docs/recipes/_overview.md"]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

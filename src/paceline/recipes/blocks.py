@@ -241,6 +241,7 @@ BLOCKS = (
         "Model averaging (local SGD): the mean of the local models, every block.",
         "theta = mean_i theta_i",
         "the baseline that Chen & Huo (ICASSP 2016) start from",
+        "To compare with, or with few workers and short periods: it needs a learning rate that grows with N.",
         averaging,
     ),
     Recipe(
@@ -248,6 +249,7 @@ BLOCKS = (
         "Blockwise model-update filtering: averaging with block momentum.",
         BMUF,
         "K. Chen, Q. Huo, ICASSP 2016, pp. 5880-5884",
+        "The network is the limit and the optimizer is SGD. Keep the learning rate of one worker, or up to twice that.",
         bmuf,
     ),
     Recipe(
@@ -261,6 +263,7 @@ m^init = b1^kv mbar + (1 - b1^kv) E          (v likewise with b2)
 k = k + tau + kv                             (bias-correction counter)
 b1 = min(b1, 0.5) where N > 1""",
         "K. Chen, H. Ding, Q. Huo, ICASSP 2020",
+        "The network is the limit and the optimizer is Adam or AdamW.",
         bmuf_adam,
     ),
     Recipe(
@@ -270,6 +273,7 @@ b1 = min(b1, 0.5) where N > 1""",
 b = mu b + g
 theta = theta - nu (g + mu b)""",
         "A. Douillard et al., arXiv 2311.08105",
+        "To compare with it. gain='paper' takes the published constants, which are too hot for few workers.",
         diloco,
     ),
     Recipe(
@@ -280,6 +284,7 @@ g = mean_i (theta_p - theta_i,p(t))          sent in E3M0 while training goes on
 b = mu b + g,  theta_p = theta_p - nu (g + mu b)
 after step t + d:  theta_i,p = alpha theta_i,p + (1 - alpha) theta_p""",
         "A. Douillard et al., arXiv 2501.18512",
+        "The network is so slow that blocks must travel behind the next steps, in parts and in 4 bits.",
         streaming_diloco,
     ),
 )
