@@ -6,7 +6,7 @@ trainings see the same minibatches in the same order; four workers take the next
 
 ::
 
-    python benchmarks/recipes.py --out curves.json           # some minutes on one core; the table goes to stdout
+    python benchmarks/recipes.py --out curves.json           # some minutes on one core; goes on where it stopped
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HELD_OUT = 60_000
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What one worker trains with; its rate is the best of three for one worker."""
+    """What one worker trains with, and its rate."""
 
     lr: float
     make: Callable[..., torch.optim.Optimizer]
@@ -64,7 +64,7 @@ TAKES = {
 """Recipes that are meant for another optimizer than plain SGD."""
 N_FOLD = ("sync", "one_bit", "power", "top_k", "one_bit_adam", "ssp")
 """Recipes that step as one worker with the N-fold minibatch, and so have N times its rate."""
-SETTINGS = {"one_bit_adam": {"warmup": 128}}
+SETTINGS = {"one_bit_adam": {"warmup": 64}}
 """Where the default is made for longer trainings: 1,000 steps of warm-up are more than all of this one."""
 
 
@@ -129,42 +129,51 @@ def train(training: Training, corpus_folder: Path) -> tuple[list[float], float]:
     return losses.flatten().view(POINTS, -1).mean(1).tolist(), held_out
 
 
-def study(minibatches: int, seeds: int, only: list[str]) -> dict[str, dict[str, object]]:
-    """Curves and results of all trainings."""
-    found: dict[str, dict[str, object]] = {}
+def row_of(name: str, minibatches: int, seeds: int, folder: Path) -> dict[str, object]:
+    """The curve, a mean over the seeds, and the results of one line of the table."""
+    plans = [plan(minibatches, seed)[name] for seed in range(seeds)]
+    outs = [train(training, folder) for training in plans]
+    curve = [round(statistics.mean(points), 4) for points in zip(*(curve for curve, _ in outs), strict=True)]
+    first = plans[0]
+    return {
+        "rule": first.rule,
+        "optimizer": first.optimizer,
+        "lr": OPTIMIZERS[first.optimizer].lr * first.scale,
+        "curve": curve,
+        "held_out": [round(held_out, 4) for _, held_out in outs],
+    }
+
+
+def study(setting: dict[str, int], names: list[str], out: Path) -> None:
+    """Make the trainings that `out` does not hold yet, and write each when it is there."""
+    done = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"setting": setting, "trainings": {}}
+    if done["setting"] != setting:
+        raise SystemExit(
+            f"{out} holds trainings of another setting: {done['setting']}; remove it, or name another file"
+        )
     with tempfile.TemporaryDirectory() as folder:
-        for name, training in plan(minibatches, 0).items():
-            if only and name not in only:
+        for name in names:
+            if name in done["trainings"]:
                 continue
-            outs = [train(plan(minibatches, seed)[name], Path(folder)) for seed in range(seeds)]
-            curve = [round(statistics.mean(points), 4) for points in zip(*(curve for curve, _ in outs), strict=True)]
-            found[name] = {
-                "rule": training.rule,
-                "optimizer": training.optimizer,
-                "lr": OPTIMIZERS[training.optimizer].lr * training.scale,
-                "curve": curve,
-                "held_out": [round(held_out, 4) for _, held_out in outs],
-            }
-            print(name, found[name]["held_out"], file=sys.stderr, flush=True)
-    return found
+            done["trainings"][name] = row_of(name, setting["minibatches"], setting["seeds"], Path(folder))
+            print(name, done["trainings"][name]["held_out"], flush=True)
+            lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in done["trainings"].items())
+            out.write_text(f'{{"setting": {json.dumps(setting)}, "trainings": {{\n{lines}\n}}}}\n', encoding="utf-8")
 
 
 def main() -> None:
-    """Train, print the table, write the curves."""
+    """Train what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minibatches", type=int, default=2304, help="of all workers together")
+    parser.add_argument("--minibatches", type=int, default=1536, help="of all workers together")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=[], help="names of recipes or optimizers")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", nargs="*", help="names of recipes or optimizers")
+    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.minibatches % (WORKERS * POINTS):
         parser.error(f"--minibatches must be a multiple of {WORKERS * POINTS}, got {arguments.minibatches}")
     torch.set_num_threads(1)
-    found = study(arguments.minibatches, arguments.seeds, arguments.only)
-    settings = {"workers": WORKERS, "minibatches": arguments.minibatches, "batch": SIZE, "seeds": arguments.seeds}
-    if arguments.out:
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
-        arguments.out.write_text(f'{{"setting": {json.dumps(settings)}, "trainings": {{\n{lines}\n}}}}\n')
+    setting = {"workers": WORKERS, "minibatches": arguments.minibatches, "batch": SIZE, "seeds": arguments.seeds}
+    study(setting, arguments.only or list(plan(0, 0)), arguments.out)
 
 
 if __name__ == "__main__":

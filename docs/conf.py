@@ -19,6 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "docstrings",
     "front",
     "recipe_pages",
 ]
@@ -36,6 +37,13 @@ exclude_patterns = ["docs/_ext/**", "docs/_static/**", "docs/recipes/_overview.m
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 nitpicky = True  # a reference to nothing fails the build
+nitpick_ignore_regex = [("py:.*", ".*")]  # but in signatures, which name classes of other packages
+
+default_role = "code"  # of `words` in docstrings
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"paceline {release}"

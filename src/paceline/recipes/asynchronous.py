@@ -50,6 +50,10 @@ def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
 
     Bytes: 2 (N-1)/N * 4 P a step (a block, with a period above 1) from each worker, pushed and answered.
 
+    >>> from paceline.recipes import ssp
+    >>> ssp(staleness=3).schedule.describe(workers=4)
+    'every minibatch, each worker by itself, at most 3 ahead of the slowest; waits for the answer'
+
     Args:
         staleness: s, clocks that a worker may be ahead; None for any number.
         period: minibatches of a clock: 1 sends gradients, more what so many local steps changed.

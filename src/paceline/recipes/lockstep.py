@@ -18,6 +18,10 @@ def sync(
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker; with another codec what its file says.
 
+    >>> from paceline.recipes import sync
+    >>> sync().bytes_per_block(workers=4, parameters=1_000_000)
+    6000000
+
     Args:
         codec: how gradients are written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
         warmup: dense exchanges before the codec begins.
