@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check dist matrix format records clean
+.PHONY: demo test check docs dist matrix format records clean
 
 demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
 	$(BIN)/python examples/char_lm/demo.py
@@ -29,6 +29,9 @@ dist: $(READY)          ## the wheel and the source distribution in dist/, built
 matrix: $(READY)        ## the core of the suite on every Python and torch that are served; several gigabytes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check nox uv
 	$(BIN)/nox
+
+docs: $(READY)          ## the documentation site, into out/site; a warning is an error
+	$(BIN)/python -m sphinx -c docs -W --keep-going -q -b html . out/site
 
 format: $(READY)        ## bring the code into shape
 	$(BIN)/ruff check --fix .

@@ -81,6 +81,7 @@ FLOORS: dict[str, int] = {
     "zero": 5,
     "cli": 5,
     "adapters": 5,
+    "testing": 5,
     # the roof: the names that a user imports
     "__init__": 6,
     "__main__": 6,

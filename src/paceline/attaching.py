@@ -51,6 +51,18 @@ def attach(
     All workers start from rank 0's parameters and buffers. With one worker nothing is exchanged and the program is what
     it was.
 
+    >>> import torch, paceline
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> run = paceline.attach(model, optimizer, rule="bmuf", period=16)
+    >>> for inputs in run.share(torch.randn(32, 4).split(8)):
+    ...     optimizer.zero_grad()
+    ...     model(inputs).square().mean().backward()
+    ...     optimizer.step()
+    >>> run.close()
+    >>> run.minibatches
+    4
+
     Args:
         model: the module that is trained, or a list or dictionary of modules.
         optimizer: its optimizer, or a list over disjoint parameters; the last of a list closes a minibatch.

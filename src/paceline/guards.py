@@ -42,6 +42,11 @@ APART = 3.0
 class Guard:
     """When a contribution's norm is too large.
 
+    >>> from paceline import Guard
+    >>> guard = Guard(window=16, history=4)
+    >>> round(guard.limit([1.0, 1.2, 0.9, 1.1]), 1)  # of a norm that is still usual beside these
+    10.5
+
     Attributes:
         window: exchanges that are remembered.
         threshold: robust standard deviations of the logarithm of the norm.

@@ -53,6 +53,16 @@ ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
 class Rule:
     """A parallel training method.
 
+    >>> from paceline import Rule
+    >>> from paceline.outer import BlockMomentum
+    >>> from paceline.payload import Delta
+    >>> from paceline.schedule import EveryBlock
+    >>> rule = Rule(EveryBlock(16), Delta(), outer=BlockMomentum(momentum=0.75, lr=1.0))
+    >>> rule.numbers(workers=4)["gain"]
+    4.0
+    >>> rule.bytes_per_block(workers=4, parameters=1_000_000)
+    6000000
+
     Attributes:
         schedule: `EveryStep()`, `EveryBlock(period, warmup)` or `Paced(..)`; `Bounded(staleness, period)` where each
             worker exchanges by itself.

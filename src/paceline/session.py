@@ -47,6 +47,13 @@ from paceline.world import World
 class Run:
     """A model in training under a rule. Made by `attach`.
 
+    >>> import torch, paceline
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with paceline.attach(model, optimizer, "bmuf") as run:  # `close` is called at the end
+    ...     run.world.size
+    1
+
     Attributes:
         messages: messages of the user's own between workers.
     """
@@ -281,6 +288,14 @@ class Run:
         Works with a `DataLoader` and with any iterable of batches that every worker sees in the same order. May be
         called once, or anew for each epoch.
 
+        >>> import torch, paceline
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = paceline.attach(model, optimizer, "bmuf")
+        >>> [len(batch) for batch in run.share(torch.randn(20, 4).split(8))]
+        [8, 8, 4]
+        >>> run.close()
+
         Args:
             loader: the program's own.
             even: under asynchronous rules a fast worker gets more batches than a slow one, and makes more steps. With
@@ -303,6 +318,22 @@ class Run:
 
         A thread writes: a sink that is slow keeps nobody waiting (what finds no room is dropped, and counted), and one
         that fails is a warning. The step is the number of this worker's minibatches.
+
+        >>> import torch, paceline
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = paceline.attach(model, optimizer, "bmuf")
+        >>> class Print:
+        ...     def log(self, values: dict[str, float], step: int) -> None:
+        ...         print(step, values)
+        ...
+        ...     def close(self) -> None:
+        ...         print("over")
+        >>> run.log_to(Print())
+        >>> run.log(loss=0.5)
+        >>> run.close()
+        0 {'loss': 0.5}
+        over
 
         Args:
             sink: a SummaryWriter, what `wandb.init()` or `trackio.init()` gave, the module `mlflow` with a run under
@@ -340,6 +371,18 @@ class Run:
         begins has landed. Under asynchronous rules each worker takes it up by itself, before a later push, from the log
         directory. With one worker it takes effect at once. The event log of every worker says what has changed and
         when, and checkpoints hold it. A request on its way belongs to the checkpoint of the worker that made it.
+
+        >>> import torch, paceline
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = paceline.attach(model, optimizer, "bmuf")
+        >>> run.tune(lr=0.05).applied
+        True
+        >>> optimizer.param_groups[0]["lr"]
+        0.05
+        >>> run.tune(revert=True).applied, optimizer.param_groups[0]["lr"]
+        (True, 0.1)
+        >>> run.close()
 
         Args:
             revert: undo the last change instead.
@@ -394,12 +437,31 @@ class Run:
 
         Under block momentum this is theta, not the look-ahead start from which the workers go on. Needs no
         communication; between exchanges it is the global model of the last one.
+
+        >>> import torch, paceline
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = paceline.attach(model, optimizer, "bmuf")
+        >>> exported = run.model_for_export()
+        >>> torch.equal(exported.weight, model.weight), exported is model
+        (True, False)
+        >>> run.close()
         """
         return export.twin(self._model, self._ahead.global_tensors() if self._ahead else {})
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[Any]:
-        """Inside, the user's model holds the global parameters (for evaluation); afterwards its own again."""
+        """Inside, the user's model holds the global parameters (for evaluation); afterwards its own again.
+
+        >>> import torch, paceline
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = paceline.attach(model, optimizer, "bmuf")
+        >>> with run.global_model() as whole:
+        ...     whole is model
+        True
+        >>> run.close()
+        """
         with export.swapped(self._ahead.global_lanes if self._ahead else []):
             yield self._model
 
@@ -447,6 +509,20 @@ class Run:
 
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.
+
+        >>> import tempfile, torch, paceline
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = paceline.attach(model, optimizer, "bmuf")
+        >>> place = tempfile.mkdtemp() + "/saved"
+        >>> run.save(place)
+        >>> before = model.weight.detach().clone()
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> run.resume(place)
+        True
+        >>> torch.equal(model.weight, before)
+        True
+        >>> run.close()
 
         Args:
             path: a directory, made or replaced in one piece.

@@ -241,6 +241,16 @@ def attach_arrays(
     Arrays are seen where they lie, without a copy, and are written to: all workers start from rank 0's, and exchanges
     change them in place. With one worker nothing is exchanged and the program is what it was.
 
+    >>> import numpy, paceline
+    >>> weights = numpy.ones(3)
+    >>> run = paceline.attach_arrays([weights], "bmuf", period=4)
+    >>> for inputs in run.share([numpy.eye(3)] * 8):
+    ...     weights -= 0.1 * inputs @ weights
+    ...     run.step()
+    >>> run.close()
+    >>> run.minibatches
+    8
+
     Args:
         arrays: a list or a dictionary of arrays of floating-point numbers: NumPy's, and whatever speaks DLPack or the
             buffer protocol and may be written to. (For JAX see :mod:`paceline.adapters.jax`.)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,21 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.errors import PacelineError
-from paceline.observe.summary import bytes_text
 
 from .console import out, refuse
+from .explained import choices, numbers, sent
 
 if TYPE_CHECKING:
     from paceline.rule import Rule
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-CHOICES = {
-    "schedule": "when do workers exchange?",
-    "payload": "what is exchanged?",
-    "codec": "how is it written on the wire?",
-    "topology": "over which route?",
-    "outer": "how is the result applied?",
-}
 
 
 def command(
@@ -88,7 +80,8 @@ def _print_rule(console: Console, text: str, workers: int, parameters: int) -> N
         f"numbers with {workers} worker{'s' if workers > 1 else ''}",
         _numbers(rule, workers),
     )
-    _section(console, "bytes", _bytes(rule, workers, parameters))
+    _section(console, "bytes", Text("\n".join(sent(rule, workers, parameters))))
+    _section(console, "when to take it", Text(recipe.when))
     _section(console, "source", Text(recipe.source))
 
 
@@ -103,30 +96,13 @@ def _section(console: Console, title: str, content: Table | Text) -> None:
 
 def _choices(rule: Rule, workers: int) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, question in CHOICES.items():
-        part = getattr(rule, name)
-        table.add_row(Text(name), Text(question, style="dim"), Text(part.describe(workers)))
+    for name, question, answer in choices(rule, workers):
+        table.add_row(Text(name), Text(question, style="dim"), Text(answer))
     return table
 
 
 def _numbers(rule: Rule, workers: int) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, value in rule.numbers(workers).items():
-        table.add_row(Text(name), Text(f"{value:.4g}" if isinstance(value, float) else str(value)))
+    for name, value in numbers(rule, workers):
+        table.add_row(Text(name), Text(value))
     return table
-
-
-def _bytes(rule: Rule, workers: int, parameters: int) -> Text:
-    from paceline.codec import Layout
-
-    side = math.isqrt(parameters)  # a square matrix and a rest, for codecs that look at rows and columns
-    layout = Layout.of([(side, side), (parameters - side * side,)])
-    sent = rule.bytes_per_block(workers=workers, parameters=layout)
-    period = int(rule.numbers(workers).get("period", 1))
-    lines = [
-        rule.bytes_formula(),
-        f"{bytes_text(sent)} from each worker with {parameters:,} parameters",
-    ]
-    if period > 1:
-        lines.append(f"{bytes_text(sent / period)} a minibatch, at period {period}")
-    return Text("\n".join(lines))

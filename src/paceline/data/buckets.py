@@ -38,6 +38,10 @@ class BucketBatches(Sampler[list[int]]):
         loader = DataLoader(data, batch_sampler=sampler, collate_fn=pad, num_workers=4)
         for batch in run.share(loader): ...
 
+    >>> from paceline.data import BucketBatches
+    >>> list(BucketBatches([5, 1, 4, 2], most=10, buckets=[2, 5], shuffle=False))  # samples, by their numbers
+    [[1, 3], [2, 0]]
+
     At least one of `batch_size` and `most` is needed; with both, both hold. The order is drawn from torch's global
     generator, as that of `shuffle=True` is.
 

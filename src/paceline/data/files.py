@@ -20,6 +20,14 @@ ROWS_AT_ONCE = 1024
 def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> Lines:
     """Text files, plain or `.gz`: a sample is a line, as `str` without its end. Empty lines are samples too.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from paceline.data import text_lines
+    >>> path = Path(tempfile.mkdtemp()) / "lines.txt"
+    >>> _ = path.write_text("one\\ntwo\\n")
+    >>> list(text_lines([path]).read(shard=0, skip=0))
+    ['one', 'two']
+
     Args:
         paths: one shard each, in this order.
         encoding: of the text.
@@ -32,6 +40,14 @@ def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> Lines:
 
 def json_lines(paths: Sequence[Name]) -> Lines:
     """JSON lines, plain or `.gz`: a sample is what a line holds. Reading raises ValueError where one is no JSON.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from paceline.data import json_lines
+    >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+    >>> _ = path.write_text('{"x": 1}\\n{"x": 2}\\n')
+    >>> list(json_lines([path]).read(shard=0, skip=1))
+    [{'x': 2}]
 
     Args:
         paths: one shard each, in this order.

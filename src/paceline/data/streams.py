@@ -34,6 +34,15 @@ class ShardStream(IterableDataset[Any]):
         stream = paceline.data.ShardStream(paceline.data.text_lines(["a.txt.gz", "b.txt.gz"]))
         for batch in run.share(DataLoader(stream, batch_size=32, num_workers=2)): ...
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from torch.utils.data import DataLoader
+    >>> from paceline.data import ShardStream, text_lines
+    >>> path = Path(tempfile.mkdtemp()) / "lines.txt"
+    >>> _ = path.write_text("one\\ntwo\\nthree\\n")
+    >>> list(DataLoader(ShardStream(text_lines([path])), batch_size=2))
+    [['one', 'two'], ['three']]
+
     `run.share` deals shards to workers, so that each shard is read by one worker only, and by one of its loader
     processes. Under an asynchronous rule a worker that is done with a shard gets the next; under the others worker r of
     N takes every N-th of the epoch's order. Then **the number of batches of the workers differs where shards are

@@ -66,7 +66,16 @@ def recipe(name: str) -> Recipe:
 
 
 def rule_from_text(text: str) -> Rule:
-    """Read `bmuf`, `bmuf()` or `bmuf(period=16, momentum=0.9)`; nothing in it is ever evaluated."""
+    """Read `bmuf`, `bmuf()` or `bmuf(period=16, momentum=0.9)`; nothing in it is ever evaluated.
+
+    >>> from paceline import rule_from_text
+    >>> rule_from_text("bmuf(period=8)").numbers(workers=4)["period"]
+    8
+    >>> rule_from_text("bmfu")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    paceline.errors.RuleError: there is no rule 'bmfu'; ... (did you mean 'bmuf'?)
+    """
     name, arguments = read_call(text, "rule", "bmuf(period=16, momentum=0.9)")
     return recipe(name).build(**arguments)
 

@@ -50,6 +50,10 @@ def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
 
     Bytes: 2 (N-1)/N * 4 P a step (a block, with a period above 1) from each worker, pushed and answered.
 
+    >>> from paceline.recipes import ssp
+    >>> ssp(staleness=3).schedule.describe(workers=4)
+    'every minibatch, each worker by itself, at most 3 ahead of the slowest; waits for the answer'
+
     Args:
         staleness: s, clocks that a worker may be ahead; None for any number.
         period: minibatches of a clock: 1 sends gradients, more what so many local steps changed.
@@ -147,6 +151,7 @@ ASYNCHRONOUS = (
 period 1:  theta = one step of the optimizer on g
 else:      theta = theta + d                 (d: what `period` local steps changed)""",
         "J. Dean et al., NIPS 2012 (Downpour)",
+        "Workers differ in speed, delays are small, and to compare with: its loss grows with N.",
         asgd,
     ),
     Recipe(
@@ -155,6 +160,7 @@ else:      theta = theta + d                 (d: what `period` local steps chang
         """a worker at clock c starts when  c - min_i c_i <= s
 theta = one step of the optimizer on g_i with lr / N        (blocks: theta + d_i / N)""",
         "Q. Ho et al., NIPS 2013",
+        "Workers differ in speed, and a bound on the delay is worth waiting for; staleness=0 is lockstep.",
         ssp,
     ),
     Recipe(
@@ -164,6 +170,7 @@ theta = one step of the optimizer on g_i with lr / N        (blocks: theta + d_i
 c_j = sqrt((1/t) sum_s s / (s + tau_s) g_sj^2)              (or a constant)
 theta_j = theta_j - alpha_j g_j""",
         "S. Sra et al., AISTATS 2016, arXiv 1508.05003",
+        "As asgd, where few pushes are much later than the rest, and where the rate is to fall by itself.",
         adadelay,
     ),
     Recipe(
@@ -171,6 +178,7 @@ theta_j = theta_j - alpha_j g_j""",
         "Staleness-aware SGD: the learning rate is divided by the delay.",
         "theta = one step of the optimizer on g with lr / max(1, tau)",
         "W. Zhang et al., IJCAI 2016, arXiv 1511.05950",
+        "As asgd, where few pushes are much later than the rest: they count for less.",
         staleness_aware,
     ),
     Recipe(
@@ -180,6 +188,7 @@ theta_j = theta_j - alpha_j g_j""",
 lr_e = lr (1 - m_e) / (1 - m)                (keeps the gain)
 theta = one step of SGD on g with m_e and lr_e""",
         "I. Mitliagkas et al., Allerton 2016, arXiv 1605.09774",
+        "As asgd, with SGD with momentum.",
         momentum_tuned,
     ),
     Recipe(
@@ -190,6 +199,7 @@ lam = lam0                                                  (constant)
 MS = decay MS + (1 - decay) g g,  lam = lam0 / sqrt(MS + 1e-7)      (adaptive)
 theta = one step of the optimizer on g""",
         "S. Zheng et al., ICML 2017, arXiv 1609.08326",
+        "As asgd, with many workers: late gradients are corrected, not reduced. Without a limit it can diverge.",
         dc_asgd,
     ),
     Recipe(
@@ -198,6 +208,7 @@ theta = one step of the optimizer on g""",
         """e = alpha (theta_i - center),  alpha = beta / N
 theta_i = theta_i - e,  center = center + e                 (the center is exported)""",
         "S. Zhang et al., NIPS 2015, arXiv 1412.6651",
+        "Exchanges have to be rare, and workers may go ways of their own between them.",
         easgd,
     ),
 )

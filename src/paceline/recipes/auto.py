@@ -67,6 +67,7 @@ AUTO = (
         + """
 tau = the least with  e / (e + tau c) <= share     (e: seconds of an exchange, c: of a minibatch)""",
         "those of bmuf and bmuf_adam; the period is ours",
+        "You do not want to choose: it takes bmuf or bmuf_adam, and the least period that the network allows.",
         auto,
     ),
 )

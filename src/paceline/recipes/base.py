@@ -49,6 +49,7 @@ class Recipe:
         summary: one line.
         equation: the method in a few lines.
         source: the publication.
+        when: when to take it.
         function: what builds the rule.
     """
 
@@ -56,6 +57,7 @@ class Recipe:
     summary: str
     equation: str
     source: str
+    when: str
     function: Callable[..., Rule]
 
     def build(self, **arguments: Any) -> Rule:

@@ -71,6 +71,12 @@ def bmuf(
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
     codec what its file says.
 
+    >>> from paceline.recipes import bmuf
+    >>> round(bmuf(period=8).numbers(workers=4)["gain"], 3)  # 4 to the power of 0.7
+    2.639
+    >>> bmuf(gain="paper").numbers(workers=4)["momentum"]
+    0.75
+
     Args:
         period: tau, minibatches of a block on each worker.
         momentum: block momentum eta; None follows from the gain.
@@ -241,6 +247,7 @@ BLOCKS = (
         "Model averaging (local SGD): the mean of the local models, every block.",
         "theta = mean_i theta_i",
         "the baseline that Chen & Huo (ICASSP 2016) start from",
+        "To compare with, or with few workers and short periods: it needs a learning rate that grows with N.",
         averaging,
     ),
     Recipe(
@@ -248,6 +255,7 @@ BLOCKS = (
         "Blockwise model-update filtering: averaging with block momentum.",
         BMUF,
         "K. Chen, Q. Huo, ICASSP 2016, pp. 5880-5884",
+        "The network is the limit and the optimizer is SGD. Keep the learning rate of one worker, or up to twice that.",
         bmuf,
     ),
     Recipe(
@@ -261,6 +269,7 @@ m^init = b1^kv mbar + (1 - b1^kv) E          (v likewise with b2)
 k = k + tau + kv                             (bias-correction counter)
 b1 = min(b1, 0.5) where N > 1""",
         "K. Chen, H. Ding, Q. Huo, ICASSP 2020",
+        "The network is the limit and the optimizer is Adam or AdamW.",
         bmuf_adam,
     ),
     Recipe(
@@ -270,6 +279,7 @@ b1 = min(b1, 0.5) where N > 1""",
 b = mu b + g
 theta = theta - nu (g + mu b)""",
         "A. Douillard et al., arXiv 2311.08105",
+        "To compare with it. gain='paper' takes the published constants, which are too hot for few workers.",
         diloco,
     ),
     Recipe(
@@ -280,6 +290,7 @@ g = mean_i (theta_p - theta_i,p(t))          sent in E3M0 while training goes on
 b = mu b + g,  theta_p = theta_p - nu (g + mu b)
 after step t + d:  theta_i,p = alpha theta_i,p + (1 - alpha) theta_p""",
         "A. Douillard et al., arXiv 2501.18512",
+        "The network is so slow that blocks must travel behind the next steps, in parts and in 4 bits.",
         streaming_diloco,
     ),
 )

@@ -18,6 +18,10 @@ def sync(
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker; with another codec what its file says.
 
+    >>> from paceline.recipes import sync
+    >>> sync().bytes_per_block(workers=4, parameters=1_000_000)
+    6000000
+
     Args:
         codec: how gradients are written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
         warmup: dense exchanges before the codec begins.
@@ -140,6 +144,7 @@ LOCKSTEP = (
         "Synchronous SGD: the mean gradient, every step.",
         "g = mean_i g_i, then the optimizer's own step",
         "large batches: Goyal et al. 2017, arXiv 1706.02677",
+        "The network carries a gradient a step and workers are alike. Scale the learning rate with the minibatch.",
         sync,
     ),
     Recipe(
@@ -149,6 +154,7 @@ LOCKSTEP = (
 s = sum_i q_i + o,  total = Q(s),  o = s - Q(s)             (the owner of each slice)
 g = total / N, then the optimizer's own step""",
         "F. Seide et al., Interspeech 2014",
+        "As sync, where the network does not carry a whole gradient a step. Coding takes time of the processor.",
         one_bit,
     ),
     Recipe(
@@ -158,6 +164,7 @@ g = total / N, then the optimizer's own step""",
 P = orthonormal(sum_i M_i Q),  Q = sum_i M_i^T P
 g = P Q^T / N,  e_i = M_i - P (M_i^T P)^T""",
         "T. Vogels et al., NeurIPS 2019, arXiv 1905.13727",
+        "As sync, with large matrices and a network that carries far less than a gradient a step.",
         power,
     ),
     Recipe(
@@ -167,6 +174,7 @@ g = P Q^T / N,  e_i = M_i - P (M_i^T P)^T""",
 send the k largest |v|; there u = v = 0
 g = mean of what was sent""",
         "Y. Lin et al., ICLR 2018, arXiv 1712.01887",
+        "As sync, on a very slow network. It costs more quality than the other codecs: compare it on your task.",
         top_k,
     ),
     Recipe(
@@ -176,6 +184,7 @@ g = mean of what was sent""",
 m = Q(mean_i Q(m_i + e_i) + e_s)
 theta = theta - lr (mhat / (sqrt(vhat_frozen) + eps) + wd theta)""",
         "H. Tang et al., arXiv 2102.02888",
+        "As one_bit, for Adam. Its warm-up, which is synchronous Adam, should last a fifth of the training.",
         one_bit_adam,
     ),
 )

@@ -47,6 +47,19 @@ def simulate(
     Each worker has its own thread, model, random generators and rank, and one runs at a time, so the wall time is that
     of all minibatches one after another. Inside, `paceline.attach` finds the virtual cluster by itself.
 
+    >>> import torch, paceline
+    >>> def train() -> float:
+    ...     model = torch.nn.Linear(1, 1, bias=False)
+    ...     torch.nn.init.zeros_(model.weight)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with paceline.attach(model, optimizer, "averaging", period=2) as run:
+    ...         for _ in range(4):
+    ...             model.weight.grad = torch.full_like(model.weight, run.world.rank)
+    ...             optimizer.step()
+    ...     return round(model.weight.item(), 4)
+    >>> paceline.simulate(train, workers=3)  # gradients 0, 1 and 2: the mean is 1
+    [-0.4, -0.4, -0.4]
+
     Args:
         target: a function without arguments, called once in each worker; or the path of a script, run in each worker as
             `__main__` with `arguments` as its command line. Modules that a script imports are loaded once for all.

@@ -14,7 +14,15 @@ PREFIX = "paceline/"
 
 
 class Sink(Protocol):
-    """What `run.log_to` writes to; both methods are called by one thread, which is not the one that trains."""
+    """What `run.log_to` writes to; both methods are called by one thread, which is not the one that trains.
+
+    >>> from paceline.sinks.base import as_sink
+    >>> class Lines:
+    ...     def log(self, values: dict[str, float], step: int) -> None:
+    ...         print(step, values)
+    >>> as_sink(Lines()).log({"loss": 0.5}, step=3)
+    3 {'loss': 0.5}
+    """
 
     def log(self, values: Values, step: int) -> None:
         """Take values as they are after `step` minibatches of this worker; steps never fall, but may repeat."""

@@ -41,6 +41,18 @@ def link(latency_s: float = 0.0, bytes_per_s: float = float("inf")) -> Network:
 class Clock:
     """The simulated time of a virtual cluster.
 
+    >>> import torch, paceline
+    >>> def train() -> int:
+    ...     model = torch.nn.Linear(1, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     with paceline.attach(model, optimizer, "asgd") as run:
+    ...         for inputs in run.share([torch.ones(2, 1)] * 30):
+    ...             model(inputs).sum().backward()
+    ...             optimizer.step()
+    ...     return run.minibatches
+    >>> paceline.simulate(train, 3, clock=paceline.Clock(compute=[1.0, 1.0, 5.0]))  # the third worker is slow
+    [14, 13, 3]
+
     Attributes:
         compute: seconds of a minibatch: one number for all, one for each worker, or a function of (rank, number of the
             step, generator).

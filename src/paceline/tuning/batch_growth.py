@@ -28,6 +28,18 @@ from paceline.rule import is_asynchronous
 class BatchGrowth:
     """Chooses a size of minibatches, between two steps; every worker calls it at the same place.
 
+    >>> import torch, paceline
+    >>> from paceline.tuning import BatchGrowth
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> run = paceline.attach(model, optimizer, "bmuf")
+    >>> loss = {8: 1.000, 16: 1.004, 32: 1.200}  # what the probe finds after a trial with each size
+    >>> sizes = []
+    >>> growth = BatchGrowth(run, margin=0.01)
+    >>> growth.choose(8, [16, 32], trial=sizes.append, probe=lambda: loss[sizes[-1]])
+    16
+    >>> run.close()
+
     Args:
         run: a run whose workers exchange together.
         margin: what a larger minibatch may add to the loss, in parts of it.

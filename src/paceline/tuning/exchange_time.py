@@ -24,6 +24,16 @@ from paceline.schedule.paced import least_period
 class PeriodFromExchange:
     """Called after every step, on all workers; one of them tunes.
 
+    >>> import torch, paceline
+    >>> from paceline.tuning import PeriodFromExchange
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> run = paceline.attach(model, optimizer, "bmuf")
+    >>> schedule = PeriodFromExchange(run, share=0.05)  # call schedule.stepped() after each step
+    >>> schedule.period_for(exchange_s=0.2, minibatch_s=0.1)
+    38
+    >>> run.close()
+
     Args:
         run: a run under a rule that exchanges blocks.
         share: of the time that exchanging may take.

@@ -25,6 +25,18 @@ from paceline.errors import RuleError
 class Newbob:
     """Told of every validation, on all workers; one of them tunes. May be included in checkpoints.
 
+    >>> import torch, paceline
+    >>> from paceline.tuning import Newbob
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> run = paceline.attach(model, optimizer, "bmuf")
+    >>> schedule = Newbob(run)
+    >>> [schedule.validated(loss) for loss in (2.0, 1.5, 1.499)]  # the last is better by less than 1 %
+    [False, False, False]
+    >>> schedule.halving  # from here on each validation halves the rate, until it helps no more
+    True
+    >>> run.close()
+
     Args:
         run: the run.
         start: relative improvement below which halving begins.

@@ -24,6 +24,16 @@ from paceline.rule import is_asynchronous
 class WarmUp:
     """Called after every step, on all workers; one of them tunes.
 
+    >>> import torch, paceline
+    >>> from paceline.tuning import WarmUp
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> run = paceline.attach(model, optimizer, "bmuf")
+    >>> schedule = WarmUp(run, rate=0.1, samples=1000, minibatch=512)  # call schedule.stepped() after each step
+    >>> schedule.peak, round(schedule.rate_at(500), 3)  # 0.1 for 256 samples is 0.2 for 512
+    (0.2, 0.15)
+    >>> run.close()
+
     Args:
         run: the run, whose loader is shared with `run.share`, so that samples are counted.
         rate: that suits a minibatch of `batch` on one worker.

@@ -39,6 +39,12 @@ class Cache:
                 with cache.open(url) as path:
                     ...
 
+    >>> import tempfile
+    >>> from paceline.data import Cache
+    >>> with Cache(tempfile.mkdtemp(), cap_bytes=1_000_000) as cache:
+    ...     cache.stats()  # by source: hits, misses, bytes
+    {}
+
     All processes should give the same cap. The object may be sent to other processes (it opens the directory again
     there) and survives a fork; wishes stay with the process that made them, and so do counts, which `stats` adds up.
 

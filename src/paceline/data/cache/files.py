@@ -23,6 +23,16 @@ class Files(Dataset[Any]):
 
     It goes into a `DataLoader` as it is; the loader's processes share the cache's directory.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from torch.utils.data import DataLoader
+    >>> from paceline.data import Files
+    >>> paths = [Path(tempfile.mkdtemp()) / f"{k}.txt" for k in range(4)]
+    >>> for k, path in enumerate(paths):
+    ...     _ = path.write_text(f"sample {k}")
+    >>> list(DataLoader(Files(paths, read=Path.read_text), batch_size=2))
+    [['sample 0', 'sample 1'], ['sample 2', 'sample 3']]
+
     Args:
         urls: urls and local paths, in any mixture.
         cache: where remote files are kept; None: one in the default directory, made when the first is asked for.

@@ -67,6 +67,19 @@ class PackedDataset(Dataset[Any]):
     A sample is a dict of member extension -> bytes, or what `decode` makes of it. It can be pickled, and used in worker
     processes that were forked or spawned: reading moves no file offset that others share.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from paceline.data import PackedDataset
+    >>> from paceline.data.packed.writer import ShardWriter
+    >>> place = Path(tempfile.mkdtemp())
+    >>> writer = ShardWriter(place, shard_bytes=1 << 20)  # `paceline data pack` does this
+    >>> for k in range(3):
+    ...     writer.add({"txt": f"sample {k}".encode()})
+    >>> _ = writer.finish()
+    >>> data = PackedDataset(place, decode=lambda sample: sample["txt"].decode())
+    >>> len(data), data[1]
+    (3, 'sample 1')
+
     Args:
         path_or_url: the directory with index.json, or a URL of one.
         decode: called with the dict of each sample.

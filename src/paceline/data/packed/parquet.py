@@ -49,6 +49,15 @@ class ParquetDataset(Dataset[Any]):
     One row group is decoded at a time and four are kept. Without a cache, remote files are read by ranges: the footer
     when this is made, then the row groups that are asked for. It can be pickled, and used in worker processes.
 
+    >>> import tempfile
+    >>> import pyarrow
+    >>> from pyarrow import parquet
+    >>> from paceline.data import ParquetDataset
+    >>> path = tempfile.mkdtemp() + "/rows.parquet"
+    >>> parquet.write_table(pyarrow.table({"x": [1, 2, 3], "y": [4, 5, 6]}), path)
+    >>> ParquetDataset(path, columns=["x"])[2]
+    {'x': 3}
+
     Args:
         paths: files, folders of them, or URLs of files.
         columns: which to read; None reads all.

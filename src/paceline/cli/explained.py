@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to say about a rule, as words; `paceline explain` prints it, and the site's pages show it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from paceline.observe.summary import bytes_text
+
+if TYPE_CHECKING:
+    from paceline.rule import Rule
+
+CHOICES = {
+    "schedule": "when do workers exchange?",
+    "payload": "what is exchanged?",
+    "codec": "how is it written on the wire?",
+    "topology": "over which route?",
+    "outer": "how is the result applied?",
+}
+
+
+def choices(rule: Rule, workers: int) -> list[tuple[str, str, str]]:
+    """The five: its name, the question, what the rule answers."""
+    return [(name, question, getattr(rule, name).describe(workers)) for name, question in CHOICES.items()]
+
+
+def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:
+    """The numbers that the rule works with."""
+    found = rule.numbers(workers).items()
+    return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in found]
+
+
+def sent(rule: Rule, workers: int, parameters: int) -> list[str]:
+    """The formula of the bytes, those of an exchange, and of a minibatch."""
+    from paceline.codec import Layout
+
+    side = math.isqrt(parameters)  # a square matrix and a rest, for codecs that look at rows and columns
+    layout = Layout.of([(side, side), (parameters - side * side,)])
+    total = rule.bytes_per_block(workers=workers, parameters=layout)
+    period = int(rule.numbers(workers).get("period", 1))
+    lines = [rule.bytes_formula(), f"{bytes_text(total)} from each worker with {parameters:,} parameters"]
+    if period > 1:
+        lines.append(f"{bytes_text(total / period)} a minibatch, at period {period}")
+    return lines

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation site makes at build time: the recipes' pages, their pictures, equations, the front page."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import paceline
+from paceline.recipes import RECIPES
+
+ROOT = Path(paceline.__file__).parents[2]
+DOCS = ROOT / "docs"
+
+if not (DOCS / "conf.py").is_file():
+    pytest.skip("the documents are not beside the package", allow_module_level=True)
+pytest.importorskip("sphinx")
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(autouse=True)
+def _extensions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    monkeypatch.syspath_prepend(str(DOCS / "pictures"))
+    yield
+    for name in {"recipe_pages", "recipe_plots", "docstrings", "front", "draw", "canvas"} & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+def extension(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def results() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "records/2026-11-22_recipes/curves.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipes_page_has_all_that_explain_says(name: str) -> None:
+    recipe, text = RECIPES[name], extension("recipe_pages").page(RECIPES[name], results())
+    rule = recipe.build()
+    for choice in ("schedule", "payload", "codec", "topology", "outer"):
+        assert getattr(rule, choice).describe(4) in text
+    assert recipe.equation in text
+    assert recipe.when in text
+    assert rule.bytes_formula() in text
+    assert re.search(r"one worker with .+ at \d+\.\d{3}\.", " ".join(text.split()))
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_setting_is_explained(name: str) -> None:
+    rows = extension("recipe_pages").settings(RECIPES[name])
+    assert rows
+    assert all(meaning.strip() for _, _, meaning in rows)
+
+
+def test_a_picture_is_the_same_each_time_and_loads_nothing() -> None:
+    plots = extension("recipe_plots")
+    first, second = plots.draw("bmuf", results()), plots.draw("bmuf", results())
+    assert first == second
+    assert not re.search(r'(href|src)="https?:', first)
+
+
+def test_the_overview_links_every_recipe() -> None:
+    text = extension("recipe_pages").overview()
+    assert all(f"(recipes/{name}.md)" in text for name in RECIPES)
+
+
+def test_equations_of_modules_become_literal_blocks() -> None:
+    lines = ["Sum.", "", "    a = b", "    c = d", "", "where |a| is small"]
+    extension("docstrings").keep_equations(None, "module", "m", None, None, lines)
+    assert lines == ["Sum.", "", "::", "", "    a = b", "    c = d", "", r"where \|a\| is small"]
+
+
+def test_the_pictures_are_those_that_the_script_draws() -> None:
+    pictures = extension("draw").PICTURES
+    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(pictures)
+    for name, drawn in pictures.items():
+        text = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert text == drawn().svg(), "run python docs/pictures/draw.py"
+        assert len(text) < 32_000
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+
+
+def test_every_document_is_on_the_site() -> None:
+    """Sphinx warns of one that is in no table of contents; here it is named without a build."""
+    told = (DOCS / "index.md").read_text(encoding="utf-8")
+    for page in sorted(DOCS.glob("*.md")):
+        assert page.stem in told or page.stem in ("comparison", "index"), f"name {page.name} in docs/index.md"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs and commands of docs/start.md, on less text."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+PAGE = Path(paceline.__file__).parents[2] / "docs" / "start.md"
+
+if not PAGE.is_file():
+    pytest.skip("the documents are not beside the package", allow_module_level=True)
+
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def programs() -> list[str]:
+    """The page's two, on a tenth of the text."""
+    found = re.findall(r"^```py\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
+    return [program.replace("100_000", "10_000").replace("10_000:]", "1_000:]") for program in found]
+
+
+def commands() -> list[str]:
+    """What the page types after the installation."""
+    lines = "\n".join(re.findall(r"^```console\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)).splitlines()
+    typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return [line for line in typed if line.startswith(("python ", "paceline "))]
+
+
+def test_the_commands_are_those_of_a_first_hour() -> None:
+    assert [line.split(" ")[:2] for line in commands()] == [
+        ["python", "train.py"],
+        ["paceline", "run"],
+        ["python", "two_lines.py"],
+        ["paceline", "run"],
+        ["paceline", "report"],
+        ["paceline", "sim"],
+    ]
+
+
+def test_the_second_program_is_the_first_with_two_lines() -> None:
+    one, two = (program.splitlines() for program in programs())
+    assert sum("# 1" in line or "# 2" in line for line in two) == 2
+    common = one[: one.index("for epoch in range(2):") - 1]
+    assert [line for line in two[: len(common) + 3] if "paceline" not in line][:9] == common[:9]
+
+
+@pytest.mark.processes
+def test_all_of_it_works(tmp_path: Path) -> None:
+    for name, program in zip(("train.py", "two_lines.py"), programs(), strict=True):
+        (tmp_path / name).write_text(program, encoding="utf-8")
+    said = {line: run(line, tmp_path) for line in commands()}
+    for line, output in said.items():
+        losses = re.findall(r"epoch \d: held-out loss (\d\.\d{3})", output)
+        if "report" not in line:
+            assert len(losses) == 2, (line, output)
+            assert float(losses[1]) < float(losses[0]) < 5.0
+    assert (tmp_path / "model.pt").is_file()
+    assert (tmp_path / "logs" / "four" / "report" / "index.html").is_file()
+
+
+def run(line: str, folder: Path) -> str:
+    words = re.findall(r'"[^"]+"|\S+', line)
+    words = [word.strip('"') for word in words]
+    program = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "paceline"]
+    source = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*program, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples in the docstrings are true, and the public face has some."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+import paceline.data
+import paceline.recipes
+import paceline.tuning
+from paceline.sinks import Sink
+
+ROOT = Path(paceline.__file__).parent
+WITH_EXAMPLES = sorted(
+    ".".join(("paceline", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    for path in ROOT.rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+FACE: dict[str, Any] = {
+    **{name: getattr(paceline, name) for name in ("attach", "attach_arrays", "simulate", "rule_from_text")},
+    **{name: getattr(paceline, name) for name in ("Rule", "Clock", "Guard", "Run")},
+    **{
+        f"Run.{name}": getattr(paceline.Run, name)
+        for name in ("share", "log_to", "tune", "save", "global_model", "model_for_export")
+    },
+    **{name: getattr(paceline.recipes, name) for name in ("bmuf", "sync", "ssp")},
+    **{
+        name: getattr(paceline.data, name)
+        for name in ("Files", "Cache", "ShardStream", "PackedDataset", "ParquetDataset", "BucketBatches")
+    },
+    **{name: getattr(paceline.data, name) for name in ("text_lines", "json_lines")},
+    **{name: getattr(paceline.tuning, name) for name in ("WarmUp", "Newbob", "PeriodFromExchange", "BatchGrowth")},
+    "Sink": Sink,
+}
+
+
+@pytest.mark.parametrize("name", FACE)
+def test_the_public_face_has_examples(name: str) -> None:
+    assert ">>> " in (inspect.getdoc(FACE[name]) or ""), f"show in the docstring of {name} how it is used"
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_are_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)  # what it has found before
+    module = importlib.import_module(name)
+    found = [test for test in doctest.DocTestFinder(exclude_empty=True).find(module) if test.examples]
+    assert found, f"no example of {name} was found where doctest looks"
+    said: list[str] = []
+    for test in found:
+        doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    assert not said, "".join(said)
