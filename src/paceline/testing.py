@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.attach import attach
+from paceline.attaching import attach
 from paceline.errors import RuleError
 from paceline.outer.base import Coefficients, Outer
 from paceline.recipes import make_rule
