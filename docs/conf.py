@@ -44,10 +44,12 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
+napoleon_attr_annotations = False  # the signature has them
 
 html_theme = "furo"
 html_title = f"paceline {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/mark.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

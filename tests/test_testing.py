@@ -59,7 +59,7 @@ def test_a_training_that_does_not_repeat_is_found(law: object) -> None:
     def another_each_time(parameters: object) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.01 * next(rates))  # type: ignore[arg-type]
 
-    with pytest.raises(AssertionError, match="ends elsewhere|two models"):
+    with pytest.raises(AssertionError, match=r"ends elsewhere|two models"):
         law("averaging(period=3)", another_each_time)  # type: ignore[operator]
 
 

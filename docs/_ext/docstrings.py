@@ -22,9 +22,14 @@ def keep_equations(app: Sphinx, what: str, name: str, obj: Any, options: Any, li
             if not said.rstrip().endswith("::"):
                 found += ["::", ""]
         inside = indented or (inside and blank)
-        plain = not inside and "`" not in line
-        found.append(line.replace("|", r"\|") if plain else line)  # a norm, which would be a substitution
+        found.append(line if inside else _without_substitutions(line))
     lines[:] = found
+
+
+def _without_substitutions(line: str) -> str:
+    """A norm such as |g|, outside of code, would be taken for the name of something."""
+    parts = line.split("`")
+    return "`".join(part if k % 2 else part.replace("|", r"\|") for k, part in enumerate(parts))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

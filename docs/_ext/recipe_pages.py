@@ -91,7 +91,7 @@ With 4 workers and nothing set:
 
 ## Bytes
 
-{" ".join(f"{line}." for line in sent(rule, 4, PARAMETERS))} (4 workers)
+With 4 workers: {" ".join(f"{line}." for line in sent(rule, 4, PARAMETERS))}
 
 ## Settings
 

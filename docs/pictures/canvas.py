@@ -12,11 +12,12 @@ SIZE = 13
 
 @dataclass
 class Canvas:
-    """A picture of `width` x `height`; the wider it is, the smaller its words are on a telephone."""
+    """A picture of `width` x `height`, without what is above `top`; the wider it is, the smaller its words are on a telephone."""
 
     width: int
     height: int
     about: str
+    top: int = 0
     parts: list[str] = field(default_factory=list)
 
     def box(
@@ -69,7 +70,7 @@ class Canvas:
         )
         body = "\n".join(self.parts)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {self.top} {self.width} {self.height - self.top}" role="img" '
             f'font-family="sans-serif" font-size="{SIZE}">\n<title>{escape(self.about)}</title>\n'
             f"<defs>{heads}</defs>\n{body}\n</svg>\n"
         )

@@ -139,7 +139,9 @@ def rule() -> Canvas:
 
 def block() -> Canvas:
     """A block of three workers in the plane of two parameters, with eta = zeta = 0.7; the places are computed."""
-    c = Canvas(520, 350, "A block: start, the workers' deltas, block momentum, the exported model, the next start")
+    c = Canvas(
+        520, 350, "A block: start, the workers' deltas, block momentum, the exported model, the next start", top=64
+    )
     eta = zeta = 0.7
     theta, before, d = (40.0, 316.0), (100.0, -36.0), (190.0, -150.0)
     start = (theta[0] + eta * before[0], theta[1] + eta * before[1])

@@ -70,14 +70,14 @@ def check_outer(outer: Outer, workers: int = 4) -> None:
         following = _coefficients(outer, block + 1, workers, ahead)
         origin = outer.origin(anchor, state, following, torch.empty_like(anchor))
         assert torch.equal(origin, start), (
-            f"block {block + 1} begins elsewhere than the step of block {block} said: `origin` has to give, bit for bit, "
-            f"what `step` returned; they differ by up to {float((origin - start).abs().max()):.3g}"
+            f"block {block + 1} begins elsewhere than the step of block {block} said: `origin` has to give, bit for "
+            f"bit, what `step` returned; they differ by up to {float((origin - start).abs().max()):.3g}"
         )
         assert bool(anchor.isfinite().all()), f"the model is not finite after block {block}: {anchor}"
 
 
 def slices(outer: Outer, workers: int = 4) -> None:
-    """A step on slices is the step on the whole, bit for bit: the parameters are cut in pieces, and owned by workers."""
+    """A step on slices is the step on the whole, bit for bit: the parameters come in pieces, to many owners."""
     whole, whole_state = _begin(outer)
     parts, parts_state = _begin(outer)
     for block in range(1, 6):
