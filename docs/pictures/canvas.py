@@ -12,7 +12,7 @@ SIZE = 13
 
 @dataclass
 class Canvas:
-    """A picture of `width` x `height`, without what is above `top`; the wider it is, the smaller its words are on a telephone."""
+    """A picture of `width` x `height`, from `top` on; the wider, the smaller its words are on a telephone."""
 
     width: int
     height: int
@@ -69,8 +69,9 @@ class Canvas:
             if f"#{colour[1:]})" in "".join(self.parts)
         )
         body = "\n".join(self.parts)
+        box = f"0 {self.top} {self.width} {self.height - self.top}"
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {self.top} {self.width} {self.height - self.top}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img" '
             f'font-family="sans-serif" font-size="{SIZE}">\n<title>{escape(self.about)}</title>\n'
             f"<defs>{heads}</defs>\n{body}\n</svg>\n"
         )

@@ -162,7 +162,8 @@ def _train(
         for _ in range(run.epoch if run else 0, EPOCHS):
             for inputs, targets in run.share(loader) if run else loader:
                 steps.zero_grad()
-                nn.functional.cross_entropy(model(inputs), targets).backward()
+                loss: Tensor = nn.functional.cross_entropy(model(inputs), targets)
+                torch.autograd.backward(loss)
                 steps.step()
                 if run is not None and save is not None and run.minibatches == STOP:
                     run.save(save / "saved")
