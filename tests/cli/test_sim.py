@@ -131,9 +131,7 @@ def test_the_panel_names_the_worker_that_failed(monkeypatch: pytest.MonkeyPatch)
     from paceline.cli import sim
     from paceline.cli.launch import Outcome
 
-    def process(
-        workers: int, hosts: int, script: Path, own: list[str], rule: object, log: Path, quiet: bool
-    ) -> Outcome:
+    def process(size: tuple[int, int], what: list[str], rule: str | None, log: Path, quiet: bool) -> Outcome:
         (log / "output").mkdir()
         (log / "output" / "rank-007.err").write_text("Traceback (most recent call last):\n  x\nKeyError: 'odd'\n")
         (log / "output" / program.FAILED).write_text("7\n")
@@ -149,9 +147,7 @@ def test_a_crash_of_the_whole_process_says_so(monkeypatch: pytest.MonkeyPatch) -
     from paceline.cli import sim
     from paceline.cli.launch import Outcome
 
-    def process(
-        workers: int, hosts: int, script: Path, own: list[str], rule: object, log: Path, quiet: bool
-    ) -> Outcome:
+    def process(size: tuple[int, int], what: list[str], rule: str | None, log: Path, quiet: bool) -> Outcome:
         (log / "output").mkdir()
         (log / "output" / "rank-000.err").write_text("")
         return Outcome(codes={0: -9})
