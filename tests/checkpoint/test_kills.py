@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import ROOT
+from tests.nursery import ROOT
 
 RULES = ["sync", "bmuf_adam(period=3)", "bmuf(period=4, overlap=3, fragments=2)"]
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.nursery import Child, nursery, surroundings
 from tests.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200.0
 """More than the 180 s after which the programs say where they hang."""
 
@@ -47,30 +47,28 @@ class Launch:
     ) -> None:
         self.directory = directory
         environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))},
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            **surroundings(),
             "WORLD_SIZE": str(workers),
             "LOCAL_WORLD_SIZE": str(workers),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
         }
-        command = [sys.executable, "-m", f"tests.processes.{module}", program, str(directory), *arguments]
-        self.processes = []
+        self._module, self._arguments = f"tests.processes.{module}", [program, str(directory), *arguments]
+        self.processes: list[subprocess.Popen[bytes] | Child] = []
         for rank in range(workers):
             prefix, more = place(rank)
-            with (directory / f"out.{rank}").open("w") as out, (directory / f"err.{rank}").open("w") as err:
-                self.processes.append(
-                    subprocess.Popen(
-                        [*prefix, *command],
-                        env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), **more},
-                        stdout=out,
-                        stderr=err,
-                        cwd=directory,
-                        start_new_session=True,
-                    )
-                )
+            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), **more}
+            self.processes.append(self._start(rank, prefix, own))
+
+    def _start(self, rank: int, prefix: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Child:
+        files = self.directory / f"out.{rank}", self.directory / f"err.{rank}"
+        if not prefix:
+            return nursery().start(self._module, self._arguments, environment, self.directory, *files)
+        command = [*prefix, sys.executable, "-m", self._module, *self._arguments]
+        with files[0].open("w") as out, files[1].open("w") as err:
+            return subprocess.Popen(
+                command, env=environment, stdout=out, stderr=err, cwd=self.directory, start_new_session=True
+            )
 
     def __enter__(self) -> Launch:
         return self

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.launch import ROOT
+from tests.nursery import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

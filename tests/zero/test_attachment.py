@@ -145,18 +145,58 @@ def test_optimizers_that_cannot_be_served() -> None:
             model(torch.randn(1, 6))
         del pair
     with zero_lines():
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        for x, y in loader():
-            step(model, optimizer, x, y)
-        later = torch.optim.Adam(model.parameters())
-        with pytest.raises(Refusal, match="Adam steps, which was made after training had begun"):
-            step(model, later, x, y)
-    with zero_lines():
         loose = torch.zeros(3, requires_grad=True)
         nobody = torch.optim.SGD([loose], lr=0.1)
         with pytest.raises(Refusal, match=r"a tensor of shape \(3,\) that no torch module has"):
             nobody.step()
+
+
+def phases() -> list[dict[str, torch.Tensor]]:
+    """A model under two optimizers one after another, and another model behind it."""
+    torch.manual_seed(3)
+    data, first, second = loader(), make_net(norm=True), make_net(norm=True)
+    for model, rate in ((first, 0.1), (first, 0.05), (second, 0.1)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+        model.train()
+        for x, y in data:
+            step(model, optimizer, x, y)
+        model.eval()
+        with torch.no_grad():
+            for x, _ in loader(16, shuffle=False):
+                model(x)
+    return [state_of(first), state_of(second)]
+
+
+def test_a_new_optimizer_begins_a_new_run(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = phases()
+    with zero_lines() as zero:
+        found = phases()
+        assert zero.run is not None and zero.run.minibatches == 6
+    assert all(same_bits(one, other) for one, other in zip(found, plain, strict=True))
+    assert "one worker under" in capsys.readouterr().err.splitlines()[0]
+
+
+def test_optimizers_that_come_or_step_at_the_wrong_time() -> None:
+    with zero_lines():
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        batches = iter(loader())
+        step(model, optimizer, *next(batches))
+        later = torch.optim.Adam(model.parameters())
+        with pytest.raises(Refusal, match="Adam steps, which was made in the middle of a pass"):
+            step(model, later, *next(batches))
+        del batches
+    with zero_lines():
+        first, second = make_net(), make_net()
+        before = sgd(first.parameters())
+        for x, y in loader():
+            step(first, before, x, y)
+        behind = torch.optim.Adam(second.parameters())
+        batches = iter(loader())
+        step(second, behind, *next(batches))
+        with pytest.raises(Refusal, match="SGD steps again, after another optimizer was made"):
+            step(first, before, *next(batches))
+        del batches
 
 
 def test_a_program_that_attaches_is_left_alone() -> None:

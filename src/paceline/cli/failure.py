@@ -116,10 +116,10 @@ def signal_name(number: int) -> str:
 
 
 def last_words(stderr: Path, rank: int) -> tuple[str, list[str]]:
-    """The exception's line and the last lines before and after it.
+    """The exception's lines and the last lines before and after them.
 
-    After a traceback the exception's line is the first that is not indented; libraries like to add
-    warnings of their own below it. Without a traceback it is the last line.
+    After a traceback the exception's line is the first that is not indented, with what is indented below it; libraries
+    like to add warnings of their own behind it. Without a traceback it is the last line.
     """
     lines = _tail(stderr, rank)
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
@@ -128,7 +128,10 @@ def last_words(stderr: Path, rank: int) -> tuple[str, list[str]]:
     end = next((i for i in range(starts[-1] + 1, len(lines)) if not lines[i].startswith(" ")), None)
     if end is None:  # cut off within the traceback
         return lines[-1].strip(), lines[-TAIL_LINES:-1]
-    return lines[end], [*lines[max(starts[-1], end - TAIL_LINES) : end], *lines[end + 1 :][:4]]
+    behind = end + 1
+    while behind < len(lines) and lines[behind].startswith("    "):  # a message of several lines
+        behind += 1
+    return "\n".join(lines[end:behind]), [*lines[max(starts[-1], end - TAIL_LINES) : end], *lines[behind:][:4]]
 
 
 def _tail(path: Path, rank: int) -> list[str]:

@@ -2,7 +2,8 @@
 """When the rule attaches to a program that does not know of it, and what every step then goes through.
 
 Optimizers are noticed when they are made. The rule attaches when one is there and the program comes to a loader, or to
-a forward pass in training: before the first gradient, so that all workers train from one start.
+a forward pass in training: before the first gradient, so that all workers train from one start. A program that makes
+another optimizer and trains with that one (the next fold, the next phase) begins a new run.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Zero:
     def __init__(self, script: Path, place: Place, words: Words) -> None:
         self._script, self._place, self._words = script, place, words
         self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
+        self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
+        self._fresh = False  # an optimizer was made since the last attachment
         self._states = StateDicts(self._here)
         self._loaders = Loaders(place.size, words, self._here, self._comes)
         self._view: GlobalView | None = None
@@ -69,6 +72,7 @@ class Zero:
         def noticed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             self._made[optimizer] = None
+            self._fresh = True
 
         return noticed
 
@@ -87,20 +91,29 @@ class Zero:
 
     def _comes(self) -> GlobalView | None:
         """The program comes to where training may begin: attach, if there is something to attach to."""
-        if self._view is None and not self._own:
-            waiting = [one for one in self._made if find.trained(one)]
+        if not self._fresh or self._own or (self._view is not None and self._loaders.passes):
+            return self._view
+        waiting = [one for one in self._made if one not in self._served and find.trained(one)]
+        if self._view is None:
             self._own = any(getattr(one, MARK, None) is not None for one in waiting)
             if waiting and not self._own:
-                self._attach(waiting)
+                self._attach(waiting, find.modules(waiting))
+        elif waiting and torch.is_grad_enabled():
+            roots = find.modules(waiting)
+            if any(root.training for root in roots):
+                self._end_run()
+                self._loaders.split = False
+                self._attach(waiting, roots)
         return self._view
 
-    def _attach(self, optimizers: list[Optimizer]) -> None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+    def _attach(self, optimizers: list[Optimizer], roots: list[nn.Module]) -> None:
+        if self._view is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             raise refusals.distributed(self._here())
-        roots = find.modules(optimizers)
         with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
             run = attach(roots[0] if len(roots) == 1 else roots, optimizers[0] if len(optimizers) == 1 else optimizers)
         self._view = self._states.view = GlobalView(run, roots)
+        self._served.update(optimizers)
+        self._fresh = False
         numbers = sum(p.numel() for one in optimizers for p in find.trained(one))
         workers = f"{run.world.size} workers" if run.world.size > 1 else "one worker"
         names = ", ".join(find.name(root) for root in roots)
@@ -115,8 +128,12 @@ class Zero:
         if view is None:
             if self._made and not self._own and module.training and torch.is_grad_enabled():
                 self._comes()
-        elif view.has(module):
+        elif view.has(module) and not self._fresh:
             view.before_forward(module)
+        elif self._fresh and module.training and torch.is_grad_enabled():
+            self._comes()
+            if self._view is view and view.has(module):
+                view.before_forward(module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._own or optimizer not in self._made:
@@ -126,7 +143,8 @@ class Zero:
             return
         if getattr(optimizer, MARK, None) is not view.run:
             if find.trained(optimizer):
-                raise refusals.later_optimizer(self._here(), type(optimizer).__name__)
+                refused = refusals.earlier_optimizer if optimizer in self._served else refusals.later_optimizer
+                raise refused(self._here(), type(optimizer).__name__)
             return
         view.leave()
         view.steps += 1
@@ -148,7 +166,11 @@ class Zero:
     def finish(self) -> None:
         """The program has come to its end: all workers end together."""
         if self._view is not None:
-            self._view.leave()
-            self._view.run.close()
+            self._end_run()
         elif not self._own:
             self._words.say("no optimizer of torch trained anything: the workers have done the same, each by itself")
+
+    def _end_run(self) -> None:
+        assert self._view is not None
+        self._view.leave()
+        self._view.run.close()

@@ -8,6 +8,7 @@ what the program evaluates or saves behind it has the work of all workers.
 from __future__ import annotations
 
 import multiprocessing
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,9 +34,12 @@ class Loaders:
         self, workers: int, words: Words, where: Callable[[], str], comes: Callable[[], GlobalView | None]
     ) -> None:
         self._workers, self._words, self._where, self._comes = workers, words, where, comes
-        self._asked: dict[int, tuple[str, bool]] = {}  # loader -> where its length was asked for, whether as a part
+        # loader -> where its length was asked for, whether as a part
+        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, bool]] = weakref.WeakKeyDictionary()
         self.split = False
-        """Whether any loader has been split."""
+        """Whether any loader has been split in this run."""
+        self.passes = 0
+        """Of training, that are under way."""
 
     def iterate(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         """`DataLoader.__iter__`."""
@@ -62,9 +66,9 @@ class Loaders:
             whole = original(loader)
             if asked_by_paceline():
                 return whole
-            if id(loader) not in self._asked:
-                self._asked[id(loader)] = self._where(), isinstance(getattr(loader, "sampler", None), RandomSampler)
-            return -(-whole // self._workers) if self._asked[id(loader)][1] else whole
+            if loader not in self._asked:
+                self._asked[loader] = self._where(), isinstance(getattr(loader, "sampler", None), RandomSampler)
+            return -(-whole // self._workers) if self._asked[loader][1] else whole
 
         return length
 
@@ -75,10 +79,14 @@ class Loaders:
         self._check_length(loader, where, part=True)
         self._words.say(f"{where}: {_samples(loader)}, for training: split among {self._workers} workers")
         steps, batches = view.steps, 0
-        for batch in share:
-            view.leave()
-            batches += 1
-            yield batch
+        self.passes += 1
+        try:
+            for batch in share:
+                view.leave()
+                batches += 1
+                yield batch
+        finally:
+            self.passes -= 1
         if batches and view.steps == steps and self._workers > 1:
             raise refusals.pass_without_step(where, _samples(loader), f"{batches} batches")
         view.leave()
@@ -86,14 +94,14 @@ class Loaders:
 
     def _check_length(self, loader: DataLoader[Any], where: str, part: bool) -> None:
         """A length that was asked for before it was known what the loader is for."""
-        asked, said_part = self._asked.setdefault(id(loader), (where, part))
+        asked, said_part = self._asked.setdefault(loader, (where, part))
         if said_part != part and self._workers > 1:
             told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
             self._words.say(
                 f"{asked} asked for the length of the loader of {where} and was told the batches of {told}; a pass has "
                 f"those of {made}: look whether a schedule or a mean was made from it"
             )
-            self._asked[id(loader)] = (asked, part)
+            self._asked[loader] = (asked, part)
 
 
 def _samples(loader: DataLoader[Any]) -> str:

@@ -38,10 +38,18 @@ def shared_parameter(shape: tuple[int, ...], first: str, second: str) -> Refusal
 
 
 def later_optimizer(where: str, name: str) -> Refusal:
-    """One that was not there when the rule attached."""
+    """One that was made in the middle of a pass."""
     return refusal(
-        f"{where}: {name} steps, which was made after training had begun; zero lines attach once. Where a program "
-        "trains in phases, close the run and attach again"
+        f"{where}: {name} steps, which was made in the middle of a pass over the training data; a new phase "
+        "begins behind a pass. Make the optimizer before it, or"
+    )
+
+
+def earlier_optimizer(where: str, name: str) -> Refusal:
+    """One of a phase that had ended, since others were made and trained with."""
+    return refusal(
+        f"{where}: {name} steps again, after another optimizer was made and trained with, which began a new phase of "
+        "training; make all that train together before the first of their steps, or"
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from paceline.zero.place import Place
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
+VIRTUAL = "paceline.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
 TORCH = str(Path(torch.__file__).resolve().parent)
 
 
@@ -45,7 +46,10 @@ def here(script: Path) -> str:
     return nearest or script.name
 
 
-def asked_by_paceline(depth: int = 2) -> bool:
+def asked_by_paceline() -> bool:
     """Whether the caller of the function that asks is paceline itself, which wants things as they are."""
-    name = sys._getframe(depth).f_globals.get("__name__", "")
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "")
     return name.startswith("paceline.") and not name.startswith("paceline.zero")
