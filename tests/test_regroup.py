@@ -134,7 +134,7 @@ RULES: list[tuple[str, Make]] = [
     ("bmuf(period=3, within='host')", momentum_sgd),
     ("bmuf_adam(period=3, warmup=2, within='host')", adam),
 ]
-SIZES = [(4, 3), (4, 7), (4, 1), (1, 4)]
+SIZES = [(4, 3), pytest.param(4, 7, marks=pytest.mark.slow), (4, 1), (1, 4)]
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)

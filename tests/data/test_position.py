@@ -119,7 +119,7 @@ def check(seen: Seen, epochs: int = EPOCHS, n: int = 31) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 3)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), pytest.param(2, 4, marks=pytest.mark.slow), (4, 3)])
 @pytest.mark.parametrize("rule", ["sync", "asgd"])
 def test_what_is_left_is_split_among_others(name: str, before: int, after: int, rule: str) -> None:
     job = Job(LOADERS[name], rule)

@@ -270,8 +270,8 @@ def table(directory: Path, workers: int, group: Any) -> None:
 
 
 def tables(directory: Path, say: Saying) -> None:
-    """Among two, three and all of the processes."""
-    for workers in (2, 3, 4):
+    """Among two and all of the processes."""
+    for workers in (2, 4):
         group = dist.new_group(list(range(workers)))
         if workers > RANK:
             table(directory, workers, group if workers < WORKERS else None)

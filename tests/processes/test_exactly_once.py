@@ -64,7 +64,7 @@ def assert_killed(ended: list[tuple[int, str]], killed: dict[str, Any], others: 
 @pytest.mark.parametrize(
     ("rule", "loaders"),
     [
-        ("asgd", 0),
+        pytest.param("asgd", 0, marks=pytest.mark.slow),
         pytest.param("asgd", 1, marks=pytest.mark.slow),
         pytest.param("asgd(period=3)", 0, marks=pytest.mark.slow),
         pytest.param("ssp(staleness=2)", 0, marks=pytest.mark.slow),
@@ -95,7 +95,7 @@ def test_where_workers_go_on_unevenly(rule: str, loaders: int, tmp_path: Path) -
     [
         ("sync", 0),
         pytest.param("sync", 1, marks=pytest.mark.slow),
-        ("bmuf(period=3)", 0),
+        pytest.param("bmuf(period=3)", 0, marks=pytest.mark.slow),
         pytest.param("bmuf(period=3, momentum=0.0, lr=1.0)", 0, marks=pytest.mark.slow),
     ],
 )

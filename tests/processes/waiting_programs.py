@@ -30,7 +30,7 @@ def apart(directory: Path) -> None:
     """Rank 0 trains on; 1 hangs in its own code, 2 waits for a message, 3 and 4 are dealt with from outside."""
     model = make_net()
     optimizer = sgd(model.parameters())
-    run = paceline.attach(model, optimizer, "bmuf(period=2)", timeout_s=30, log=directory / "log")
+    run = paceline.attach(model, optimizer, "bmuf(period=2)", timeout_s=12, log=directory / "log")
     with run:
         for step in range(1000):
             optimizer.zero_grad()

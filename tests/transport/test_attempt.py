@@ -93,6 +93,7 @@ TRAIN = """
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_torchrun_starts_a_killed_worker_again_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
     mine = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_DISABLE")}

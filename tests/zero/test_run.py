@@ -151,7 +151,7 @@ TWO_MODELS = """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("rule", ["bmuf_adam(period=2)", "sync"])
+@pytest.mark.parametrize("rule", ["bmuf_adam(period=2)", pytest.param("sync", marks=pytest.mark.slow)])
 def test_a_program_of_two_models_and_two_optimizers(tmp_path: Path, rule: str) -> None:
     done = paceline_run(tmp_path, TWO_MODELS, "--workers", "2", "--rule", rule)
     assert done.returncode == 0, done.stderr

@@ -133,6 +133,7 @@ def test_a_url_may_come_twice(server: Server, tmp_path: Path) -> None:
     with Cache(tmp_path, 2 * KB, threads=1) as cache:
         cache.prefetch([a, b, a, c])
         for url in (a, b, a, c):
+            until(lambda: cache.cached([url]) == {url}, "it did not come")  # noqa: B023
             cache.read(url)
     assert server.requests["0"] == 1, "between its two uses it was wished for"
 
