@@ -176,6 +176,20 @@ def test_a_new_optimizer_begins_a_new_run(capsys: pytest.CaptureFixture[str]) ->
     assert "one worker under" in capsys.readouterr().err.splitlines()[0]
 
 
+def test_before_the_next_phase_the_model_of_the_last_one_is_evaluated() -> None:
+    with zero_lines() as zero:
+        model = make_net()
+        before = sgd(model.parameters())
+        for x, y in loader():
+            step(model, before, x, y)
+        behind = torch.optim.Adam(make_net().parameters())
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(1, 6))
+        assert zero._view is not None and zero._view._inside is not None, "the global parameters"
+        del behind
+
+
 def test_optimizers_that_come_or_step_at_the_wrong_time() -> None:
     with zero_lines():
         model = make_net()

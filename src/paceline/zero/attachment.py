@@ -128,12 +128,11 @@ class Zero:
         if view is None:
             if self._made and not self._own and module.training and torch.is_grad_enabled():
                 self._comes()
-        elif view.has(module) and not self._fresh:
+            return
+        if self._fresh and module.training and torch.is_grad_enabled():
+            view = self._comes() or view
+        if view.has(module):
             view.before_forward(module)
-        elif self._fresh and module.training and torch.is_grad_enabled():
-            self._comes()
-            if self._view is view and view.has(module):
-                view.before_forward(module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._own or optimizer not in self._made:
