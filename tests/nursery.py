@@ -138,7 +138,7 @@ def say(what: dict[str, Any]) -> None:
 
 def fork_until_the_end() -> dict[str, Any] | None:
     """Fork what is ordered; in a forked process its order, in the parent None when its input has ended."""
-    live: set[int] = set()
+    running: set[int] = set()
     rest = b""
     while True:
         if select.select([0], [], [], 0.01)[0]:
@@ -151,14 +151,14 @@ def fork_until_the_end() -> dict[str, Any] | None:
                 if pid == 0:
                     order: dict[str, Any] = json.loads(line)
                     return order
-                live.add(pid)
+                running.add(pid)
                 say({"pid": pid})
-        for pid in list(live):
+        for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                live.discard(pid)
+                running.discard(pid)
                 say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
-    for pid in live:
+    for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     return None

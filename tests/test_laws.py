@@ -456,8 +456,9 @@ class Quadratic(nn.Module):
         return torch.cat(list(self.parts))
 
 
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @rows([known_second_moment(case) for case in ROWS])
-def test_law_6_the_quadratic(case: Case) -> None:
+def test_law_6_the_quadratic(case: Case, workers: int) -> None:
     """Workers see minima of their own, whose mean is the answer."""
     scales = torch.tensor([1.0, 0.5, 0.2, 0.05])
     answer = torch.tensor([1.0, -2.0, 3.0, 0.5])
@@ -465,7 +466,7 @@ def test_law_6_the_quadratic(case: Case) -> None:
     def program() -> float:
         transport = paceline.transport.virtual.current()
         assert transport is not None
-        own = answer + 0.4 * (transport.world.rank - 0.5) * torch.tensor([1.0, -1.0, 1.0, -1.0])
+        own = answer + 0.3 * (transport.world.rank - (workers - 1) / 2) * torch.tensor([1.0, -1.0, 1.0, -1.0])
         model = Quadratic([2, 1, 1] if "fragments" in case.rule else [4])
         optimizer: torch.optim.Optimizer
         if case.optimizer is adam:
@@ -484,15 +485,16 @@ def test_law_6_the_quadratic(case: Case) -> None:
         run.close()
         return float((scales * (model().detach() - answer) ** 2).sum())
 
-    finals = simulate(program, 2)
+    finals = simulate(program, workers)
     assert len(set(finals)) == 1
     assert finals[0] < 0.02
 
 
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @rows(ROWS + ALONE)
-def test_law_6_the_small_net(case: Case) -> None:
-    outs = go(case, 2, samples=96, epochs=6)
-    x, y = make_data(96).tensors
+def test_law_6_the_small_net(case: Case, workers: int) -> None:
+    outs = go(case, workers, samples=48 * workers, epochs=6)
+    x, y = make_data(48 * workers).tensors
     model = make_net()
     before = float(nn.functional.cross_entropy(model(x), y).detach())
     model.load_state_dict(outs[0].exported)

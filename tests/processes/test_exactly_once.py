@@ -8,7 +8,6 @@ evenly the run ends with an error, and goes on from its last checkpoint with few
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,19 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.nursery import ROOT
+from tests.nursery import ROOT, surroundings
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Stage = tuple[int, dict[str, Any]]
 PAUSES = [0.001, 0.002, 0.0035, 0.005]  # seconds for a minibatch
 KEEPER = 6  # of 7: 64 numbers are one piece, which the last worker owns, and with it the ledger
-
-
-def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))}
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def carry_out(stages: list[Stage], directory: Path) -> list[list[tuple[int, str]]]:
@@ -40,7 +33,7 @@ def carry_out(stages: list[Stage], directory: Path) -> list[list[tuple[int, str]
                 stage[key] = str(directory / stage[key])
     (directory / "stages.json").write_text(json.dumps(stages))
     command = [sys.executable, "-m", "tests.processes.forked", "stages.json", "."]
-    subprocess.run(command, cwd=directory, env=environment(), check=True, timeout=280)
+    subprocess.run(command, cwd=directory, env=surroundings(), check=True, timeout=280)
     return [[(code, said) for code, said in stage] for stage in json.loads((directory / "ended.json").read_text())]
 
 
@@ -121,7 +114,7 @@ def test_under_the_launcher(tmp_path: Path) -> None:
     program = str(ROOT / "tests" / "processes" / "counting.py")
     command = [sys.executable, "-m", "paceline", "run", "--quiet", "--workers", "4", "--rule", "asgd", program]
     ended = subprocess.run(
-        [*command, "stage.json"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+        [*command, "stage.json"], cwd=tmp_path, env=surroundings(), capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 3, ended.stderr  # which says that some were lost
     lines = [line.split("ENDED", 1)[1] for line in ended.stdout.splitlines() if "ENDED" in line]

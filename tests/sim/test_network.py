@@ -142,11 +142,11 @@ def test_rate_and_bytes_in_both_directions() -> None:
         for server, client in ((0, 1), (1, 0)):
             before = network.sent_bytes(client)
             rate, _ = talk(network, server, client, 8_000_000)
-            assert 8 * rate / 1e6 < 92  # the slower of the two ends
+            assert 8 * rate / 1e6 == pytest.approx(80, rel=0.15)  # the slower of the two ends
             assert 8_000_000 <= network.sent_bytes(client) - before < 8_800_000
         network.slow(0, 160)
         rate, _ = talk(network, 0, 1, 16_000_000)
-        assert 8 * rate / 1e6 < 184
+        assert 8 * rate / 1e6 == pytest.approx(160, rel=0.15)
 
 
 @needs_root
@@ -155,8 +155,8 @@ def test_rate_and_bytes_in_both_directions() -> None:
 def test_the_delay_is_seen_and_the_rate_stays() -> None:
     with EmulatedNetwork(hosts=2, rate_mbit=200, delay_ms=10) as network:
         rate, trip_s = talk(network, 0, 1, 20_000_000)
-    assert trip_s >= 0.020
-    assert 8 * rate / 1e6 < 230, "a busy machine may be slower than the link, and nothing is faster"
+    assert 0.020 <= trip_s < 0.040
+    assert 100 < 8 * rate / 1e6 < 230, "200, which a busy machine does not reach"
 
 
 @needs_root

@@ -74,8 +74,7 @@ class _Worker:
     def __init__(self, rank: int, state: _Globals) -> None:
         self.rank = rank
         self.globals = state
-        self.go = threading.Lock()  # held while it waits for the baton; much cheaper to hand over than a semaphore
-        self.go.acquire()
+        self.go = threading.Semaphore(0)
         self.waits_for: str | None = None  # the exchange at which it stands
         self.ready: Callable[[], bool] = lambda: False  # whether what it waits for is there
         self.finished = False

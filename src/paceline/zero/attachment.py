@@ -124,15 +124,10 @@ class Zero:
     # -- what the program does --------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        view = self._view
-        if view is None:
-            if self._made and not self._own and module.training and torch.is_grad_enabled():
-                self._comes()
-            return
         if self._fresh and module.training and torch.is_grad_enabled():
-            view = self._comes() or view
-        if view.has(module):
-            view.before_forward(module)
+            self._comes()
+        if self._view is not None and self._view.has(module):
+            self._view.before_forward(module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._own or optimizer not in self._made:
