@@ -10,6 +10,7 @@ import typer
 from paceline import __version__
 
 from . import data, doctor, dual, explain, lightrnn, plan, report, run, search, sim, trace, tune, watch
+from .program_options import ProgramCommand
 
 app = typer.Typer(
     name="paceline",
@@ -19,14 +20,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
-app.command("sim", context_settings=run.CONTEXT)(sim.command)
+app.command("run", cls=ProgramCommand, context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
+app.command("sim", cls=ProgramCommand, context_settings=run.CONTEXT)(sim.command)
 app.command("watch")(watch.command)
 app.command("report")(report.command)
 app.command("trace")(trace.command)
 app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
 app.command("explain")(explain.command)
-app.command("plan", context_settings=plan.CONTEXT)(plan.command)
+app.command("plan", cls=ProgramCommand, context_settings=plan.CONTEXT)(plan.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
 app.add_typer(lightrnn.app, name="lightrnn")

@@ -14,6 +14,7 @@ import typer.main
 from . import checks
 from .cluster import Cluster
 from .console import refuse
+from .program_options import ProgramCommand
 
 EPILOG = (
     'To search for settings: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]; '
@@ -37,7 +38,7 @@ class TuneOrSearch(typer.core.TyperCommand):
 @functools.cache
 def _searching() -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings={"allow_interspersed_args": False})(command)
+    app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})(command)
     return typer.main.get_command(app)
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that take a program: what stands after it is the program's, and an option of ours there is a mistake.
+
+`train.py --workers 4` would hand `--workers 4` to the program and start one worker. So it is refused, with
+the right order; after `--` a program may have options of the same names.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import typer.core
+
+from .console import refuse
+
+
+class ProgramCommand(typer.core.TyperCommand):
+    """A command whose arguments end with a program and the program's own arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, then refuse options of this command after the program."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        own = list(ctx.params.get("arguments") or ())
+        before = given[: len(given) - len(own)]
+        if own and "--" not in (own[0], before[-2] if len(before) > 1 else ""):
+            self._refuse_late_options(ctx, before, own)
+        return rest
+
+    def _refuse_late_options(self, ctx: Any, before: Sequence[str], own: Sequence[str]) -> None:
+        options = {name: one for one in self.get_params(ctx) for name in one.opts if name.startswith("-")}
+        options.pop("--help", None)  # the program's own help is what is asked for there
+        late, left = split(own, {name: not getattr(one, "is_flag", False) for name, one in options.items()})
+        if not late:
+            return
+        program, names = before[-1], [one.partition("=")[0] for one in late if one.partition("=")[0] in options]
+        right = [*ctx.command_path.split(), *before[:-1], *late, program, *left]
+        through = [*ctx.command_path.split(), *before, "--", *own]
+        verb = "stands" if len(names) == 1 else "stand"
+        refuse(
+            f"{', '.join(names)} {verb} after the program {program}, where arguments are the program's own. Options of "
+            f"paceline come before it:\n  {shlex.join(right)}\nIf {program} has an option of this name, put -- before "
+            f"its arguments:\n  {shlex.join(through)}"
+        )
+
+
+def split(arguments: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """The arguments that are options of `takes_value`, with their values, and all others; `--` ends the search."""
+    late, left, rest = [], [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            return late, [*left, word, *rest]
+        if name not in takes_value or (equals and not takes_value[name]):
+            left.append(word)
+            continue
+        late.append(word)
+        if takes_value[name] and not equals and rest:
+            late.append(rest.pop(0))
+    return late, left

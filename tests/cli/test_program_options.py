@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An option of ours after the program would be swallowed: it is refused with the right order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner, Result
+
+import paceline
+from paceline.cli import app
+from paceline.cli.program_options import split
+
+ROOT = Path(paceline.__file__).parents[2]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("PACELINE_RULE", raising=False)
+    Path("ok.py").write_text("import sys\nprint('arguments', sys.argv[1:])\n")
+
+
+def call(line: str) -> Result:
+    return CliRunner().invoke(app, shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("run ok.py --workers 4", "run --workers 4 ok.py"),
+        ("run --quiet ok.py --epochs 3 --rule=bmuf x", "run --quiet --rule=bmuf ok.py --epochs 3 x"),
+        ("run ok.py --as-is", "run --as-is ok.py"),
+        ("sim ok.py --workers 4 --quiet", "sim --workers 4 --quiet ok.py"),
+        ("plan ok.py --network 1gbe --json", "plan --network 1gbe --json ok.py"),
+        ("tune ok.py --search lr=uniform(1,2)", "tune --search 'lr=uniform(1,2)' ok.py"),
+        ("tune --search lr=uniform(1,2) ok.py --groups 2", "tune --search 'lr=uniform(1,2)' --groups 2 ok.py"),
+        ("run --elastic 1:2 ok.py --workers 2", "run --elastic 1:2 --workers 2 ok.py"),
+    ],
+)
+def test_an_option_after_the_program_is_refused_with_the_right_order(line: str, right: str) -> None:
+    done = call(line)
+    assert done.exit_code == 2
+    assert f" {right} " in done.stderr, done.stderr
+    assert not Path("paceline-logs").exists(), "something was started"
+
+
+def test_after_two_dashes_a_program_has_options_of_the_same_names(capfd: pytest.CaptureFixture[str]) -> None:
+    for line in ("run --quiet --as-is ok.py -- --workers 4", "run --quiet --as-is -- ok.py --workers 4"):
+        assert call(line).exit_code == 0
+    assert call("run --quiet --as-is ok.py --epochs 2 --help -- --rule x").exit_code == 0
+    printed = capfd.readouterr().out
+    outputs = sorted(Path("paceline-logs").glob("*/output/rank-000.out"))
+    said = printed + "".join(path.read_text() for path in outputs)
+    assert said.count("arguments ['--workers', '4']") >= 2, said
+    assert "arguments ['--epochs', '2', '--help', '--', '--rule', 'x']" in said
+
+
+def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
+    takes = {"--workers": True, "--quiet": False}
+    assert split(["a", "--workers", "4", "--quiet", "b"], takes) == (["--workers", "4", "--quiet"], ["a", "b"])
+    assert split(["--quiet=yes", "--workers=4", "--", "--quiet"], takes) == (
+        ["--workers=4"],
+        ["--quiet=yes", "--", "--quiet"],
+    )
+    assert split(["--workers"], takes) == (["--workers"], [])
+
+
+def documented() -> list[str]:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"),
+             *(ROOT / "examples").rglob("*.py"), *(ROOT / "src").rglob("*.py")]  # fmt: skip
+    found = [line for page in pages for line in re.findall(r"paceline ((?:run|sim|plan) [^`|#\n]*)", page.read_text())]
+    return sorted({line for line in found if ".py" in line})
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="an installed package has no documents")
+def test_the_documents_show_the_right_order() -> None:
+    lines = documented()
+    assert len(lines) > 20
+    for line in lines:
+        words = re.split(r"\s+", line)
+        program = next(k for k, word in enumerate(words) if re.search(r"\.py\b", word))
+        options = {o: True for one in COMMANDS[words[0]].params for o in one.opts if o.startswith("--")}
+        assert split(words[program + 1 :], options)[0] == [], line
