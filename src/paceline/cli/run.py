@@ -23,7 +23,6 @@ from .cluster import Cluster
 from .conclusion import conclude, failed
 from .console import out, refuse
 from .early import begun
-from .room import Room
 from .status import Status
 
 if TYPE_CHECKING:
@@ -154,14 +153,14 @@ def command(
     if print_only:
         place = dry.directory(log)
         added = environment(cluster, rule, place) | dry.environment(cluster, tls, in_the_clear, place)
-        return dry.run(ctx, cluster, found, what, added | zero.environment(random_data), place)
+        return dry.run(ctx, cluster, found, what, added | zero.environment(cluster, bare, random_data), place)
     directory = checks.log_directory(log, cluster, overwrite)
     if in_the_clear and speaks and not quiet:
         doors.say_open()
     elif not in_the_clear and tls is None:
         tls = doors.for_workers(cluster, directory, job, speaks and not quiet)
     added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
-    added |= zero.environment(random_data)
+    added |= zero.environment(cluster, bare, random_data)
     started = time.monotonic()
     outcome = _run(cluster, what, added, directory, quiet, restarts, bare)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
@@ -250,7 +249,7 @@ def shown(directory: Path, workers: int, quiet: bool, first_alone: bool = False)
 
 def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
     """Launch, and show all that the workers print, to the last line."""
-    tails, room = lines.Tails(show), Room(what.output.parent)
+    tails = lines.Tails(show)
 
     told: set[int] = set()
 
@@ -259,7 +258,6 @@ def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
         for worker in workers[len(tails) :]:
             tails.follow(worker.rank, worker.stdout, worker.stderr)
         tails.read()
-        room.look()
         for rank in sorted(lost.keys() - told):
             told.add(rank)
             show(rank, f"this worker is lost: {failure.how_text(lost[rank])}; the others go on without it", True)

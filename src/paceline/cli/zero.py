@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
 
-from paceline.zero import mentions
+from paceline.zero import hashing, mentions
 
+from .cluster import Cluster
 from .console import err, refuse
+
+SEED = "PACELINE_SEED"  # of paceline.zero.seeds, which loads torch
 
 
 def serves(script: Path, as_is: bool, random_data: bool) -> bool:
@@ -31,9 +36,19 @@ def _why(other: str) -> str:
     return f"uses {other}, which makes a cluster itself" if other else "attaches paceline itself, or does not use torch"
 
 
-def environment(random_data: bool) -> dict[str, str]:
-    """For the workers."""
-    return {"PACELINE_RANDOM_DATA": "1"} if random_data else {}
+def environment(cluster: Cluster, bare: bool, random_data: bool) -> dict[str, str]:
+    """For the workers of a program with zero lines around it: what makes them draw alike, and whether they are not to.
+
+    Several hosts cannot agree on a seed that is drawn here; their workers make one of what names the start.
+    """
+    added = {"PACELINE_RANDOM_DATA": "1"} if random_data else {}
+    if not bare or cluster.size == 1:
+        return added
+    if hashing.is_random(os.environ):
+        added[hashing.VARIABLE] = hashing.SEED
+    if cluster.hosts == 1 and not os.environ.get(SEED):
+        added[SEED] = str(secrets.randbits(48))
+    return added
 
 
 def refuse_elastic(script: Path | None, as_is: bool, random_data: bool) -> None:

@@ -202,8 +202,7 @@ class Feed:
         if self.leases is None:
             return
         for number, position in enumerate(places):
-            if position.epoch > 0:
-                self.leases.expect(number, position.epoch - 1, Ranges())
+            self.leases.expect(number, position.epoch - 1, Ranges())
             for epoch, rest in position.rest.items():
                 self.leases.expect(number, epoch, rest)
 

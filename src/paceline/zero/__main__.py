@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from paceline.zero.program import main
+from paceline.zero import hashing
 
 if __name__ == "__main__":
+    if hashing.needed(os.environ):
+        hashing.start_again()
+    from paceline.zero.program import main
+
     main(sys.argv[1:])

@@ -24,10 +24,12 @@ from paceline.checks import MARK
 from paceline.rule import is_block
 from paceline.session import Run
 from paceline.zero import find, refusals
+from paceline.zero.agreement import Agreement
 from paceline.zero.loaders import Loaders
 from paceline.zero.models import GlobalView, StateDicts
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place
+from paceline.zero.seeds import Streams
 from paceline.zero.words import Words, here
 
 
@@ -38,15 +40,17 @@ class Zero:
         script: the program.
         place: this worker.
         words: what is said.
+        streams: what this worker draws at random; None of a worker that is alone.
     """
 
-    def __init__(self, script: Path, place: Place, words: Words) -> None:
+    def __init__(self, script: Path, place: Place, words: Words, streams: Streams | None = None) -> None:
         self._script, self._place, self._words = script, place, words
         self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
         self._fresh = False  # an optimizer was made since the last attachment
         self._states = StateDicts(self._here)
-        self._loaders = Loaders(place.size, words, self._here, self._comes)
+        around = () if streams is None else (Agreement(streams).around,)
+        self._loaders = Loaders(place.size, words, self._here, self._comes, *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
 

@@ -7,17 +7,22 @@ what the program evaluates or saves behind it has the work of all workers.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
+from paceline.session import Run
 from paceline.zero import refusals
 from paceline.zero.models import GlobalView
 from paceline.zero.words import Words, asked_by_paceline
+
+Around = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
 
 
 class Loaders:
@@ -28,11 +33,18 @@ class Loaders:
         words: what is said.
         where: says where in the program something happens.
         comes: called when a loader is gone through; gives the attached model, if it can be by now.
+        around: a context around every pass in training over a loader, made from the run, the loader and the place.
     """
 
     def __init__(
-        self, workers: int, words: Words, where: Callable[[], str], comes: Callable[[], GlobalView | None]
+        self,
+        workers: int,
+        words: Words,
+        where: Callable[[], str],
+        comes: Callable[[], GlobalView | None],
+        around: Around = lambda run, loader, where: contextlib.nullcontext(),
     ) -> None:
+        self._around = around
         self._workers, self._words, self._where, self._comes = workers, words, where, comes
         # loader -> where its length was asked for, whether as a part
         self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, bool]] = weakref.WeakKeyDictionary()
@@ -81,10 +93,11 @@ class Loaders:
         steps, batches = view.steps, 0
         self.passes += 1
         try:
-            for batch in share:
-                view.leave()
-                batches += 1
-                yield batch
+            with self._around(view.run, loader, where):
+                for batch in share:
+                    view.leave()
+                    batches += 1
+                    yield batch
         finally:
             self.passes -= 1
         if batches and view.steps == steps and self._workers > 1:

@@ -21,6 +21,7 @@ from paceline.zero.attachment import Zero
 from paceline.zero.files import Shadows
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place, from_environment, own_device
+from paceline.zero.seeds import Streams
 from paceline.zero.words import PACKAGE, TORCH, Words
 
 
@@ -48,12 +49,13 @@ def zero_lines(script: Path, place: Place, patches: Patches) -> Iterator[None]:
         place: the worker.
         patches: what stands in for functions of libraries while the program runs.
     """
-    zero = Zero(script, place, Words(place))
+    streams = Streams(seeds.common(os.environ), place) if place.size > 1 else None
+    zero = Zero(script, place, Words(place), streams)
     if place.rank:
         logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
         Shadows(logs, place.rank).install(patches)
-    if place.random_data:
-        seeds.install(patches, place.rank)
+    if streams is not None:
+        streams.install(patches)
     zero.install(patches)
     try:
         yield

@@ -84,3 +84,21 @@ def distributed(where: str) -> Refusal:
         f"{where}: the program starts torch.distributed itself; say `paceline run --as-is` to start it without zero "
         "lines, or, to let paceline average instead of DistributedDataParallel"
     )
+
+
+def other_data(where: str, first: str, rank: int, other: str) -> Refusal:
+    """The workers have different training data."""
+    return Refusal(
+        f"{where}: the training data are not the same on all workers: {first} on rank 0, {other} on rank {rank}. "
+        "One would train on what another holds out. Draw the split from a seed of its own (generator=torch.Generator()."
+        "manual_seed(0), random_state=0), sort the names of files, and let every host have the same data"
+    )
+
+
+def other_seeds(where: str, generators: str, rank: int) -> Refusal:
+    """What was drawn before training differs."""
+    return Refusal(
+        f"{where}: the random generators of {generators} stand elsewhere on rank {rank} than on rank 0, so "
+        "that splits drawn from them differ: a seed that comes from the clock or the process, or PACELINE_SEED not "
+        "the same on all hosts? Let the program set the same seed everywhere"
+    )
