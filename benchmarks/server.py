@@ -6,7 +6,9 @@ which the owner checks and applies with the user's SGD, and pulls the new values
 The figure is the ratio of the rates (bare time over the server's), of the medians. Then four workers make steps under
 `asgd`, as many each, and the bytes that each has sent are compared.
 
-    python benchmarks/server.py [--repeats 15] [--piece 262144]
+    python benchmarks/server.py [--repeats 15] [--piece 262144] [--quick]
+
+`--quick` sends 10 MB a few times: it shows that all of it works, and no figure that means anything.
 
 The last line is a JSON object: `ratio`, and `largest_over_mean` of the bytes that four workers send.
 """
@@ -33,6 +35,8 @@ from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Steps
+from paceline.data.book import Mark
+from paceline.data.ledger import Ledger
 from paceline.outer import Sum
 from paceline.schedule import Bounded
 from paceline.topology import Sharded
@@ -61,7 +65,8 @@ def service_of(rank: int, cuts: list[Any]) -> ThreadedService:
     pieces = {number: piece(number) for number in range(len(cuts))} if rank == 1 else {}
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     owners = dict.fromkeys(range(len(cuts)), 1)
-    return ThreadedService(connect(60.0), Server(rank, pieces, piece), owners, 60.0, None, nothing, nothing)
+    data: tuple[Ledger, Callable[[], list[Mark]], bool] = (Ledger(), list, False)
+    return ThreadedService(connect(60.0), Server(rank, pieces, piece), owners, data, 60.0, None, nothing, nothing)
 
 
 def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:
@@ -74,15 +79,15 @@ def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:
         dist.send(back, 0)
 
 
-def transfer_worker(repeats: int, elements: int) -> None:
+def transfer_worker(repeats: int, elements: int, numel: int) -> None:
     """One of two ranks: time both in turn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    cuts = Sharded(elements).pieces(ELEMENTS, 1)
+    cuts = Sharded(elements).pieces(numel, 1)
     service = service_of(rank, cuts)
-    gradient, pulled = torch.randn(ELEMENTS), torch.zeros(ELEMENTS)
-    there, back = torch.randn(ELEMENTS), torch.randn(ELEMENTS)
+    gradient, pulled = torch.randn(numel), torch.zeros(numel)
+    there, back = torch.randn(numel), torch.randn(numel)
     numbers, versions = itertools.count(1), [0] * len(cuts)
 
     def push_and_pull() -> None:
@@ -133,16 +138,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--piece", type=int, default=Sharded().piece, help="elements of a piece, at most")
+    parser.add_argument("--quick", action="store_true", help="10 MB, a few times")
     parser.add_argument("--balance", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    numel = ELEMENTS // 10 if options.quick else ELEMENTS
+    options.repeats = min(options.repeats, 3) if options.quick else options.repeats
     if is_worker():
-        balance_worker(options.repeats) if options.balance else transfer_worker(options.repeats, options.piece)
+        balance_worker(options.repeats) if options.balance else transfer_worker(options.repeats, options.piece, numel)
         return
-    medians = launch(__file__, ["--repeats", str(options.repeats), "--piece", str(options.piece)], 2, 300)
+    size = ["--quick"] if options.quick else []
+    medians = launch(__file__, ["--repeats", str(options.repeats), "--piece", str(options.piece), *size], 2, 300)
     sent = launch(__file__, ["--repeats", str(options.repeats), "--balance"], 4, 300)["bytes"]
     for name, seconds in medians.items():
-        rate = 2 * 4 * ELEMENTS / seconds / 1e6
-        print(f"{name:8} {1e3 * seconds:7.1f} ms for 100 MB there and 100 MB back, {rate:6.0f} MB/s")
+        mb = 4 * numel / 1e6
+        print(f"{name:8} {1e3 * seconds:7.1f} ms for {mb:.0f} MB there and as much back, {2 * mb / seconds:6.0f} MB/s")
     print("bytes sent by each of 4 workers: " + ", ".join(f"{one:,}" for one in sent))
     largest = max(sent) / (sum(sent) / len(sent))
     print(json.dumps({"ratio": round(medians["gloo"] / medians["server"], 3), "largest_over_mean": round(largest, 4)}))

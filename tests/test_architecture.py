@@ -23,6 +23,8 @@ FLOORS: dict[str, int] = {
     "randomness": 0,
     "gain": 0,
     "journal": 0,
+    "event_file": 0,
+    "standard_streams": 0,
     "version": 0,
     "lazy": 0,
     "extras": 0,

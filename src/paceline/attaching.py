@@ -21,6 +21,7 @@ from paceline.rounds import round_from_text
 from paceline.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
+from paceline.standard_streams import bear_a_full_disk
 from paceline.transport.tls import TLS
 
 FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep")
@@ -127,6 +128,8 @@ def prepare(
     """What `attach` makes of its arguments behind the model and the optimizer: `given` are further fields of
     `Settings`, and settings of the rule."""
     further = {name: given.pop(name) for name in FURTHER if name in given}
+    if os.environ.get("PACELINE_LOG"):
+        bear_a_full_disk()
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
     if guard not in (None, "auto") and is_asynchronous(chosen):
         raise UnsupportedError(

@@ -3,19 +3,24 @@
 
 `DIR/rank-000.jsonl` holds rank 0's events in the order in which they happened. Every event has `kind`, `at_s` (seconds
 since the journal was opened, monotonic) and `rank`. The file is flushed at least once a second while events come, so
-that it can be watched while the run goes on, and a killed worker loses at most its last second. Readers live in
+that it can be watched while the run goes on, and a killed worker loses at most its last second. A full disk or a
+directory that was removed is one warning, and the run goes on (:mod:`.event_file`). Readers live in
 :mod:`paceline.observe`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from paceline.errors import UnsupportedError
+from paceline.event_file import EventFile
 
 FLUSH_EVERY_S = 1.0
+FLUSH_BYTES = 1 << 16
 
 
 def log_name(rank: int, number: int) -> str:
@@ -24,27 +29,33 @@ def log_name(rank: int, number: int) -> str:
 
 
 class Journal:
-    """Writes one worker's events; without a directory it swallows them."""
+    """Writes one worker's events; without a directory it swallows them.
+
+    Raises:
+        UnsupportedError: no file can be made in the directory.
+    """
 
     def __init__(self, directory: str | Path | None, rank: int) -> None:
         self.rank = rank
-        self.path: Path | None = None
-        self._file: TextIO | None = None
+        self._file: EventFile | None = None
+        self._closed = False
         self._started = time.perf_counter()
         self._flushed = self._started
-        if directory is not None:
-            self._open(Path(directory))
+        if directory is None:
+            return
+        home = Path(directory)
+        try:
+            self._file = EventFile(lambda: _new(home, rank), f"the event log of worker {rank} in {home}")
+        except OSError as error:
+            raise UnsupportedError(
+                f"no event log can be written in {home}: {error.strerror or error}; give another directory (log=, or "
+                "--log of paceline run), or none"
+            ) from error
 
-    def _open(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while True:  # two runs of one program, or of two programs, never write into one file
-            path = directory / log_name(self.rank, number)
-            with contextlib.suppress(FileExistsError):
-                self._file = path.open("x", encoding="utf-8")
-                self.path = path
-                return
-            number += 1
+    @property
+    def path(self) -> Path | None:
+        """Of the file; None where there is none."""
+        return None if self._file is None else self._file.path
 
     @property
     def at_s(self) -> float:
@@ -53,24 +64,37 @@ class Journal:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event. NaN and infinities become strings, because JSON has no word for them."""
-        if self._file is None:
+        if self._file is None or self._closed:
             return
         event = {"kind": kind, "at_s": round(self.at_s, 6), "rank": self.rank, **fields}
         try:
             line = json.dumps(event, allow_nan=False)
         except ValueError:
             line = json.dumps({k: _sayable(v) for k, v in event.items()})
-        self._file.write(line + "\n")
+        self._file.add(line)
         now = time.perf_counter()
-        if now - self._flushed >= FLUSH_EVERY_S or kind not in ("value", "exchange"):
+        due = now - self._flushed >= FLUSH_EVERY_S or self._file.waiting_bytes >= FLUSH_BYTES
+        if due or kind not in ("value", "exchange"):
             self._file.flush()
             self._flushed = now
 
     def close(self) -> None:
         """Flush and close; later events are swallowed."""
-        if self._file is not None:
+        if self._file is not None and not self._closed:
+            self._closed = True
             self._file.close()
-            self._file = None
+
+
+def _new(directory: Path, rank: int) -> tuple[int, Path]:
+    """A file of one's own: two runs of one program, or of two programs, never write into one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = directory / log_name(rank, number)
+        try:
+            return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
+        except FileExistsError:
+            number += 1
 
 
 def _sayable(value: Any) -> Any:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli import failure, lines
+from paceline.cli import failure, lines, output_files, room
+from paceline.cli.process import Files, Process
 from paceline.cli.status import Status, describe
 from paceline.observe.live import Live, Snapshot
 
@@ -162,3 +165,53 @@ def test_the_status_reads_the_logs_now_and_then(tmp_path: Path) -> None:
     now = 1.0
     console.print(status)
     assert "0 minibatches" in sheet.getvalue()
+
+
+def test_output_whose_directory_was_removed_is_shown_to_its_end(
+    tails: lines.Tails, shown: Shown, tmp_path: Path
+) -> None:
+    tails.finish()
+    shown.clear()
+    out, err = tmp_path / "a" / "out", tmp_path / "a" / "err"
+    out.parent.mkdir()
+    with out.open("wb") as file:
+        err.touch()
+        tails.follow(7, out, err)
+        file.write(b"one\ntw")
+        file.flush()
+        tails.read()
+        shutil.rmtree(out.parent)
+        file.write(b"o\nthree")
+    tails.finish()
+    tails.follow(8, tmp_path / "never", tmp_path / "made", from_now=True)
+    tails.finish()
+    assert shown == [(7, "one", False), (7, "two", False), (7, "three", False)]
+
+
+def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "output"
+    for _ in range(2):
+        with output_files.output_files(place / "out", place / "err") as (out, err):
+            assert out.write(b"x") == err.write(b"x") == 1
+    assert len(caplog.messages) == 1 and "what workers print is lost" in caplog.messages[0]
+
+
+def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    notes = tmp_path / "file" / "notes"
+    for program, code in (("exit 7", 7), ("kill -9 $$", -9)):
+        process = Process.start(["sh", "-c", program], os.environ, Files(tmp_path / "o", tmp_path / "e", notes))
+        os.waitid(os.P_PID, process.identity.pid, os.WEXITED | os.WNOWAIT)
+        assert process.poll() == code
+
+
+def test_a_full_disk_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(room, "ROOM_BYTES", 1 << 80)
+    times = iter(range(0, 100, 10))
+    look = room.Room(tmp_path, lambda: float(next(times)))
+    for _ in range(3):
+        look.look()
+    assert capsys.readouterr().err.count("is on a full disk") == 1

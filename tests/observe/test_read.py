@@ -84,23 +84,34 @@ def test_a_cut_off_last_line_is_counted_and_skipped(write_run: Write) -> None:
     assert "Worker 1 never closed" in text
 
 
-def test_a_broken_line_in_the_middle_names_file_and_line(write_run: Write) -> None:
-    directory = write_run()
+def test_broken_lines_in_the_middle_are_told_with_their_numbers(write_run: Write) -> None:
+    directory = write_run(size=2)
     log = directory / "rank-001.jsonl"
     rows = log.read_text().splitlines()
     rows[2] = '{"kind": "value", "at_s"'
+    rows[4:4] = ["17", '{"kind": "value", "at_s": 1}', '{"kind": "x", "at_s": []}', "\0\0\0", "not JSON"]
     log.write_text("\n".join(rows) + "\n")
-    with pytest.raises(LogError, match=r"rank-001\.jsonl, line 3: .*begins with"):
-        read_run(directory)
+    run = read_run(directory)
+    assert summarize(run).minibatches == 320
+    assert warnings(run)[0].startswith("5 line(s) in the log of worker 1 are no events")
+    assert "(rank-001.jsonl, line 3, 5, 6, ...)" in warnings(run)[0]
 
 
-@pytest.mark.parametrize("row", ["17", '{"kind": "value", "at_s": 1}', '{"kind": "x", "at_s": []}'])
-def test_json_that_is_no_event_is_refused(write_run: Write, row: str) -> None:
+@pytest.mark.parametrize("text", ["17\n", "a file of something else\nand more\n", '{"kind": "x", "at_s": []}\n'])
+def test_a_file_without_any_event_is_refused(write_run: Write, text: str) -> None:
     directory = write_run(size=1)
-    log = directory / "rank-000.jsonl"
-    log.write_text(row + "\n" + log.read_text())
-    with pytest.raises(LogError, match="line 1"):
+    (directory / "rank-000.jsonl").write_text(text)
+    with pytest.raises(LogError, match=r"rank-000\.jsonl: none of its \d lines is an event"):
         read_run(directory)
+
+
+def test_a_line_without_end_takes_no_memory(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.observe.read.LONGEST_LINE", 1000)
+    directory = write_run(size=1)
+    with (directory / "rank-000.jsonl").open("a") as log:
+        log.write("x" * 10_000 + '\n{"kind": "save", "at_s": 1.0}\n')
+    worker = read_run(directory).workers[0]
+    assert (worker.saves, worker.damaged_lines) == (1, 1)
 
 
 def test_not_finite_values_arrive_as_text(write_run: Write) -> None:
@@ -206,12 +217,12 @@ def test_synchronous_runs_have_no_delays(write_run: Write) -> None:
         '{"kind": "takeover", "at_s": 1, "version": 3}',
     ],
 )
-def test_events_of_pushes_without_sense_are_refused(write_run: Write, event: str) -> None:
+def test_events_of_pushes_without_sense_are_told(write_run: Write, event: str) -> None:
     directory = write_run(size=1)
     log = directory / "rank-000.jsonl"
     log.write_text(event + "\n" + log.read_text())
-    with pytest.raises(LogError, match="line 1"):
-        read_run(directory)
+    run = read_run(directory)
+    assert run.workers[0].damaged == [1] and "are no events" in warnings(run)[0]
 
 
 def test_ranks_are_named() -> None:
@@ -298,9 +309,9 @@ def test_a_sentence_says_how_long_workers_waited(
 
 
 @pytest.mark.parametrize("sources", ["[]", "7", '{"s3://b": 3}', '{"s3://b": {"hits": []}}'])
-def test_sources_that_are_none_are_refused(write_run: Write, sources: str) -> None:
+def test_sources_that_are_none_are_told(write_run: Write, sources: str) -> None:
     directory = write_run(size=1)
     log = directory / "rank-000.jsonl"
     log.write_text(f'{{"kind": "cache", "at_s": 1, "cache": "1", "sources": {sources}}}\n' + log.read_text())
-    with pytest.raises(LogError, match="line 1"):
-        read_run(directory)
+    run = read_run(directory)
+    assert run.workers[0].damaged == [1] and "are no events" in warnings(run)[0]

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
+
+from paceline.event_file import EventFile
 
 from . import failure, kept, lines
 from .kept import Plan
@@ -76,23 +78,30 @@ class Events:
     """
 
     def __init__(self, path: Path, since: float) -> None:
-        self._file: IO[str] = path.open("a", encoding="utf-8")
-        self._since, self._lock = since, threading.Lock()
+        self._file = EventFile(lambda: _appending(path), f"the control plane's log {path}")
+        self._since, self._lock, self._closed = since, threading.Lock(), False
         self.news: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
 
     def write(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """One event, on the disk before this returns."""
+        """One event, in the file before this returns where there is room for it."""
         line = json.dumps({"kind": kind, "at_s": round(time.time() - self._since, 3), **facts}, default=str)
         with self._lock:
-            if not self._file.closed:
-                self._file.write(line + "\n")
+            if not self._closed:
+                self._file.add(line)
                 self._file.flush()
         self.news.put((kind, dict(facts)))
 
     def close(self) -> None:
         """Later events are swallowed."""
         with self._lock:
-            self._file.close()
+            if not self._closed:
+                self._closed = True
+                self._file.close()
+
+
+def _appending(path: Path) -> tuple[int, Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), path
 
 
 @contextlib.contextmanager
@@ -169,7 +178,7 @@ class Launcher:
         told = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
         self.workers = Supervisor(what, plan.workers, told, self._write)
         self.status: dict[str, Any] = {}
-        self._judged, self._over_elsewhere = 0, False
+        self._judged, self._over_elsewhere, self._warned = 0, False, False
         self._shown: dict[int, int] = {}  # place -> turn whose output is followed
         self._asked_at = self._over_at = self._gone_since = float("-inf")
 
@@ -199,7 +208,12 @@ class Launcher:
         return ending
 
     def _write(self) -> None:
-        kept.write(self.directory, self.plan, self.workers.state())
+        try:
+            kept.write(self.directory, self.plan, self.workers.state())
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                self.events.write("launcher record", {"path": str(self.directory / kept.NAME), "why": str(error)})
 
     def _may_start(self) -> bool:
         """Where the control plane is elsewhere, a fresh worker has something to join only while that can be reached."""

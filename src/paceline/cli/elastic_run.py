@@ -20,6 +20,7 @@ from .cluster import Cluster
 from .console import err, refuse
 from .elastic import Ending, Events, Launcher, control
 from .kept import Plan
+from .room import Room
 from .signals import Listener
 
 Shown = Callable[[Path, int], contextlib.AbstractContextManager[lines.Show]]
@@ -240,10 +241,12 @@ class _News:
 
     def __init__(self, events: Events, launcher: Launcher, show: lines.Show, quiet: bool) -> None:
         self.events, self.launcher, self.show, self.quiet = events, launcher, show, quiet
-        self.standing = Standing()
+        self.standing, self.room = Standing(), Room(launcher.directory)
+        self._told: set[str] = set()  # what is said once
 
     def tell(self) -> None:
         """All that is new; called by the main thread, which has the terminal."""
+        self.room.look()
         while not self.events.news.empty():
             kind, facts = self.events.news.get()
             line = elastic_words.of_process(kind, facts, self.launcher.workers.over)
@@ -251,5 +254,8 @@ class _News:
                 self.show(int(facts["place"]), line, True)
             self.standing.add(Event(0.0, kind, facts))
             said = "" if self.quiet else elastic_words.of_control(kind, facts, self.standing)
+            if kind in elastic_words.ONCE and kind in self._told:
+                continue
+            self._told.add(kind)
             if said:
                 err().print(said, markup=False, soft_wrap=True)

@@ -16,8 +16,10 @@ from .console import err, error_panel
 from .elastic import Ending, came_too_late
 from .supervise import EXPELLED, MOST, WINDOW_S, Death
 
-SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record")
+SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record", "launcher record")
 """Events of the control plane that people are told of at once."""
+ONCE = ("record", "launcher record")
+"""Of these, of the first alone."""
 NAMED = 10
 """Workers that were lost and replaced, named one by one."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -53,18 +54,16 @@ def may_lose(directory: Path, rank: int) -> bool:
     from paceline.recipes import rule_from_text  # here, because torch loads for seconds and --help must not wait
     from paceline.rule import is_asynchronous
 
-    logs = [(int(match[2] or 1), path) for path in directory.iterdir() if (match := LOG_NAME.fullmatch(path.name))
-            and int(match[1]) == rank]  # fmt: skip
-    if not logs:
-        return False
-    with max(logs)[1].open(encoding="utf-8") as file:
-        first = file.readline()
     try:
+        names = [(int(match[2] or 1), name) for name in os.listdir(directory) if (match := LOG_NAME.fullmatch(name))
+                 and int(match[1]) == rank]  # fmt: skip
+        with (directory / max(names, default=(0, "none"))[1]).open(encoding="utf-8") as file:
+            first = file.readline()
         event = json.loads(first)
         text = event["rule"]
         asynchronous = text.startswith("custom(Bounded(") or is_asynchronous(rule_from_text(text))
         return event["kind"] == "attach" and event["size"] > 1 and asynchronous
-    except (ValueError, KeyError, TypeError, AttributeError):  # no line yet, or of another paceline
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no line yet, or of another paceline
         return False
 
 
@@ -135,7 +134,8 @@ def last_words(stderr: Path, rank: int) -> tuple[str, list[str]]:
 
 
 def _tail(path: Path, rank: int) -> list[str]:
-    with path.open("rb") as file:
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError), path.open("rb") as file:  # the log directory may have been removed
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - TAIL_BYTES))
         lines = file.read().split(b"\n")

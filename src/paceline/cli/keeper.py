@@ -14,6 +14,7 @@ reach the worker as well, and its code is still to be written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -63,9 +64,12 @@ def _lives(pid: int) -> int:
 
 
 def _write(path: str, about: dict[str, int]) -> None:
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(about, file)
-    os.replace(f"{path}.new", path)
+    """A disk that is full keeps no worker from its work; the launcher then reads the keeper's exit code."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(about, file)
+        os.replace(f"{path}.new", path)
 
 
 def _heard(number: int, frame: object) -> None:

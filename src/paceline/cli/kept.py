@@ -95,6 +95,7 @@ def write(directory: Path, plan: Plan, places: list[dict[str, Any]]) -> None:
     text = json.dumps({"version": VERSION, "plan": asdict(plan), "places": places}, indent=1)
     path = directory / NAME
     new = path.with_suffix(".json.new")
+    directory.mkdir(exist_ok=True)
     with new.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

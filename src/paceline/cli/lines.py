@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.text import Text
@@ -36,20 +38,28 @@ class Tail:
     offset: int = 0
     rest: bytes = b""
 
+    file: IO[bytes] | None = None  # kept open: what a removed file still gets is read, too
+
     def read(self) -> list[str]:
         """The lines that were completed since the last look."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read(CHUNK_BYTES)
+        data = b""
+        with contextlib.suppress(OSError):
+            self.file = self.file or self.path.open("rb")
+            self.file.seek(self.offset)
+            data = self.file.read(CHUNK_BYTES)
         self.offset += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         return [decode(line, self.rank) for line in lines]
 
     def finish(self) -> list[str]:
         """All that is left, the unfinished last line included."""
-        lines: list[str] = []
-        while self.offset < self.path.stat().st_size:
+        lines, before = self.read(), -1
+        while self.offset > before:
+            before = self.offset
             lines += self.read()
+        if self.file is not None:
+            self.file.close()
+            self.file = None
         if self.rest:
             lines.append(decode(self.rest, self.rank))
             self.rest = b""
@@ -70,7 +80,7 @@ class Tails:
     def follow(self, rank: int, stdout: Path, stderr: Path, *, from_now: bool = False) -> None:
         """Add a worker; `from_now` passes over what it printed before."""
         for path, is_error in ((stdout, False), (stderr, True)):
-            self.tails.append(Tail(path, rank, is_error, path.stat().st_size if from_now else 0))
+            self.tails.append(Tail(path, rank, is_error, _size(path) if from_now else 0))
 
     def drop(self, rank: int) -> None:
         """Show all that is left of a worker that ended, and follow it no more."""
@@ -93,6 +103,12 @@ class Tails:
             return
         for line in lines:
             self.show(tail.rank, line, tail.is_error)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 def plain(rank: int, line: str, is_error: bool) -> None:

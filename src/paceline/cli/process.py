@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import keeper
+from .output_files import output_files
 
 UNKNOWN = -int(signal.SIGKILL)
 """The code of a worker whose keeper was killed before it could write one: the keeper cannot die of anything else."""
@@ -83,8 +84,9 @@ class Process:
     def start(cls, command: Sequence[str], environment: Mapping[str, str], files: Files, folder: str = ".") -> Process:
         """Start `command` under a keeper in the directory `folder`, in a session of its own."""
         for path in (files.notes, Path(f"{files.notes}.new")):
-            path.unlink(missing_ok=True)
-        with files.stdout.open("wb") as out, files.stderr.open("wb") as err:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with output_files(files.stdout, files.stderr) as (out, err):
             child = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__, str(files.notes), *command],
                 env=dict(environment),
@@ -129,8 +131,7 @@ class Process:
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
                 return None
         _signal_group(child.pid, signal.SIGKILL)  # before it is waited for: until then nobody else has the number
-        child.wait()
-        return self._said()
+        return int(_notes(self.files).get("code", _as_shown(child.wait())))
 
     def _last_code(self) -> int:
         """Of one that is no child of ours, and over."""
@@ -146,6 +147,11 @@ class Process:
         """Signal the worker and all its descendants in its session's group."""
         if self.poll() is None:
             _signal_group(self.identity.pid, which)
+
+
+def _as_shown(code: int) -> int:
+    """What a keeper that could not write its notes says by its own exit code: 128 + n for signal n."""
+    return 128 - code if code > 128 else code
 
 
 def _notes(files: Files) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from .cluster import Cluster
 from .conclusion import conclude, failed
 from .console import out, refuse
 from .early import begun
+from .room import Room
 from .status import Status
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def shown(directory: Path, workers: int, quiet: bool, first_alone: bool = False)
 
 def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
     """Launch, and show all that the workers print, to the last line."""
-    tails = lines.Tails(show)
+    tails, room = lines.Tails(show), Room(what.output.parent)
 
     told: set[int] = set()
 
@@ -258,6 +259,7 @@ def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
         for worker in workers[len(tails) :]:
             tails.follow(worker.rank, worker.stdout, worker.stderr)
         tails.read()
+        room.look()
         for rank in sorted(lost.keys() - told):
             told.add(rank)
             show(rank, f"this worker is lost: {failure.how_text(lost[rank])}; the others go on without it", True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import leash
+from .output_files import output_files
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
     environment = {**os.environ, **command.environment, **restart, **coordinates}
     turn = f".{command.start + 1}" if command.start else ""
     stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
-    with stdout.open("wb") as out, stderr.open("wb") as err:
+    with output_files(stdout, stderr) as (out, err):
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command.arguments],
             env=environment,

@@ -202,7 +202,8 @@ class Feed:
         if self.leases is None:
             return
         for number, position in enumerate(places):
-            self.leases.expect(number, position.epoch - 1, Ranges())
+            if position.epoch > 0:
+                self.leases.expect(number, position.epoch - 1, Ranges())
             for epoch, rest in position.rest.items():
                 self.leases.expect(number, epoch, rest)
 

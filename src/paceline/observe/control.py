@@ -128,6 +128,10 @@ def event_text(kind: str, facts: Mapping[str, Any]) -> str:
         return _stuck(facts)
     if kind == "refused":
         return f"refused {facts.get('peer', 'somebody')}: {why}"
+    if kind in ("record", "launcher record"):
+        return (
+            f"{facts.get('path')} cannot be written ({why}): the run goes on, and a launcher that dies has no successor"
+        )
     rest = ", ".join(f"{name} {value}" for name, value in facts.items())
     return f"{kind}: {rest}" if rest else kind
 

@@ -36,7 +36,10 @@ class WorkerLog:
     saves: int = 0
     resumes: int = 0
     closed: dict[str, Any] | None = None
-    truncated: int = 0  # cut-off lines that were skipped
+    truncated: int = 0  # a cut-off last line that was skipped
+    damaged: list[int] = field(default_factory=list)  # numbers of the other lines that are no events, the first of them
+    damaged_lines: int = 0  # how many these are
+    gaps: int = 0  # events that the writer had no room for
     last_at_s: float = 0.0
 
     @property

@@ -4,8 +4,8 @@
 A run with a log directory leaves one file per worker, `rank-000.jsonl`, one JSON object a line; a
 second `attach` of the same program leaves `rank-000.2.jsonl`. The reader is as tolerant as a
 reader of a killed program's files must be: unknown kinds and fields are ignored, and a last line
-that was cut off is counted and skipped. A broken line anywhere else means that the file is not
-what it claims to be, and is an error.
+that was cut off is counted and skipped. So is a line that is no event, and the report says so; a
+file without a single event is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.errors import PacelineError
 
@@ -23,6 +23,10 @@ from .events import Cached, Epoch, Exchange, LeftOut, Lost, Moment, Source, Take
 from .log import RunLog, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
+
+LONGEST_LINE = 1 << 22
+NAMED = 3
+"""Damaged lines whose numbers are told."""
 
 MOMENTS = {
     "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers",
@@ -78,23 +82,34 @@ def read_worker(path: Path) -> WorkerLog:
     """One worker's file."""
     match = LOG_NAME.fullmatch(path.name)
     log = WorkerLog(path=path, rank=int(match[1]) if match else 0)
-    lines = path.read_bytes().split(b"\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            take(log, parse_line(line))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if number == len(lines):
-                log.truncated += 1
+    taken, cut = 0, False
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if not line.strip(b"\0 \t\r\n"):  # a file system that crashed fills up with zeros
                 continue
-            raise LogError(
-                f"{path}, line {number}: not an event of a run ({error}); the line begins with "
-                f"{line[:60]!r}. Repair or remove the file to read the rest of the run"
-            ) from error
+            try:
+                take(log, parse_line(line))
+                taken += 1
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                cut = not line.endswith(b"\n")
+                log.truncated += cut
+                if not cut:
+                    log.damaged_lines += 1
+                    log.damaged += [number] if len(log.damaged) < NAMED else []
+    if not taken and log.damaged:
+        raise LogError(
+            f"{path}: none of its {log.damaged_lines} lines is an event of a run; remove the file to read the others"
+        )
     return log
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """One after another, so that a file of any size takes little memory; of a line without end the beginning."""
+    while line := file.readline(LONGEST_LINE):
+        rest = line
+        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST_LINE)
+        yield line if rest is line else line + rest[-1:]
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -129,6 +144,8 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.takeovers.append(Takeover(at_s, int(event["slice_of"]), version, source))
     elif kind == "tune":
         log.tuned.append(_tuned(at_s, event))
+    elif kind == "gap":
+        log.gaps += int(event.get("events", 0))
     elif kind == "save":
         log.saves += 1
     elif kind == "resume":

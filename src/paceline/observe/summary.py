@@ -155,7 +155,7 @@ def warnings(run: RunLog) -> list[str]:
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut:
         found.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
-    found += _losses(run)
+    found += _unread(run) + _losses(run)
     gone = {line.rank for line in run.lost}
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still:
@@ -168,6 +168,25 @@ def warnings(run: RunLog) -> list[str]:
     if waits_much(run):
         found.append(data_sentence(run))
     return found + _disagreement(run) + _crowding(run)
+
+
+def _unread(run: RunLog) -> list[str]:
+    """A sentence on each log that has lines which are no events, or lacks some that found no room."""
+    found = []
+    for worker in run.workers:
+        if worker.damaged:
+            where = ", ".join(str(number) for number in worker.damaged)
+            more = ", ..." if worker.damaged_lines > len(worker.damaged) else ""
+            found.append(
+                f"{worker.damaged_lines} line(s) in the log of worker {worker.rank} are no events and were passed over "
+                f"({worker.path.name}, line {where}{more}): its totals may be too low."
+            )
+        if worker.gaps:
+            found.append(
+                f"The log of worker {worker.rank} lacks {worker.gaps} events, for which its disk had no room: what is "
+                "added up from its lines is too low."
+            )
+    return found
 
 
 def _losses(run: RunLog) -> list[str]:

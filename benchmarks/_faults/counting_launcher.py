@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline` with the places at which the control plane of an elastic run may be killed.
+
+python counting_launcher.py JOB.json run --elastic 1:4 ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _faults.counting_job import read  # noqa: E402
+from _faults.counting_points import Points, in_launcher  # noqa: E402
+
+from paceline.cli import app  # noqa: E402
+
+if __name__ == "__main__":
+    job = read(sys.argv[1])
+    (Path(job.directory) / "control.pid").write_text(str(os.getpid()))
+    in_launcher(Points(job))
+    app(sys.argv[2:])
