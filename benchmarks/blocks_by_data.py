@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import _quick
 from _block_plots import STYLES
 from matplotlib.figure import Figure
 
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--goal", type=float, default=0.01, help="distance as a part of one worker's loss")
     parser.add_argument("--plot", type=Path)
-    args = parser.parse_args()
+    args = _quick.parse(parser)  # quick as it is
     blocks, over = distances([json.loads(path.read_text(encoding="utf-8")) for path in args.tables], args.workers)
     print(f"{'loss over one worker':22}" + "".join(f"{n:>10,}" for n in blocks) + " blocks")
     for method, values in over.items():

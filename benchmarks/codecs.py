@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import _quick
 import torch
 from torch import Tensor
 
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=("resnet50", "square"), default="resnet50", help="the tensors")
     parser.add_argument("--repetitions", type=int, default=7, help="of copy and codec in turn")
     parser.add_argument("--only", choices=NAMES, action="append", help="one codec; may be given several times")
-    options = parser.parse_args()
+    options = _quick.parse(parser, megabytes=4.0, repetitions=1)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layout = layout_of(options.shape, options.megabytes)

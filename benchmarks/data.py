@@ -20,6 +20,7 @@ import json
 import logging
 from typing import Any
 
+import _quick
 import torch
 from _data import loaders, objects, places, waiting
 
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement; medians are taken")
     parser.add_argument("--peers", nargs="*", choices=list(loaders.PEERS), default=list(loaders.PEERS))
-    options = parser.parse_args()
+    options = _quick.parse(parser, rounds=1, peers=[])
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     parts = {"loaders": of_loaders, "objects": of_objects, "waiting": of_waiting, "resume": of_resume}

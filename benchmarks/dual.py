@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import _numbers
+import _quick
 import _trainings
 import torch
 from sacrebleu.metrics import BLEU
@@ -73,6 +74,18 @@ from paceline.dual import (
 FIRST = ("warm", "full", "dual_supervised")
 AFTER_WARM = ("dual", "back_translation", "iterative", "longer", "constrained")
 METHODS = (*FIRST, *AFTER_WARM)
+QUICK = {
+    "labelled": 120,
+    "unlabelled": 64,
+    "dev": 16,
+    "test": 16,
+    "dimension": 16,
+    "layers": 1,
+    "warm": 40,
+    "steps": 6,
+    "rate": 1e-2,
+}
+QUICK |= {"prior_steps": 4, "batch": 8, "unlabelled_batch": 8, "beam": 2, "seeds": 1}
 TEST_AT_A_TIME = 250
 
 
@@ -289,7 +302,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/dual"))
     parser.add_argument("--workers", type=int, default=1, help="of one training, see above; they share its steps")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help="train this one alone")
-    return parser.parse_args(given)
+    return _quick.parse(parser, given, **QUICK)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import _quick
 import _reviews
 import _trainings
 import _word_counts
@@ -187,7 +188,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--out", type=Path, default=Path("out/dual_reviews"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = _quick.parse(parser, labelled=200, warm=4, steps=4, seeds=1, dimension=16)
     if args.one:
         one(args, args.one[0], int(args.one[1]))
         return

@@ -49,6 +49,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _quick
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "char_lm"))
 
 import torch
@@ -108,7 +110,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--kill", type=int, nargs="?", const=20, default=0, metavar="TIMES")
     parser.add_argument("--peers", metavar="PYTHON", help="of an environment with torchft")
-    return parser.parse_args()
+    options = _quick.parse(parser, minutes=0.6, workers=3, kinds="kill", no_calm=False)
+    if options.quick and options.kill:
+        options.kill = 2
+    return options
 
 
 def storm(directory: Path, options: argparse.Namespace) -> dict[str, Any]:

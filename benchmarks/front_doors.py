@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import _quick
 from _doors import ALONE, DOORS, PROGRAMS, Door, installed
 from _doors_starts import NotStarted, Place, seconds, trained
 from _doors_table import changed, draw, figures, markdown, with_range
@@ -92,17 +93,17 @@ class Bench:
         if not self.kept.has(**about):
             self.kept.add(about | _tried(lambda: trained(door, workers, self.place(door))))
 
-    def run(self, workers: Iterable[int], repetitions: int) -> None:
-        """All of it; the trainings in the first repetition."""
+    def run(self, workers: Iterable[int], repetitions: int, trainings: bool = True) -> None:
+        """All of it; whole trainings once, where they are asked for."""
         workers = list(workers)
         for repetition in range(repetitions):
             self.start(ALONE, 1, repetition)
             for count in workers:
                 for door in self.doors():
                     self.start(door, count, repetition)
-        self.train(ALONE, 1)
-        for door in self.doors():
-            self.train(door, max(workers))
+        for door, count in ((ALONE, 1), *((door, max(workers)) for door in self.doors())):
+            if trainings:
+                self.train(door, count)
 
     # -- what came out ----------------------------------------------------------------------------
 
@@ -176,9 +177,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "front_doors")
     parser.add_argument("--plot", type=Path, help="a picture of the ratios")
-    options = parser.parse_args()
+    options = _quick.parse(parser, workers=[2], repetitions=1)
     bench = Bench(options.out.resolve(), dict(one.split("=", 1) for one in options.peer))
-    bench.run(options.workers, options.repetitions)
+    bench.run(options.workers, options.repetitions, trainings=not options.quick)
     alone = bench.rows("start", ALONE, 1)
     results = {
         "alone": {mark: [row[mark] for row in alone] for mark in ("first", "processor")},
@@ -190,6 +191,9 @@ def main() -> None:
     if options.plot:
         picture(results, options.workers, options.plot)
     print(json.dumps(results))
+    failures = {name: one["failures"] for name, one in results["doors"].items() if one["failures"]}
+    if failures:
+        raise SystemExit(f"doors that failed: {failures}")
 
 
 if __name__ == "__main__":

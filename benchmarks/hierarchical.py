@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import _quick
 import torch
 import torch.distributed as dist
 from _workers import Hosts, answer, is_worker, launch
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rate", type=float, default=200.0, help="Mbit/s between the hosts, each way")
-    options = parser.parse_args()
+    options = _quick.parse(parser, megabytes=2.0, repeats=2)
     if is_worker():
         worker(options.megabytes, options.repeats)
         return

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import _quick
 import _trainings
 import _words
 import torch
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--out", type=Path, default=Path("out/lightrnn"))
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "SEED"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = _quick.parse(parser, words=20_000, dimension=16, seeds=1, short=1)
     if args.one:
         one(args, args.one[0], int(args.one[1]))
         return

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import _quick
 import numpy as np
 import torch
 
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=64)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--exact", type=int, default=5000, help="find the exact optimum, too, up to so many words")
-    given = parser.parse_args()
+    given = _quick.parse(parser, words=[400])
     for words in given.words:
         for seed in given.seed:
             print(json.dumps(measure(words, given.dimension, seed, given.exact)), flush=True)

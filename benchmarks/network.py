@@ -44,6 +44,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import _quick
 import torch
 import torch.distributed as dist
 from _emulate import EmulatedModel, emulated_model, idle_share, processor_ticks
@@ -433,7 +434,7 @@ def parse() -> argparse.Namespace:
     add("--worker", default="", help=argparse.SUPPRESS)
     add("--rule", default="", help=argparse.SUPPRESS)
     add("--answer", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = _quick.parse(parser, workers=2, rows="ddp,sync,one_bit,bmuf", steps=3, blocks=1, raw=False)
     given = dict(text.split("=", 1) for text in options.rules)
     options.texts = RULES | given
     options.rows = [name for name in options.rows.split(",") if name]

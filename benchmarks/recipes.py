@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import _quick
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
@@ -168,7 +170,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="names of recipes or optimizers")
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = _quick.parse(parser, minibatches=WORKERS * POINTS, seeds=1)
     if arguments.minibatches % (WORKERS * POINTS):
         parser.error(f"--minibatches must be a multiple of {WORKERS * POINTS}, got {arguments.minibatches}")
     torch.set_num_threads(1)

@@ -5,7 +5,7 @@ For each synchronous recipe, two processes train a small net (momentum or Adam, 
 `attach(..., checkpoint=DIR)`. SIGKILL comes at random: behind a random number of minibatches and then a random moment,
 for one of the two first. They are started again, call `run.resume()`, and so on; the last start of each run may end.
 
-    python -m benchmarks.resume [--points 50] [--recipes sync "bmuf(period=3)"] [--seed 0] [--directory DIR]
+    python benchmarks/resume.py [--points 50] [--recipes sync "bmuf(period=3)"] [--seed 0] [--directory DIR]
 
 The last line is a JSON object: `points` (kills a recipe), `recipes`, `kills`, `resumed` (starts that found a step),
 `runs`, `differing` (runs of which any worker's final model, or its global model, has other bits).
@@ -29,6 +29,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import _quick
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path)
-    chosen = parser.parse_args()
+    chosen = _quick.parse(parser, points=2, recipes=list(RECIPES)[:2])
     importlib.import_module("torch._dynamo")  # the first step of an optimizer would, in every process anew
     dice = random.Random(chosen.seed)
     totals = {"kills": 0, "resumed": 0, "runs": 0, "differing": 0}

@@ -22,6 +22,7 @@ import json
 import time
 from collections.abc import Callable
 
+import _quick
 import torch
 from torch import Tensor, nn
 
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=16, help="width of the model for the speed-up")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=2)
-    options = parser.parse_args()
+    options = _quick.parse(parser, workers=4, steps=8, repeat=1, width=64)
     torch.set_num_threads(1)
     task = Task(options.workers, options.steps, options.width, options.batch)
     small = Task(options.workers, options.steps, options.small, options.batch)

@@ -19,6 +19,7 @@ import statistics
 import time
 from typing import Any
 
+import _quick
 import torch
 import torch.distributed as dist
 from _workers import answer, is_worker, launch
@@ -71,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each rule")
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+    options = _quick.parse(parser, seconds=3.0, repeats=1)
     if is_worker():
         worker(options.seconds)
         return

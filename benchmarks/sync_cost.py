@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import _quick
 import torch
 import torch.distributed as dist
 from _workers import Hosts, answer, is_worker, launch
@@ -110,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--rate", type=float, default=1000.0, help="Mbit/s between the namespaces")
-    options = parser.parse_args()
+    options = _quick.parse(parser, repeats=2)
     if is_worker():
         worker(options.repeats)
         return

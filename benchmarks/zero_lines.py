@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _quick
 from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "zero_lines"
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", choices=[program.name for program in PROGRAMS])
     parser.add_argument("--out", type=Path, default=Path("out/zero_lines"))
     parser.add_argument("--plot", type=Path)
-    args = parser.parse_args()
+    args = _quick.parse(parser, seeds=1, workers=2, programs=["siamese"])
     runs = Runs(args.out, args.workers)
     chosen = [program for program in PROGRAMS if not args.programs or program.name in args.programs]
     found: dict[str, dict[str, Any]] = {

@@ -27,4 +27,4 @@ done
 for seed in 0 1 2; do
     set -- "$@" "$(line digits 5760 'asgd, lower rate' 'asgd(overlap=0)' 16 0.1 $seed)"
 done
-exec python run.py --other "$@"
+exec "${PYTHON:-python}" run.py --other "$@"

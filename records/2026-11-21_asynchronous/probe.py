@@ -14,13 +14,15 @@ by its cosine and by the strength that fits best (least squares). The correction
 itself; what it makes of the gradient with the settings of this record is shown as well. One line of probe.jsonl for
 each push. Pushes that come without a delay are passed over::
 
-    python probe.py
+    python probe.py           --quick: for a moment, kept apart
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,11 @@ from paceline.recipes import rule_from_text
 from paceline.sim import simulate
 from paceline.sim.clock import Clock, exponential
 
-OUT = Path(__file__).resolve().parent / "probe.jsonl"
-WORKERS, SEED, POINTS, DECAY = 16, 0, 20, 0.95
+QUICK = "--quick" in sys.argv
+OUT = Path(__file__).resolve().parent / ("quick/probe.jsonl" if QUICK else "probe.jsonl")
+WORKERS, SEED, POINTS, DECAY = 16, 0, 1 if QUICK else 20, 0.95
+if QUICK:
+    TASKS = {name: replace(task, minibatches=48) for name, task in TASKS.items()}
 KINDS = {kind: DelayCompensated(kind, strength=1.0, decay=DECAY) for kind in ("constant", "adaptive")}
 Batch = tuple[Tensor, Tensor]
 

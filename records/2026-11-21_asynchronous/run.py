@@ -5,6 +5,7 @@ What is there already is not made again, so a stop loses nothing::
 
     python run.py                       # all: two processes, three seeds
     python run.py --seeds 0 --processes 1
+    python run.py --quick           every way for a moment, kept apart
     python run.py --other '{"task": "text", "way": "asgd", "rule": "asgd(overlap=0)", "workers": 16,
                             "delays": "geometric", "lr": 4.0, "minibatches": 3200, "seed": 0}'
 """
@@ -31,7 +32,8 @@ import paceline
 from paceline.sim import simulate
 from paceline.sim.clock import Clock, exponential, uniform
 
-RESULTS = Path(__file__).resolve().parent / "results.jsonl"
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.jsonl"
 COMPUTE = {"geometric": exponential(), "uniform": uniform(), None: 1.0}
 
 
@@ -40,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=rows.SEEDS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--other", type=json.loads, nargs="+", help="lines to make instead, as JSON")
+    parser.add_argument("--quick", action="store_true", help="every way with 4 workers and few minibatches")
     return parser.parse_args()
 
 
@@ -97,6 +100,18 @@ def read() -> list[Line]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
+def quick() -> None:
+    """Every way for a moment, in this process; a training that fails ends it."""
+    with (HERE / "quick" / "results.jsonl").open("w") as file:
+        for line in rows.lines(TASKS, 0):
+            if line["workers"] in (1, 4) and line["delays"] in (None, "geometric"):
+                made = one_training(line | {"minibatches": 16})
+                file.write(json.dumps(made) + "\n")
+                print(json.dumps(made), flush=True)
+                if "failed" in made:
+                    raise SystemExit(f"{made['way']} failed: {made['failed']}")
+
+
 def missing(wanted: Iterator[Line]) -> list[Line]:
     """Those that are not in results.jsonl."""
     have = read()
@@ -105,6 +120,9 @@ def missing(wanted: Iterator[Line]) -> list[Line]:
 
 def main() -> None:
     args = parse_arguments()
+    if args.quick:
+        quick()
+        return
     planned = (line for seed in args.seeds for line in rows.lines(TASKS, seed))
     todo = missing(iter(args.other) if args.other else planned)
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool, RESULTS.open("a") as file:

@@ -42,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="a family and rules of it")
     parser.add_argument("--lr", type=float, help="instead of the family's own")
     parser.add_argument("--main", action="store_true", help="only dense and what has feedback")
+    parser.add_argument("--quick", action="store_true", help="one rule of each family for a moment, kept apart")
     parser.add_argument("--until", help="start no training after this time of day, as HH:MM")
     return parser.parse_args()
 
@@ -88,10 +89,27 @@ def wanted(args: argparse.Namespace) -> list[Row]:
     return [row for row in ROWS if row.feedback is not False or not args.main]
 
 
+def quick(corpus: Corpus) -> None:
+    """Every rule with feedback for a moment; one that fails ends it."""
+    with (HERE / "quick" / "results.jsonl").open("w") as file:
+        for row in ROWS:
+            if row.feedback is False:
+                continue
+            line = {"rule": row.rule, "optimizer": row.optimizer, "lr": row.lr, "seed": 0, "minibatches": 8 * WORKERS}
+            made = one_training(line, corpus)
+            file.write(json.dumps(made) + "\n")
+            print(json.dumps(made), flush=True)
+            if "error" in made:
+                raise SystemExit(f"{row.rule} failed: {made['error']}")
+
+
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)
     corpus, results = load_corpus(), read()
+    if args.quick:
+        quick(corpus)
+        return
     for seed in args.seeds:
         for row in wanted(args):
             line = {"rule": row.rule, "optimizer": row.optimizer, "lr": args.lr or row.lr}

@@ -1,30 +1,24 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Trains everything anew (some two hours on two cores) and draws the pictures. Finished trainings are kept in out/blocks, so
 # that it goes on where it was stopped.
-set -e
-here=$(cd "$(dirname "$0")" && pwd)
-cd "$here/../.."
-task="--batch 16 --alone .25 --rate .5"
+. "$(dirname "$0")/../common.sh"
+task=(--batch 16 --alone .25 --rate .5)
 study() { # name, then the arguments of the benchmark
-    name=$1
-    shift
-    python benchmarks/blocks.py "$@" $task --plot "$here/$name.png" | tee /dev/stderr | tail -n 1 > "$here/$name.json"
+    bench blocks "$1" "${@:2}" "${task[@]}" --plot "$results/$1.png"
 }
 study table table --minibatches 32768 \
     --methods sync_linear sync_best averaging averaging_best bmuf_paper bmuf_paper_classical diloco_paper bmuf
 study gain gain --minibatches 32768 --exponents .4 .55 .7 .85 1.0
 study period period --minibatches 32768 --periods 1 8 64 512
 data() { # minibatches, then methods; with 524,288 a training takes a quarter of an hour
-    size=$1
-    shift
-    python benchmarks/blocks.py table --workers 64 --seeds 1 $task --minibatches "$size" --methods "$@" \
-        | tee /dev/stderr | tail -n 1 > "$here/data-$size.json"
+    bench blocks "data-$1" table --workers 64 --seeds 1 "${task[@]}" --minibatches "$1" --methods "${@:2}"
 }
-data 32768 bmuf diloco_paper sync_best
-data 131072 bmuf diloco_paper sync_best
-data 262144 bmuf diloco_paper sync_best
-data 524288 bmuf diloco_paper
-python benchmarks/blocks.py table --workers 16 4 --seeds 1 $task --minibatches 131072 --methods bmuf diloco_paper \
-    | tee /dev/stderr | tail -n 1 > "$here/more-131072.json"
-python benchmarks/blocks_by_data.py "$here"/data-*.json --plot "$here/data.png"
+if [ -z "$quick" ]; then
+    data 32768 bmuf diloco_paper sync_best
+    data 131072 bmuf diloco_paper sync_best
+    data 262144 bmuf diloco_paper sync_best
+    data 524288 bmuf diloco_paper
+    bench blocks more-131072 table --workers 16 4 --seeds 1 "${task[@]}" --minibatches 131072 --methods bmuf diloco_paper
+fi
+bench blocks_by_data by_data "$here"/data-*.json --plot "$results/data.png"

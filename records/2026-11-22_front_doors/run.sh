@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Starts and trains the program through every door (an hour on two loaded cores) and draws the picture. Rows are kept in
 # out/front_doors, so that it goes on where it was stopped. Peers are taken from the virtual environments that TORCHFT, HIVEMIND
@@ -8,10 +8,9 @@
 # CMakeLists.txt and horovod/torch/CMakeLists.txt; then, with setuptools below 70 and wheel installed:
 #   HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
 #   CMAKE_POLICY_VERSION_MINIMUM=3.5 pip install --no-build-isolation .
-set -e
-here=$(cd "$(dirname "$0")" && pwd)
-cd "$here/../.."
+# shellcheck disable=SC2046
+. "$(dirname "$0")/../common.sh"
 peer() { [ -z "$2" ] || echo "--peer $1=$2/bin/python"; }
 # shellcheck disable=SC2046
-python benchmarks/front_doors.py $(peer torchft "$TORCHFT") $(peer hivemind "$HIVEMIND") $(peer horovod "$HOROVOD") \
-    --repetitions "${REPETITIONS:-3}" --plot "$here/plot.png" | tee /dev/stderr | tail -n 1 > "$here/results.json"
+bench front_doors results $(peer torchft "${TORCHFT:-}") $(peer hivemind "${HIVEMIND:-}") $(peer horovod "${HOROVOD:-}") \
+    --repetitions "${REPETITIONS:-3}" --out out/front_doors --plot "$results/plot.png"

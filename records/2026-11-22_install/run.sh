@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The table of README.md: the commit before the change and the present one, in turn.
-set -euo pipefail
-cd "$(dirname "$0")/../.."
+. "$(dirname "$0")/../common.sh"
+if [ -n "$quick" ]; then
+    "$python" "$here/measure.py" 1 "$PWD/src" "$PWD/src"
+    exit
+fi
 before=$(mktemp -d)
 git archive d80651f src | tar x -C "$before"
-"${PYTHON:-.venv/bin/python}" records/2026-11-22_install/measure.py 10 "$before/src" "$PWD/src" | tee records/2026-11-22_install/table.md
+"$python" "$here/measure.py" 10 "$before/src" "$PWD/src" | tee "$here/table.md"

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# One more row of each table (as root, for network namespaces; a torchft that is installed has its row).
+. "$(dirname "$0")/../common.sh"
+bench sync_cost sync_cost
+bench step_overhead step_overhead

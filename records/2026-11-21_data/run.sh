@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The rows of the tables (some half an hour; peers that are not installed are left out), then the plot.
+. "$(dirname "$0")/../common.sh"
+"$python" "$here/exactly_once.py" "$results/exactly_once.jsonl" $quick
+bench data ours --only loaders --rounds 5 --peers
+[ -n "$quick" ] || bench data loaders --only loaders --rounds 1
+bench data rest --only waiting resume
+bench data objects --only objects
+"$python" "$here/plot.py" loaders.json objects.json
