@@ -6,13 +6,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check docs dist matrix format records clean
+.PHONY: demo test claims check docs dist matrix format clean
 
 demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
 	$(BIN)/python examples/char_lm/demo.py
 
 test: $(READY)          ## the test suite; -m slow runs what is left out here
 	$(BIN)/python -m pytest -n 2 -q -m "not slow"
+
+claims: $(READY)        ## the quick form of every benchmark and of every record's command
+	$(BIN)/python benchmarks/claims.py
 
 check: $(READY)         ## linter and type checker
 	$(BIN)/ruff check .

@@ -31,8 +31,8 @@ Finished trainings in `--out` are kept, so that it goes on where it was stopped,
 The last line is a JSON object: `loss` of method and place (a place is an N, a gain, a period or a rate; null where a
 training diverged), its standard deviation `spread` and each seed's, `chosen` (the training that stands for a method
 that chooses), `serial`, `room` (minibatches over period x N^2, of which a filter with a gain of N wants at least 1);
-and, of the study of gains, the `law`: the best gain at each N, the exponent p of gain = N^p of each seed, its mean and spread, and c
-and q of c N^q.
+and, of the study of gains, the `law`: the best gain at each N, the exponent p of gain = N^p of each seed, its mean and
+spread, and c and q of c N^q.
 """
 
 from __future__ import annotations
