@@ -12,10 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _faults.counting_job import read  # noqa: E402
-from _faults.counting_points import Points, in_launcher  # noqa: E402
-
-from paceline.cli import app  # noqa: E402
+from _faults.counting_job import read
+from _faults.counting_points import Points, in_launcher
+from paceline.cli import app
 
 if __name__ == "__main__":
     job = read(sys.argv[1])

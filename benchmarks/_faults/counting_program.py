@@ -17,11 +17,10 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _faults.counting_job import Job, read  # noqa: E402
-from _faults.counting_model import Counting  # noqa: E402
-from _faults.counting_points import Points, in_worker, living  # noqa: E402
-
-import paceline  # noqa: E402
+import paceline
+from _faults.counting_job import Job, read
+from _faults.counting_model import Counting
+from _faults.counting_points import Points, in_worker, living
 
 HOLD_S = 60.0
 LOOK_S = 0.01
