@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def _hears_interrupts() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_pack_that_is_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 3_000_000)  # takes a minute and more
     environment = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parents[1])}
@@ -190,6 +191,10 @@ def test_a_pack_that_is_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
         process.wait()
     assert process.returncode not in (0, None)
     assert "Traceback" not in "".join(said)
+    if name == "SIGKILL":  # nothing that is in the way of the next one
+        (tmp_path / "a.jsonl").write_bytes(b"1\n" * 10)
+        assert call("pack", tmp_path / "a.jsonl", tmp_path / "out").exit_code == 0
+        shutil.rmtree(tmp_path / "out")
     assert os.listdir(tmp_path) == ["a.jsonl"]
 
 

@@ -31,6 +31,7 @@ from paceline.checkpoint.files import (
 )
 from paceline.checkpoint.saving import merged
 from paceline.checkpoint.shelf import STEP, Needed, step_name
+from paceline.data.cache.redact import redacted
 from paceline.data.cache.source import OBSTORE_SCHEMES, scheme_of, shown
 from paceline.data.cache.source import local_path as _path_of
 from paceline.errors import CheckpointError, UnsupportedError
@@ -140,11 +141,11 @@ def _opened(kind: Callable[[str], Store], url: str) -> Store:
             f"{shown(url)} needs another library ({error}); for s3, gs and az, pip install 'paceline[remote]'"
         ) from None
     except Exception as error:  # clients of many makers raise errors of their own
-        raise UnsupportedError(f"{shown(url)} cannot be opened: {_line(error)}") from error
+        raise UnsupportedError(f"{shown(url)} cannot be opened: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+    return f"{type(error).__name__}: {redacted(str(error).partition(chr(10))[0])[:300]}"
 
 
 class Remote:
@@ -178,7 +179,7 @@ class Remote:
         try:
             return action()
         except Exception as error:  # clients of many makers raise errors of their own
-            raise CheckpointError(f"{self.shown} cannot be {what}: {_line(error)}") from error
+            raise CheckpointError(f"{self.shown} cannot be {what}: {_line(error)}") from None
 
     def fetch(self, number: int, needed: Needed) -> Path:
         if self._temporary is None:

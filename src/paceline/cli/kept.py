@@ -71,7 +71,7 @@ class Lock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._file: IO[str] = (directory / LOCK).open("a+", encoding="utf-8")
+        self._file: IO[str] = _plain(directory / LOCK)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -88,6 +88,14 @@ class Lock:
     def release(self) -> None:
         """Let another launcher come."""
         self._file.close()
+
+
+def _plain(path: Path) -> IO[str]:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UnsupportedError(f"{path} cannot be locked: {error.strerror}; is it a link?") from error
+    return os.fdopen(file, "a+", encoding="utf-8")
 
 
 def write(directory: Path, plan: Plan, places: list[dict[str, Any]]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
+import os
+import socket
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +18,7 @@ import pytest
 
 from paceline.data.packed import DataError, open_source, pack
 from paceline.data.packed.pack import OTHER, Done
+from paceline.data.packed.partial import growing
 from paceline.data.packed.sources import Members, Progress, Task
 
 from .made import back, by_key, folder, index_of
@@ -178,7 +182,7 @@ def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
         pack(given({"a": b"1"}), tmp_path / "out")
     (tmp_path / "other.partial").mkdir()
     (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of somebody else")
-    with pytest.raises(DataError, match="another pack is at work"):
+    with pytest.raises(DataError, match=r"by an earlier paceline, or not by a pack.*remove it when nobody packs"):
         pack(given({"a": b"1"}), tmp_path / "other")
     assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of somebody else"
 
@@ -221,3 +225,49 @@ def test_few_samples_are_in_memory(tmp_path: Path) -> None:
     pack(Given([task] * 200), tmp_path / "out", jobs=3, told=told)
     assert started == 200
     assert most <= 2 * 3
+
+
+def killed(tmp_path: Path, host: str) -> Path:
+    """What a pack leaves that was killed with SIGKILL."""
+    left = tmp_path / "out.partial"
+    left.mkdir()
+    (left / "shard-00000.tar").write_bytes(b"half")
+    (tmp_path / "out.partial.lock").write_text(json.dumps({"host": host, "process": 1}))
+    return left
+
+
+def test_what_a_killed_pack_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    killed(tmp_path, socket.gethostname())
+    pack(given({"a": b"1"}), tmp_path / "out")
+    assert [sample["a"] for sample in back(tmp_path / "out")] == [b"1"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("host", "strange", "says"),
+    [("elsewhere", "", "on elsewhere"), ("", "", "by an earlier"), ("here", "mine.txt", "mine.txt")],
+)
+def test_what_may_be_of_somebody_else_stays(tmp_path: Path, host: str, strange: str, says: str) -> None:
+    left = killed(tmp_path, socket.gethostname() if host == "here" else host)
+    (left / (strange or "index.json")).touch()
+    for _ in range(2):  # and is still known the next time
+        with pytest.raises(DataError, match=says):
+            pack(given({"a": b"1"}), tmp_path / "out")
+    assert (left / "shard-00000.tar").read_bytes() == b"half"
+
+
+def test_two_packs_at_once_are_refused(tmp_path: Path) -> None:
+    with growing(tmp_path / "out"):
+        with pytest.raises(DataError, match="another pack is at work"):
+            pack(given({"a": b"1"}), tmp_path / "out")
+    pack(given({"a": b"1"}), tmp_path / "out")
+
+
+def test_a_link_in_place_of_the_leftovers_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "shard-00000.tar").touch()
+    (tmp_path / "out.partial").symlink_to(tmp_path / "theirs")
+    (tmp_path / "out.partial.lock").write_text(json.dumps({"host": socket.gethostname()}))
+    with pytest.raises(DataError, match="a link or a file"):
+        pack(given({"a": b"1"}), tmp_path / "out")
+    assert (tmp_path / "theirs" / "shard-00000.tar").exists()

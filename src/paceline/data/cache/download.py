@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import paceline.data.cache.relay  # noqa: F401  # from now on it notices forks
 from paceline.data.cache.errors import Unavailable
 from paceline.data.cache.ledger import FULL, told
 from paceline.data.cache.names import Entry
+from paceline.data.cache.plain import open_plain
 from paceline.data.cache.source import Checksum, Remote, Source, hasher, name_of, shown, source_for
 from paceline.data.cache.stats import Tallies
 from paceline.errors import CacheError, CorruptFileError
@@ -77,7 +79,7 @@ class Downloader:
             except (Unavailable, Spoiled) as error:
                 tries += 1
                 if tries > self._retries or self.closed.is_set():
-                    raise self._final(url, error, tries) from error
+                    raise self._final(url, error, tries) from None
                 self._pause(name, tries)
             except OSError as error:
                 self._full(part, error, free)
@@ -132,7 +134,8 @@ class Downloader:
     def _write(self, url: str, part: Path, remote: Remote, hashers: list[Any]) -> int:
         size = 0
         try:
-            with open(part, "wb", buffering=0) as file:
+            with os.fdopen(open_plain(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
+                file.truncate(0)
                 for chunk in remote.chunks:
                     size += len(chunk)
                     if remote.size is not None and size > remote.size:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.data.cache.errors import Unavailable
+from paceline.data.cache.redact import redacted
 from paceline.data.cache.source import (
     CHUNK_BYTES,
     Checksum,
@@ -43,7 +44,7 @@ class FsspecSource:
                 "for s3, gs and az, pip install 'paceline[remote]'"
             ) from None
         except ValueError as error:
-            raise NotServedError(f"{shown(url)}: {error}") from None
+            raise NotServedError(f"{shown(url)}: {redacted(error)}") from None
         self._s3 = scheme_of(url) in ("s3", "s3a", "oss")
 
     @contextmanager
@@ -56,7 +57,7 @@ class FsspecSource:
                 raise IsADirectoryError("it is a folder")
             file = self._files.open(path, "rb", block_size=CHUNK_BYTES, cache_type="readahead")
         except Exception as error:
-            raise _told(url, error) from error
+            raise _told(url, error) from None
         with file:
             size = found.get("size")
             yield Remote(None if size is None else int(size), self._checksum(found), _chunks(url, file))
@@ -77,7 +78,7 @@ def _chunks(url: str, file: Any) -> Iterator[bytes]:
         try:
             chunk = file.read(CHUNK_BYTES)
         except Exception as error:
-            raise _told(url, error) from error
+            raise _told(url, error) from None
         if not chunk:
             return
         yield bytes(chunk)
@@ -88,5 +89,7 @@ def _told(url: str, error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError):
         return NotServedError(f"{shown(url)}: there is no such file; check the url")
     if isinstance(error, REFUSED) and not isinstance(error, UnicodeError):
-        return NotServedError(f"{shown(url)}: {type(error).__name__}: {error}; check the url and the credentials")
-    return Unavailable(f"{type(error).__name__}: {str(error)[:300]}")
+        return NotServedError(
+            f"{shown(url)}: {type(error).__name__}: {redacted(error)}; check the url and the credentials"
+        )
+    return Unavailable(f"{type(error).__name__}: {redacted(error)[:300]}")

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.data.cache.plain import open_plain
+
 SHORTEST_S, LONGEST_S = 0.001, 0.02
 """Between two looks at a lock that somebody else has."""
 
@@ -39,11 +41,12 @@ class FileLock:
         """Take the lock if that is possible at once.
 
         Raises:
+            CacheError: the path is a link.
             OSError: the directory is gone or may not be written.
         """
         flag = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, flag | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -93,7 +96,7 @@ class FileLock:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        there = os.stat(path)
+        there = os.lstat(path)
     except FileNotFoundError:
         return False
     return os.path.samestat(os.fstat(descriptor), there)

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.data.cache.bucket import Bucket, Failure
 from paceline.data.cache.errors import Unavailable
+from paceline.data.cache.redact import redacted
 from paceline.data.cache.relay import Relays, obstore_is_lost
 from paceline.data.cache.source import Checksum, Remote, md5_of_etag, scheme_of, sha256_of_hex, shown
 from paceline.errors import NotServedError
@@ -39,7 +40,7 @@ class ObstoreSource:
             try:
                 self._bucket = Bucket(url, options, timeout_s)
             except Failure as failure:
-                raise _told(url, failure) from failure
+                raise _told(url, failure) from None
 
     @contextmanager
     def begin(self, url: str) -> Iterator[Remote]:
@@ -51,7 +52,7 @@ class ObstoreSource:
         try:
             answer = self._bucket.get(url)
         except Failure as failure:
-            raise _told(url, failure) from failure
+            raise _told(url, failure) from None
         yield self._remote(url, answer.size, answer.etag, answer.sha256, answer.chunks())
 
     @contextmanager
@@ -62,7 +63,7 @@ class ObstoreSource:
             with self._relays.get(url) as (head, chunks):
                 yield self._remote(url, int(head["size"]), head["etag"], head["sha256"], chunks)
         except Failure as failure:
-            raise _told(url, failure) from failure
+            raise _told(url, failure) from None
 
     def _remote(self, url: str, size: int, etag: str | None, sha256: str | None, chunks: Iterator[bytes]) -> Remote:
         checksum: Checksum | None = sha256_of_hex(sha256) or (md5_of_etag(etag) if self._s3 else None)
@@ -78,16 +79,17 @@ def _chunks(url: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from chunks
     except Failure as failure:
-        raise _told(url, failure) from failure
+        raise _told(url, failure) from None
 
 
 def _told(url: str, failure: Failure) -> Exception:
+    said = redacted(failure)
     if failure.kind == "missing":
-        return NotServedError(f"{shown(url)}: there is no such object ({failure}); check the url")
+        return NotServedError(f"{shown(url)}: there is no such object ({said}); check the url")
     if failure.kind == "refused":
         return NotServedError(
-            f"{shown(url)}: the store refuses it ({failure}); check the credentials, in the environment or in options"
+            f"{shown(url)}: the store refuses it ({said}); check the credentials, in the environment or in options"
         )
     if failure.kind == "wrong":
-        return NotServedError(f"{shown(url)}: {failure}")
-    return Unavailable(str(failure))
+        return NotServedError(f"{shown(url)}: {said}")
+    return Unavailable(said)

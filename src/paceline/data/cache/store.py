@@ -27,6 +27,8 @@ from paceline.data.cache.evict import Evictor, Rank, remove_file
 from paceline.data.cache.ledger import Accounts, Ledger, told
 from paceline.data.cache.locks import FileLock
 from paceline.data.cache.names import Entry, file_name, key_of, read_entry
+from paceline.data.cache.plain import write_plain
+from paceline.data.cache.source import shown
 from paceline.errors import CacheError
 
 
@@ -77,7 +79,7 @@ class Store:
         """Note that a file is used now."""
         now = time.time_ns()
         with contextlib.suppress(OSError):
-            os.utime(self._meta(url), ns=(now, now))
+            os.utime(self._meta(url), ns=(now, now), follow_symlinks=False)
 
     def reserve(self, url: str, size: int | None, rank: Rank, lock: FileLock) -> bool:
         """Promise room for a download, removing what is least needed; False where what could go is not enough.
@@ -118,7 +120,7 @@ class Store:
         """Raise CacheError if a file of this size can never be kept."""
         if size is not None and self.cap_bytes is not None and size > self.cap_bytes:
             raise CacheError(
-                f"{url} has {size} bytes, more than the whole cache may hold (cap_bytes={self.cap_bytes}, in "
+                f"{shown(url)} has {size} bytes, more than the whole cache may hold (cap_bytes={self.cap_bytes}, in "
                 f"{self.directory}); raise cap_bytes, or cut the file into smaller ones"
             )
 
@@ -126,7 +128,7 @@ class Store:
         """Give a fetched file its name; from now on the lock is shared with other users."""
         with self._ledger.open() as accounts:
             remove_file(self.path(entry.url), accounts)  # an older version
-            self._meta(entry.url).write_text(json.dumps(asdict(entry)), encoding="utf-8")
+            write_plain(self._meta(entry.url), json.dumps(asdict(entry)).encode())
             os.replace(self.part(entry.url), self.path(entry.url))
             accounts.claims.pop(key_of(entry.url), None)
             accounts.complete += entry.size

@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import re
 import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from paceline.data.cache.errors import Unavailable
+from paceline.data.cache.redact import redacted
 from paceline.data.cache.source import (
     CHUNK_BYTES,
     Checksum,
     Remote,
     md5_of_base64,
     md5_of_etag,
+    name_of,
     sha256_of_base64,
     sha256_of_hex,
     shown,
@@ -29,41 +33,100 @@ PASSING = (408, 425, 429)
 """Answers of the 400s that another try may turn into a file."""
 
 
+OWN = {"Accept-Encoding": "identity", "User-Agent": "paceline"}
+"""What every server may know."""
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a server that sends us elsewhere, and shows what the user gave for it to no other server.
+
+    Attributes:
+        left: where headers were left behind, for messages; "" while there are none.
+    """
+
+    left = ""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The request for the new place; None where it cannot be asked for."""
+        asked = super().redirect_request(req, fp, code, msg, headers, _without_user(newurl)[0])
+        if asked is not None and not _may_know(req.full_url, asked.full_url):
+            given = {name for name in asked.headers if name.lower() not in map(str.lower, OWN)}
+            for name in given:
+                asked.remove_header(name)
+            self.left = self.left or (shown(asked.full_url) if given else "")
+        return asked
+
+
+def _may_know(one: str, other: str) -> bool:
+    """Whether `other` is the server of `one`, or the same behind TLS at the usual port."""
+    origins = (_origin(one), _origin(other))
+    upgrade = origins[0][0] == "http" and origins[0][2] == 80 and origins[1] == ("https", origins[0][1], 443)
+    return origins[0] == origins[1] or upgrade
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    try:
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        port = None
+    return parts.scheme, (parts.hostname or "").rstrip("."), port
+
+
+def _without_user(url: str) -> tuple[str, dict[str, str]]:
+    """A url without the user and the password before its host, and the header that says them."""
+    parts = urllib.parse.urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, {}
+    word = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
+    return urllib.parse.urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {word}"}
+
+
 class HttpSource:
     """A web server.
 
     Args:
-        headers: sent with every request, such as `Authorization`.
+        headers: sent with every request, such as `Authorization`; where the server redirects to another host, port or
+            scheme they are left behind.
         timeout_s: of connecting, and of each wait for more bytes.
     """
 
     def __init__(self, headers: Mapping[str, str], timeout_s: float) -> None:
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "paceline", **headers}
+        self._headers = {**OWN, **headers}
         self._timeout_s = timeout_s
 
     @contextmanager
     def begin(self, url: str) -> Iterator[Remote]:
         """See :class:`paceline.data.cache.source.Source`."""
+        redirects = _Redirects()
         try:
-            answer = urllib.request.urlopen(urllib.request.Request(url, headers=self._headers), timeout=self._timeout_s)
+            place, user = _without_user(url)
+            request = urllib.request.Request(place, headers={**user, **self._headers})
+            answer = urllib.request.build_opener(redirects).open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
-            code, reason = error.code, error.reason
+            code, reason = error.code, redacted(error.reason)
             error.close()
             if code < 500 and code not in PASSING:
-                raise NotServedError(_refusal(url, code, reason)) from None
+                raise NotServedError(_refusal(url, code, reason, redirects.left)) from None
             raise Unavailable(f"the server answered {code} {reason}") from None
         except (ValueError, http.client.InvalidURL) as error:
             raise NotServedError(
-                f"{shown(url)} is no url that can be asked for: {error}; write blanks as %20"
+                f"{shown(url)} is no url that can be asked for: {redacted(error)}; write blanks as %20"
             ) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(_plain(error)) from error
-        with answer:
+            raise Unavailable(_plain(error)) from None
+        with closing(answer):
             yield Remote(_size(answer.headers), checksum_of(answer.headers), _chunks(answer))
 
 
-def _refusal(url: str, code: int, reason: str) -> str:
-    if code in (401, 403):
+def _refusal(url: str, code: int, reason: str, left: str) -> str:
+    if code in (401, 403) and left:
+        cure = (
+            f"it was redirected to {left}, where the headers given for {name_of(url)} are not sent; give the url of "
+            "the file itself, with the headers that its server wants"
+        )
+    elif code in (401, 403):
         cure = "check the rights of this machine's credentials (options={'headers': {'Authorization': ...}})"
     else:
         cure = "check the url, or take it off the list"
@@ -74,7 +137,7 @@ def _plain(error: Exception) -> str:
     reason = getattr(error, "reason", error)
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return "no answer in time"
-    return f"{type(error).__name__}: {reason}"
+    return f"{type(error).__name__}: {redacted(reason)}"
 
 
 def _size(headers: Mapping[str, str]) -> int | None:
@@ -88,7 +151,7 @@ def _chunks(answer: Any) -> Iterator[bytes]:
         try:
             chunk = answer.read(CHUNK_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(_plain(error)) from error
+            raise Unavailable(_plain(error)) from None
         if not chunk:
             return
         yield chunk

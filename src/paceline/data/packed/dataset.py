@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from paceline.data.cache import Cache
+from paceline.data.cache.source import shown
 from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
 from paceline.data.packed.kept import Kept
 from paceline.data.packed.storage import faults_of, is_url, join, local_path, read_up_to
@@ -106,8 +107,8 @@ class PackedDataset(Dataset[Any]):
         where = join(self._root, INDEX)
         with self._file(where) as path, faults_of(where):
             if path.stat().st_size > LARGEST_INDEX:
-                raise DataError(f"{where} has more than {LARGEST_INDEX} bytes; it is damaged or no index")
-            self._index = Index.from_json(path.read_bytes(), where)
+                raise DataError(f"{shown(where)} has more than {LARGEST_INDEX} bytes; it is damaged or no index")
+            self._index = Index.from_json(path.read_bytes(), shown(where))
         self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
         self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
         self._kept = Kept[_Open](KEPT)
@@ -289,5 +290,5 @@ def _opened(path: Path, shard: Shard, where: str) -> _File:
         file = _File(path)
         size = os.fstat(file.descriptor).st_size
     if size != shard.bytes:
-        raise DataError(f"{where} has {size} bytes, the index says {shard.bytes}; copy it again, or pack again")
+        raise DataError(f"{shown(where)} has {size} bytes, the index says {shard.bytes}; copy it again, or pack again")
     return file

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.packed.index import Index
+from paceline.data.packed.partial import growing
 from paceline.data.packed.sources import Members, Source, Task
 from paceline.data.packed.sources.base import Ready
 from paceline.data.packed.sources.folder import Folder
@@ -62,7 +62,8 @@ def pack(
 ) -> Result:
     """Write a packed data set.
 
-    It grows in `OUT.partial`, which is renamed when it is whole and removed when packing fails. Memory holds `2 jobs`
+    It grows in `OUT.partial`, which is renamed when it is whole and removed when packing fails; what a pack of this
+    host that was killed has left there is removed by the next one. Memory holds `2 jobs`
     samples and one shard's offsets.
 
     Args:
@@ -84,30 +85,13 @@ def pack(
         raise DataError(f"{out} exists already; remove it, or choose another place")
     if isinstance(source, Folder) and out.resolve().is_relative_to(source.root.resolve()):
         raise DataError(f"{out} lies within {source.root}, which would be packed into itself; choose another place")
-    partial = out.with_name(out.name + ".partial")
-    _make(partial)
-    try:
-        result = _write(source, partial, shard_bytes, seed, jobs, told)
-        os.rename(partial, out)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise DataError(f"packing failed at {error.filename or partial}: {error.strerror or error}") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with growing(out) as partial:
+        try:
+            result = _write(source, partial, shard_bytes, seed, jobs, told)
+            os.rename(partial, out)
+        except OSError as error:
+            raise DataError(f"packing failed at {error.filename or partial}: {error.strerror or error}") from error
     return result
-
-
-def _make(partial: Path) -> None:
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(partial):
-            raise DataError(
-                f"{partial} exists: another pack is at work, or one was killed; remove it when nobody packs there"
-            )
-        partial.mkdir()
-    except OSError as error:
-        raise DataError(f"cannot make {partial}: {error.strerror or error}; choose another place") from error
 
 
 def _write(

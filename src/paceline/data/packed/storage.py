@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from paceline.data.cache.redact import redacted
+from paceline.data.cache.source import shown
 from paceline.errors import DataError
 
 
@@ -39,9 +41,11 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise DataError(f"cannot open {url}: {error}; install what fsspec needs for this protocol") from error
+        raise DataError(
+            f"cannot open {shown(url)}: {redacted(error)}; install what fsspec needs for this protocol"
+        ) from None
     except Exception as error:  # each store has errors of its own
-        raise DataError(f"cannot open {url}: {type(error).__name__}: {error}") from error
+        raise DataError(f"cannot open {shown(url)}: {type(error).__name__}: {redacted(error)}") from None
     return found
 
 
@@ -62,13 +66,13 @@ def faults_of(url: str) -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"{url} does not exist; copy it again, or pack again") from error
+        raise DataError(f"{shown(url)} does not exist; copy it again, or pack again") from error
     except OSError as error:
-        raise DataError(f"cannot read {url}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {shown(url)}: {error.strerror or redacted(error)}") from error
     except Exception as error:
         if not is_url(url):
             raise
-        raise DataError(f"cannot read {url}: {type(error).__name__}: {error}") from error
+        raise DataError(f"cannot read {shown(url)}: {type(error).__name__}: {redacted(error)}") from None
 
 
 class Place:
@@ -86,7 +90,7 @@ class Place:
             self._fs, self._inside = file_system(root)
 
     def where(self, name: str) -> str:
-        """The full name of a file, for messages."""
+        """The full name of a file; `shown` makes it fit for messages."""
         return join(self.root, name)
 
     def size(self, name: str) -> int:
@@ -112,7 +116,9 @@ class Place:
         with self.open(name) as file:
             raw = read_up_to(file, largest + 1)
         if len(raw) > largest:
-            raise DataError(f"{self.where(name)} has more than {largest} bytes; it is damaged or no file of this kind")
+            raise DataError(
+                f"{shown(self.where(name))} has more than {largest} bytes; it is damaged or no file of this kind"
+            )
         return raw
 
     def read_part(self, name: str, begin: int, end: int) -> bytes:

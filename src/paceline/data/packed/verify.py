@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.cache.source import shown
 from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
 from paceline.data.packed.storage import Place, local_path
 from paceline.data.packed.tar import BLOCK, END, padding, parse_header
@@ -44,7 +45,7 @@ def read_index(place: Place) -> Index:
     Raises:
         DataError: there is none, or it is damaged.
     """
-    return Index.from_json(place.read(INDEX, LARGEST_INDEX), place.where(INDEX))
+    return Index.from_json(place.read(INDEX, LARGEST_INDEX), shown(place.where(INDEX)))
 
 
 def verify(

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory in which a packed data set grows, and who works at it.
+
+`OUT.partial.lock` is locked while somebody packs, and says on which host. The kernel lets go of the lock of a process
+that was killed, and the next pack then removes what that one has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.data.cache.locks import FileLock
+from paceline.errors import CacheError, DataError
+
+OURS = re.compile(r"shard-\d{5,}\.(tar|idx)|index\.json")
+LONGEST_NOTE = 4096
+
+
+@contextlib.contextmanager
+def growing(out: Path) -> Iterator[Path]:
+    """An empty directory beside `out`, which is removed unless it was renamed.
+
+    Raises:
+        DataError: another pack is at work, what lies there is not of a pack of this host, or nothing can be made.
+    """
+    partial = out.with_name(out.name + ".partial")
+    lock = FileLock(out.with_name(out.name + ".partial.lock"))
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        if not lock.try_acquire(shared=False):
+            raise DataError(f"another pack is at work in {partial} (its lock is {lock.path}): wait for its end")
+    except CacheError as error:
+        raise DataError(str(error)) from None
+    except OSError as error:
+        raise DataError(f"cannot make {partial}: {error.strerror or error}; choose another place") from error
+    try:
+        _begin(partial, lock)
+    except BaseException:
+        lock.release(remove=not os.path.lexists(partial))  # else it still says whose that is
+        raise
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        lock.release(remove=True)
+
+
+def _begin(partial: Path, lock: FileLock) -> None:
+    try:
+        host = _host(lock.descriptor)
+        if os.path.lexists(partial):
+            _remove(partial, host)
+        note = json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode()
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, note, 0)
+        partial.mkdir()
+    except OSError as error:
+        raise DataError(f"cannot make {partial}: {error.strerror or error}; choose another place") from error
+
+
+def _host(descriptor: int) -> str:
+    """Where the one before packed; "" where nobody said."""
+    try:
+        return str(json.loads(os.pread(descriptor, LONGEST_NOTE, 0))["host"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _remove(partial: Path, host: str) -> None:
+    """Remove what a pack that was killed has left, and nothing else."""
+    if host != socket.gethostname():
+        where = f"on {host}" if host else "by an earlier paceline, or not by a pack"
+        raise DataError(
+            f"{partial} exists and was made {where}, which cannot be asked whether it still packs: remove it when "
+            "nobody packs there"
+        )
+    strange = "a link or a file" if partial.is_symlink() or not partial.is_dir() else _strange(partial)
+    if strange:
+        raise DataError(f"{partial} exists and is not what a killed pack leaves ({strange}): move it away")
+    shutil.rmtree(partial)
+
+
+def _strange(partial: Path) -> str:
+    return next((one.name for one in partial.iterdir() if not OURS.fullmatch(one.name) or one.is_symlink()), "")
