@@ -276,7 +276,7 @@ class Ahead:
 @contextlib.contextmanager
 def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Zero, nn.Module, torch.optim.Optimizer]]:
     """A model in training, whose global model is all zeros."""
-    with zero_lines() as zero:
+    with zero_lines(place(2)) as zero:
         model = make_net()
         optimizer = sgd(model.parameters())
         x, y = next(iter(loader()))
@@ -312,12 +312,15 @@ def test_what_is_saved_is_the_global_model(monkeypatch: pytest.MonkeyPatch, tmp_
     with attached(monkeypatch) as (_, model, _):
         own = [p.detach().clone() for p in model.parameters()]
         state = model.state_dict()
-        assert zeros(state) and zeros(model[0].state_dict()) and model[0].weight.any()
+        assert (
+            zeros(state) and zeros(model[0].state_dict()) and state["0.weight"].data_ptr() == model[0].weight.data_ptr()
+        )
         torch.save({"model": state, "more": list(model.parameters())}, tmp_path / "model.pt")
         found = torch.load(tmp_path / "model.pt", weights_only=True)
         assert zeros(found["model"]) and not any(value.any() for value in found["more"])
         other = make_net()
         assert not zeros(other.state_dict())
+        assert model(torch.ones(1, 6)).any() and not zeros(state)
         assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
 
 
@@ -328,7 +331,6 @@ def test_weights_of_the_programs_own_stay_for_evaluation(monkeypatch: pytest.Mon
         model.eval()
         with torch.no_grad():
             assert model(torch.ones(1, 6)).any() and same_bits(model.state_dict(), best)
-        monkeypatch.setattr(zero, "_place", place(2))
         monkeypatch.setattr(zero._loaders, "split", True)
         with pytest.raises(Refusal, match="loaded other weights into the model, and now trains on from them"):
             step(model, optimizer, torch.randn(4, 6), torch.zeros(4, dtype=torch.long))

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +13,13 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from paceline import randomness
-from paceline.sim.simulate import run_script
 from paceline.zero import hashing, seeds
 from paceline.zero.agreement import fingerprint
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place
 from paceline.zero.refusals import Refusal
 from paceline.zero.seeds import Streams
-from paceline.zero.virtual import Around
+from tests.zero.programs import each, forgotten, virtual
 from tests.zero.test_run import paceline_run
 
 SPLITS = """
@@ -75,8 +69,7 @@ SPLITS = """
 
 def both(folder: Path, name: str) -> list[Any]:
     """What rank 0 and rank 1 wrote."""
-    own = folder / "logs" / "files" / "rank-001" / str(folder).lstrip("/")
-    return [json.loads((place / name).read_text()) for place in (folder, own)]
+    return [json.loads(path.read_text()) for path in each(folder, name)]
 
 
 @pytest.mark.processes
@@ -90,25 +83,6 @@ def test_what_is_drawn_without_a_seed_is_the_same_on_two_workers(tmp_path: Path)
     ]
     assert all(a != b for a, b in alike) and len(alike) == 16
     assert len({tuple(row) for row in first["noise"]}) == 4  # no pass draws what another has drawn
-
-
-@contextlib.contextmanager
-def _forgotten() -> Iterator[None]:
-    """Modules and generators of the test are what they were."""
-    state, argv, path = randomness.capture(), sys.argv, list(sys.path)
-    try:
-        yield
-    finally:
-        randomness.restore(state)
-        sys.argv, sys.path[:] = argv, path
-
-
-def virtual(folder: Path, source: str, workers: int = 2) -> None:
-    """The program on virtual workers, with zero lines around it."""
-    script = folder / "train.py"
-    script.write_text(textwrap.dedent(source))
-    with _forgotten(), Around(script, folder / "logs", random_data=False) as zero_lines:
-        run_script(script, workers, [], zero_lines.worker)
 
 
 TRAINING = """
@@ -199,7 +173,7 @@ def drawn() -> list[float]:
 def test_what_is_drawn_in_training_is_a_workers_own_and_leaves_no_trace() -> None:
     found = []
     for rank in (0, 1):
-        with _forgotten(), Patches() as patches:
+        with forgotten(), Patches() as patches:
             streams = Streams(5, Place(rank, 2, 0, None, False))
             streams.install(patches)
             rows = [drawn()]
@@ -225,9 +199,9 @@ def test_seeds_of_the_program_are_what_it_says() -> None:
         np.random.seed(3)
         return [*drawn(), np.random.default_rng(3).random(), random.Random(3).random(), np.random.RandomState(3).rand()]
 
-    with _forgotten():
+    with forgotten():
         plain = seeded()
-    with _forgotten(), Patches() as patches:
+    with forgotten(), Patches() as patches:
         Streams(5, Place(1, 2, 0, None, False)).install(patches)
         assert seeded() == plain
 
@@ -237,7 +211,7 @@ def test_names_of_temporary_files_are_a_processes_own() -> None:
 
     names = []
     for _ in range(2):
-        with _forgotten(), Patches() as patches:
+        with forgotten(), Patches() as patches:
             Streams(5, Place(1, 2, 0, None, False)).install(patches)
             names.append(next(tempfile._RandomNameSequence()))
     assert names[0] != names[1]

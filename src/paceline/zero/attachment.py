@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from paceline.attaching import attach
@@ -48,7 +48,7 @@ class Zero:
         self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
         self._fresh = False  # an optimizer was made since the last attachment
-        self._states = StateDicts(self._here)
+        self._states = StateDicts()
         around = () if streams is None else (Agreement(streams).around,)
         self._loaders = Loaders(place.size, words, self._here, self._comes, *around)
         self._view: GlobalView | None = None
@@ -66,9 +66,11 @@ class Zero:
         patches.replace(Optimizer, "__init__", self._noticing)
         patches.replace(DataLoader, "__iter__", self._loaders.iterate)
         patches.replace(DataLoader, "__len__", self._loaders.length)
-        patches.replace(nn.Module, "state_dict", self._states.state_dict)
-        patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
-        patches.replace(torch, "save", self._saving)
+        if self._place.size > 1:
+            patches.hook(register_optimizer_step_post_hook, self._after_step)
+            patches.replace(nn.Module, "state_dict", self._states.state_dict)
+            patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
+            patches.replace(torch, "save", self._saving)
 
     def _noticing(self, original: Any) -> Any:
         """`Optimizer.__init__`."""
@@ -115,7 +117,7 @@ class Zero:
             raise refusals.distributed(self._here())
         with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
             run = attach(roots[0] if len(roots) == 1 else roots, optimizers[0] if len(optimizers) == 1 else optimizers)
-        self._view = self._states.view = GlobalView(run, roots)
+        self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
         self._served.update(optimizers)
         self._fresh = False
         numbers = sum(p.numel() for one in optimizers for p in find.trained(one))
@@ -154,6 +156,10 @@ class Zero:
             raise refusals.other_weights(view.loaded_at)
         view.loaded_at = ""
 
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._view is not None and getattr(optimizer, MARK, None) is self._view.run:
+            self._view.stepped()
+
     # -- the end ----------------------------------------------------------------------------------
 
     @property
@@ -170,5 +176,4 @@ class Zero:
 
     def _end_run(self) -> None:
         assert self._view is not None
-        self._view.leave()
-        self._view.run.close()
+        self._view.close()

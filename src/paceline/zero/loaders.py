@@ -102,8 +102,7 @@ class Loaders:
             self.passes -= 1
         if batches and view.steps == steps and self._workers > 1:
             raise refusals.pass_without_step(where, _samples(loader), f"{batches} batches")
-        view.leave()
-        view.run.merge()
+        view.merge()
 
     def _check_length(self, loader: DataLoader[Any], where: str, part: bool) -> None:
         """A length that was asked for before it was known what the loader is for."""
