@@ -5,28 +5,40 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.text import Text
 
 from paceline.errors import PacelineError
+from paceline.visible import CONTROL, visible
 
 USAGE = 2  # exit code of a command that was asked for something that cannot be
 
 
+class _Safe(Console):
+    """Shows no control character but its own, wherever the text came from."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See rich."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield Segment(visible(text), style) if control is None and CONTROL.search(text) else segment
+
+
 def out() -> Console:
     """Results. Made anew for each command, because tests and pipes change stdout."""
-    return Console(highlight=False)
+    return _Safe(highlight=False)
 
 
 def err() -> Console:
     """Errors and notes, which must not end up in a file that collects results."""
-    return Console(stderr=True, highlight=False)
+    return _Safe(stderr=True, highlight=False)
 
 
 def error_panel(title: str, *parts: RenderableType) -> Panel:

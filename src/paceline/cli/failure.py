@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from paceline.observe.read import LOG_NAME
+from paceline.visible import plain
 
 from .console import error_panel, near
 from .lines import decode
@@ -139,4 +140,4 @@ def _tail(path: Path, rank: int) -> list[str]:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - TAIL_BYTES))
         lines = file.read().split(b"\n")
-    return [text for text in (decode(line, rank).rstrip() for line in lines) if text]
+    return [text for text in (plain(decode(line, rank)).rstrip() for line in lines) if text]

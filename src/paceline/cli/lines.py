@@ -13,6 +13,8 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from paceline.visible import coloured
+
 CHUNK_BYTES = 1 << 18  # read at one look, so that a talkative worker cannot starve the others
 COLOURS = (
     "cyan",
@@ -113,14 +115,19 @@ def _size(path: Path) -> int:
 
 def plain(rank: int, line: str, is_error: bool) -> None:
     """For pipes and files: no colour, stdout to stdout and stderr to stderr."""
-    stream = sys.stderr if is_error else sys.stdout
-    print(f"[{rank}] {line}", file=stream, flush=True)
+    _print(f"[{rank}] {line}", is_error)
 
 
 def first(rank: int, line: str, is_error: bool) -> None:
     """What rank 0 prints, as it prints it; the others' is in their files."""
     if rank == 0:
-        print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+        _print(line, is_error)
+
+
+def _print(line: str, is_error: bool) -> None:
+    """Files and pipes get the program's own bytes."""
+    stream = sys.stderr if is_error else sys.stdout
+    print(coloured(line) if stream.isatty() else line, file=stream, flush=True)
 
 
 def first_on_terminal(console: Console) -> Show:
@@ -128,7 +135,7 @@ def first_on_terminal(console: Console) -> Show:
 
     def show(rank: int, line: str, is_error: bool) -> None:
         if rank == 0:
-            console.print(Text.from_ansi(line), soft_wrap=True)
+            console.print(Text.from_ansi(coloured(line)), soft_wrap=True)
 
     return show
 
@@ -144,7 +151,7 @@ def on_terminal(console: Console) -> Show:
 
 def _coloured(console: Console, rank: int, line: str) -> None:
     prefix = (f"[{rank}] ", COLOURS[rank % len(COLOURS)])
-    console.print(Text.assemble(prefix, Text.from_ansi(line)), soft_wrap=True)
+    console.print(Text.assemble(prefix, Text.from_ansi(coloured(line))), soft_wrap=True)
 
 
 def decode(line: bytes, rank: int) -> str:

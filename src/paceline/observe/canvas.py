@@ -8,7 +8,9 @@ matplotlib is imported here, when the first figure is drawn, and nowhere else.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from paceline.extras import needed
@@ -21,6 +23,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 COMPUTE, WAIT, EXCHANGE, DATA = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
 INK, GRID = "#24292e", "#d4d8dd"
 WIDTH_IN = 8.0
+LONGEST_NAME = 48
 LEGEND_LETTERS = 88  # of one legend line at this width and font
 
 STYLE: Any = {
@@ -41,14 +44,23 @@ STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 160,
     "svg.fonttype": "path",
+    "text.parse_math": False,  # a dollar in a name is a dollar
 }
 
 
-def style() -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def style() -> Iterator[None]:
     """The house style, for as long as the `with` lasts; the user's own settings are untouched."""
     with needed("the report with its figures", "report"):
         from matplotlib import rc_context
-    return rc_context(STYLE)
+    with rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands there, and the page has the name
+        yield
+
+
+def short(name: str) -> str:
+    """A name as it may stand in a figure."""
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def new_figure(height_in: float) -> Figure:
@@ -66,6 +78,7 @@ def colour(turn: int) -> str:
 def legend_above(figure: Figure, axes: Axes) -> None:
     """A legend above everything, on one line or else in as many columns as its labels leave room for."""
     handles, labels = axes.get_legend_handles_labels()
+    labels = [short(label) for label in labels]
     if handles:
         letters = [max(map(len, label.split("\n"))) + 6 for label in labels]  # with the sample before the label
         columns = max(1, min(len(labels), LEGEND_LETTERS // max(letters)))

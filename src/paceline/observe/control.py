@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.visible import deeply, visible
+
 NAME = "control.jsonl"
 
 
@@ -92,7 +94,7 @@ def parse(lines: Iterable[bytes]) -> Iterable[Event]:
     """The events on some lines; what is none is passed over."""
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            said = json.loads(line)
+            said = deeply(json.loads(line))
             event = Event(float(said.pop("at_s", 0.0)), str(said.pop("kind")), said)
             Standing().add(event)  # what has no sense is found here
             yield event
@@ -100,6 +102,10 @@ def parse(lines: Iterable[bytes]) -> Iterable[Event]:
 
 def event_text(kind: str, facts: Mapping[str, Any]) -> str:
     """One event in words."""
+    return visible(_event_text(kind, facts))
+
+
+def _event_text(kind: str, facts: Mapping[str, Any]) -> str:
     who = f"worker {facts.get('worker', '?')}" + (f" on {facts['host']}" if facts.get("host") else "")
     why = str(facts.get("why") or facts.get("reason") or "").rstrip(".")
     if kind == "joined":

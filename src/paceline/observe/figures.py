@@ -23,6 +23,7 @@ from .canvas import (
     colour,
     legend_above,
     new_figure,
+    short,
     short_counts,
     style,
     time_unit,
@@ -213,12 +214,12 @@ def _loss_figure(runs: Runs, curve_of: Callable[[RunLog, str], Curve], x_label: 
         if len(runs) == 1:
             panels = [figure.subplots()]
             _draw_all(panels[0], [(curve_of(runs[0], name), name) for name in names])
-            panels[0].set_ylabel(names[0] if len(names) == 1 else "loss")
+            panels[0].set_ylabel(short(names[0]) if len(names) == 1 else "loss")
         else:
             panels = list(figure.subplots(1, len(names), squeeze=False)[0])
             for axes, name in zip(panels, names, strict=True):
                 _draw_all(axes, [(curve_of(run, name), run.label) for run in runs])
-                axes.set_ylabel(name)
+                axes.set_ylabel(short(name))
         for axes in panels:
             axes.set_xlabel(x_label)
         if len(runs) > 1 or len(names) > 1:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.visible import deeply
+
 CONTROL = "control.jsonl"
 """The log of an elastic run's control plane, beside those of the workers."""
 
@@ -103,8 +105,8 @@ class Growing:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except ValueError:
+        event = deeply(json.loads(line))
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 

@@ -131,7 +131,7 @@ def inline_svg(drawing: Figure, number: int) -> str:
         drawing.savefig(sheet, format="svg", transparent=True, metadata={"Date": None})
     svg = sheet.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>f{number}-", svg)
     return _themed(svg)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import PacelineError
+from paceline.visible import deeply
 
 from . import control
 from .events import Cached, Epoch, Exchange, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
@@ -117,7 +118,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     event = json.loads(line)
     if not isinstance(event, dict):
         raise ValueError(f"expected an object, got {type(event).__name__}")
-    return event
+    return event if line.isascii() and b"\\" not in line else dict(deeply(event))
 
 
 def take(log: WorkerLog, event: dict[str, Any]) -> None:
