@@ -104,13 +104,13 @@ def in_worker(points: Points) -> None:
     """The places of a worker, but for those that its program has itself."""
     from paceline.checkpoint import lookup, saving, shelf
     from paceline.control import client
-    from paceline.elastic import driver, handover, live
+    from paceline.elastic import entering, handover, live
     from paceline.exchange import Exchanger
     from paceline.session import Run
 
     points.around(Exchanger, "open", before="exchange")
     points.around(client.Member, "holds_state", after="holds")
-    points.around(driver, "take", before="take")
+    points.around(entering, "take", before="take")
     points.around(handover.Parcel, "give", before="give")
     points.around(lookup.Lookup, "found", after="resume")
     points.around(Run, "_go_on", after="loaded")

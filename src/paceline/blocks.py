@@ -319,16 +319,11 @@ class Blocks:
         for update in self.updates:
             update.renumber(workers)
 
-    def join(self, rows: list[dict[str, Any]], begun: int) -> None:
-        """Begin in the middle of blocks that others are in, from what `saved` gave; after the optimizers' own.
-
-        Args:
-            rows: of every fragment.
-            begun: exchanges that have been made.
-        """
+    def join(self, rows: list[dict[str, Any]]) -> None:
+        """Begin in the middle of blocks that others are in, from what `saved` gave; after the optimizers' own."""
         for update, row in zip(self.updates, rows, strict=True):
             update.join(row["outer"], row["numbers"])
-        self.align(begun)
+        self.align(int(rows[0]["turns"][0]))
 
     def align(self, begun: int) -> None:
         """So many exchanges have begun, and the next one is due after as many steps from now on every worker."""

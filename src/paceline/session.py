@@ -97,7 +97,8 @@ class Run:
             raise
         self._hook()
         if self._elastic is not None:
-            self._take_over(self._elastic)
+            self._elastic.entering.put = self._take_given
+            self._elastic.entering.take_given()
         elements = sum(p.numel() for _, named in self._owned for _, p in named)
         self._watch.attached(rule.text(), elements, sum(b.numel() for _, b in averaged_buffers(model)))
         self._forget = ending.at_end(self)
@@ -170,23 +171,19 @@ class Run:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
 
-    def _take_over(self, engine: elastic.Elastic) -> None:
-        """A newcomer begins with what a living worker gave; what is included takes its part when it is named."""
-        settled = False
-        while not settled:
-            given = engine.given
-            if given is not None:
-                state = self._read("what the others gave", given)
-                put = engine.regroup(given)
-                self._feed.follow(state["data"][0])
-                self._waiting = state.pop("included")
-                self._put("what the others gave", state)
-                self._tuner.load(state["tuning"], asked=False)
-                engine.follow(self.rule)
-                put()
-                randomness.restore(state["random"])
-            settled = engine.holds_state()
-        if engine.given is not None and self._keeper is not None:
+    def _take_given(self, given: elastic.Given) -> None:
+        """Begin with what a living worker gave; what is included later takes its part when it is named."""
+        assert self._elastic is not None
+        state = self._read("what the others gave", given)
+        put = self._elastic.regroup(given)
+        self._feed.follow(state["data"][0])
+        self._waiting = {k: part for k, part in state["included"].items() if k not in self._included}
+        self._put("what the others gave", state)
+        self._tuner.load(state["tuning"], asked=False)
+        self._elastic.follow(self.rule)
+        put()
+        randomness.restore(state["random"])
+        if self._keeper is not None:
             self._keeper.follow()
 
     # -- inside optimizer.step() ------------------------------------------------------------------
@@ -538,7 +535,7 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         # the rule as it was attached: what has been tuned since then is in the state
-        made = self._flow.steps if self._live is None else self._live.generation.exchange
+        made = self._flow.steps if self._live is None else self._live.applied
         return {"rule": self._attached, "minibatches": made, "blocks": self.blocks}
 
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
@@ -574,22 +571,23 @@ class Run:
         """
         self._open()
         self.include(**objects)
-        if self._elastic is not None and self._elastic.given is not None:
-            return True  # a newcomer has what the living gave it
-        start, now = self._settings.start, self._settings.round
-        if now is not None and start is not None:
-            path = None
-        with Lookup(path, self._settings.checkpoint, self._transport, start) as lookup:
-            found = lookup.found()
-            for why in found.damaged.values():
-                self._watch.damaged(why)
-            if found.manifest:
-                self._go_on(found)
-            if self._keeper is not None:
-                self._keeper.resumed(*lookup.own_steps(found))
-        if now is not None:
-            self._begin_round(now)
-        return bool(found.manifest)
+
+        def resume() -> bool:
+            start, now = self._settings.start, self._settings.round
+            named = None if now is not None and start is not None else path
+            with Lookup(named, self._settings.checkpoint, self._transport, start) as lookup:
+                found = lookup.found()
+                for why in found.damaged.values():
+                    self._watch.damaged(why)
+                if found.manifest:
+                    self._go_on(found)
+                if self._keeper is not None:
+                    self._keeper.resumed(*lookup.own_steps(found))
+            if now is not None:
+                self._begin_round(now)
+            return bool(found.manifest)
+
+        return self._elastic.entering.resume(resume) if self._elastic is not None else resume()
 
     def _go_on(self, found: Found) -> None:
         """Go on from what was found."""
@@ -675,8 +673,8 @@ class Run:
                 raise CheckpointError(f"{path} does not fit the model: {error}") from error
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        for name, thing in self._included.items():
-            thing.load_state_dict(state["included"][name])
+        for name in self._included.keys() & state["included"].keys():
+            self._included[name].load_state_dict(state["included"][name])
         self._flow.steps, self._flow.warm = state["flow"]
 
     # -- from another number of workers -----------------------------------------------------------
@@ -692,8 +690,6 @@ class Run:
             problem = str(error)
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
         self._feed.regroup(state["data"])  # the first, because it may refuse
-        if self._elastic is not None:
-            self._elastic.must_resume = False
         self._put(path, state)
         self._tuner.load(state["tuning"], asked=False)
         if put is not None and self._engine is not None:

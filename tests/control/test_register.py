@@ -146,3 +146,13 @@ def test_resumed_workers_must_have_the_same_left_to_do() -> None:
     assert "one checkpoint" in said(register, "wrong")[0][2]
     register.tell(0, 1, "expect", [0, 9, [[0, 9]]], 0.0)  # sent again: it is not carried out again
     assert len(said(register, "ack")) == 1
+
+
+def test_who_is_to_save_while_the_run_waits_hears_first_that_the_exchange_counts() -> None:
+    register = begun(2, min_workers=2)
+    through(register, 0)
+    register.lost([0], "killed", 0.0)
+    through(register, 1)
+    assert [one.kind for one in register.take() if one.worker == 1] == ["verdict", "paused"]
+    register.ledger(1, 10)
+    assert said(register, "books")[0][:2] == (1, (1,))

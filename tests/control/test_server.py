@@ -125,7 +125,7 @@ def test_when_nobody_holds_what_was_committed_all_begin_from_a_checkpoint() -> N
         entered = second.enter()
         assert entered.restored and entered.donor is None and entered.newcomers == {1} and entered.exchange == 1
         second.holds_state(entered.number)
-        assert second.ledger()["books"] == []
+        assert second.ledger()[1]["books"] == []
         second.tell("expect", 0, 0, [[4, 6]])
         assert second.ask(Question(0, 0, 10, 8)) == ("work", (0, 0, 4, 6))
         second.close()

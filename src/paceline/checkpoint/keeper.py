@@ -191,7 +191,7 @@ class Keeper:
 
     def now(self) -> None:
         """Take one as things stand, because the run cannot go on; from any thread, while the training stands still."""
-        if not self._over:
+        if not self._over and not self._refusal:
             self._due, self._seen = self._source.moment(), True
             take = self.place()
             if take is not None:

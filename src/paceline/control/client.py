@@ -178,10 +178,10 @@ class Member(Hearing):
                 self._holdings.settle(values[-1])
         self._link.request(wire.TELL, (self._next(),), [kind, *values])
 
-    def ledger(self) -> dict[str, Any]:
-        """The state of the ledger as of the last commit."""
-        said = self._request(wire.LEDGER, (), None, "for the ledger", 1).note
-        return check.table(said, "a ledger")
+    def ledger(self) -> tuple[int, dict[str, Any]]:
+        """The number of the last exchange that was committed, and the state of the ledger as of then."""
+        said = self._request(wire.LEDGER, (), None, "for the ledger", 1)
+        return said.numbers[1], check.table(said.note, "a ledger")
 
     # -- within: waiting --------------------------------------------------------------------------
 

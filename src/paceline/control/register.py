@@ -97,13 +97,16 @@ class Register(Membership):
             one.commit, one.holds, one.dry, one.late = None, True, False, False
         gone, new = [one.name for one in self.departed.values()], [one.name for one in self.waiting]
         self.departed.clear()
+        before, self._out = self._out, []
         if gone or new:
             lost = f"{', '.join(gone)} lost behind its commit" if gone else ""
             came = f"{', '.join(new)} joined" if new else ""
             self.broken = True
             self._renew(living, "; ".join(one for one in (lost, came) if one), now)
-        for one, serial in serials:
+        behind, self._out = self._out, before
+        for one, serial in serials:  # first: who is told to save while the run waits has to know what it is to apply
             self.say(one.worker, "verdict", serial, (1,), self.generation.note())
+        self._out += behind
 
     def _renew(self, living: list[Person], reason: str, now: float) -> None:
         """The generation behind a commit, with those who waited."""
@@ -208,7 +211,7 @@ class Register(Membership):
     def ledger(self, worker: int, serial: int) -> None:
         """A worker wants the ledger as of the last commit."""
         self.member(worker)
-        self.say(worker, "books", serial, note=self.books.saved)
+        self.say(worker, "books", serial, (self.exchange,), self.books.saved)
 
     # -- time -------------------------------------------------------------------------------------
 

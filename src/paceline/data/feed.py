@@ -51,6 +51,8 @@ class Feed:
         self._loaded: list[Load] = []
         self._epoch = 0  # where a checkpoint says that the first loader is
         self.samples = 0
+        self.ready: Callable[[], None] = lambda: None
+        """Called before the first batch of every pass."""
         self.safe: Callable[[], Callable[[], None] | None] = lambda: None
         """Asked where an iteration of the program's loop is over; what it gives is called if another one follows."""
         self._under_way: dict[Position, object] = {}  # passes, the outermost first, and a token of each

@@ -118,6 +118,7 @@ class Share:
     # -- the pass ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
+        self._feed.ready()
         self._position.let_go()
         skip = self._position.begin()
         batches = self._course.batches(skip, self._length())

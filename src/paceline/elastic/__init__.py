@@ -15,11 +15,19 @@ from paceline.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.elastic.driver import Elastic, check_rule, fingerprint
+    from paceline.elastic.handover import Given
     from paceline.elastic.live import Live, join
 else:
     __getattr__, __dir__ = lazily(
         __name__,
-        {"Elastic": "driver", "Live": "live", "check_rule": "driver", "fingerprint": "driver", "join": "live"},
+        {
+            "Elastic": "driver",
+            "Given": "handover",
+            "Live": "live",
+            "check_rule": "driver",
+            "fingerprint": "driver",
+            "join": "live",
+        },
     )
 
-__all__ = ["Elastic", "Live", "check_rule", "fingerprint", "join"]
+__all__ = ["Elastic", "Given", "Live", "check_rule", "fingerprint", "join"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +18,13 @@ from torch.optim import Optimizer
 from paceline import checks, export
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
-from paceline.control import GivenUpError
 from paceline.data.book import Mark
 from paceline.data.feed import Feed
-from paceline.elastic.handover import Given, Parcel, take
+from paceline.elastic.entering import Entering
+from paceline.elastic.handover import Parcel
 from paceline.elastic.leases import LiveLeases
 from paceline.elastic.live import Live
-from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
+from paceline.errors import CheckpointError, PacelineError, PeerLostError, UnsupportedError
 from paceline.exchange import Meeting
 from paceline.flow import Flow
 from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
@@ -34,6 +36,10 @@ from paceline.transport.base import Pending
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 from paceline.world import World
+
+logger = logging.getLogger("paceline")
+LOOK_AGAIN_S = 0.02
+"""How long a worker that is to save waits for its training thread to apply an exchange that counts."""
 
 
 def check_rule(rule: Rule) -> None:
@@ -81,8 +87,7 @@ class Elastic:
         whole: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
-        given: what this worker was given by one that lives, where it is a newcomer.
-        must_resume: whether all who had the model are gone, so that only a checkpoint has it.
+        entering: how this worker comes by the state of the run.
     """
 
     def __init__(
@@ -101,57 +106,21 @@ class Elastic:
         self.rule, self._live, self._model, self._owned = rule, live, model, owned
         self._flow, self._watch, self._feed, self._tuner, self._whole = flow, watch, feed, tuner, whole
         self.local = self.closed = False
-        self.given: Given | None = None
         self._on_their_way: list[Pending] = []
         self._fresh: deque[tuple[int, list[Mark]]] = deque()  # step -> places whose work is not in the global model
-        self._leases = LiveLeases(live.member, self._join, lambda: live.rank == 0)
+        self._leases = LiveLeases(live.member, self._join, lambda: live.applied)
         live.exchanger.marks, live.exchanger.tuner = self._marks, tuner
         tuner.follow = self.follow
-        self.must_resume = False
+        self.entering = Entering(live, owned, _parts(model, owned))
         live.enter()
-        self._start()
+        self.entering.start()
         device = torch.device("cpu") if settings.outer_state == "host" else None
         size = live.transport.world.size
         self.blocks = Blocks(rule, live.exchanger, model, owned, device, size, settings.guard)
         self.blocks.capture_moments()
+        self.entering.blocks, feed.ready = self.blocks, self.entering.ready
         live.moved = self._moved
         self._moved(note=False)
-
-    # -- beginning --------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        """Begin with what the others have, or all together with what the first of them has."""
-        live, self.given = self._live, None
-        while True:
-            try:
-                if live.new and live.generation.donor is not None:
-                    limit = 1 << 26 | 32 * sum(p.numel() * 8 for _, named in self._owned for _, p in named)
-                    self.given = take(live.transport, live.rank_of(live.generation.donor), limit)
-                else:
-                    self.must_resume = live.generation.restored
-                    checks.broadcast_start(live.transport, _parts(self._model, self._owned))
-                return
-            except GivenUpError:
-                raise
-            except PeerLostError as error:
-                live.renew(live.failed(error))
-
-    def holds_state(self) -> bool:
-        """Say that this worker has what the others have.
-
-        Returns:
-            False where the members had changed before that was heard: then the beginning was made once more.
-        """
-        live = self._live
-        live.member.holds_state(live.generation.number)
-        live.member.ledger()  # its answer comes behind whatever was said before
-        if not live.outdated or live.member.worker not in live.member.generation.newcomers:
-            self.blocks.renumber(live.transport.world.size)  # all compare the same sums, whenever they came
-            return True
-        live.renew(live.member.generation)
-        self._start()
-        self.blocks.capture()
-        return False
 
     # -- who is here ------------------------------------------------------------------------------
 
@@ -223,8 +192,7 @@ class Elastic:
     @property
     def moment(self) -> Moment:
         """Where the exchanges stand."""
-        exchange = self._live.generation.exchange
-        return Moment(exchange, exchange)
+        return Moment(self._live.applied, self._live.applied)
 
     @property
     def keeps_steps(self) -> bool:
@@ -236,14 +204,25 @@ class Elastic:
         live = self._live
 
         def keep() -> None:
-            with live.applying:
-                if live.member.paused:
-                    save()
+            done = False
+            while live.member.paused and not done:
+                with live.applying:
+                    done = live.exact  # else an exchange counts already, and the training thread is about to apply it
+                    if done and live.member.paused:
+                        save()
+                if not done:
+                    time.sleep(LOOK_AGAIN_S)
+
+        def keep_or_say() -> None:
+            try:
+                keep()
+            except PacelineError as error:
+                logger.warning("%s: no step was written while the run waits for workers", error)
 
         def heard(why: str) -> None:
             self._watch.note("paused", reason=why)
             if why and live.member.saves:
-                threading.Thread(target=keep, name="paceline-pause", daemon=True).start()
+                threading.Thread(target=keep_or_say, name="paceline-pause", daemon=True).start()
 
         live.member.on_pause(heard)
 
@@ -252,13 +231,7 @@ class Elastic:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Refuse to train a model that is not the run's."""
-        if self.must_resume:
-            raise CheckpointError(
-                self._live.transport.world.sign(
-                    "everybody who held the model of this run is gone, so that it goes on from its last checkpoint "
-                    "only: call run.resume() before the training loop, or start a new run in another log directory"
-                )
-            )
+        self.entering.ready()
 
     # -- over time --------------------------------------------------------------------------------
 
@@ -283,6 +256,7 @@ class Elastic:
             self._end_block(leaving=False)
 
     def _end_block(self, leaving: bool) -> Meeting:
+        self.entering.ready()
         if not leaving:
             checks.check_unchanged(self._owned)
         live, blocks = self._live, self.blocks
@@ -356,6 +330,6 @@ class Elastic:
     def regroup(self, old: Old) -> Callable[[], None]:
         """Read and check what was saved, or given by one that lives; what is returned puts it in its place."""
         rows = self.blocks.saved(old)
-        if self.given is not None and old is self.given:
-            return lambda: self.blocks.join(rows, self._live.generation.exchange)
+        if self.entering.given is not None and old is self.entering.given:
+            return lambda: self.blocks.join(rows)
         return lambda: self.blocks.regroup(rows)

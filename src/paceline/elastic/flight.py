@@ -180,6 +180,7 @@ class Attempts:
         if self._heard is not None and self._live.exchanger.tuner is not None:
             self._live.exchanger.tuner.decide(self._heard)
         timing.exchange_s = time.perf_counter() - began - timing.wait_s
+        self._live.applied = self._live.exchange
         self._live.follows = follows
         refuse_nothing(meeting, self._live.exchanger.transport.world)
         return meeting

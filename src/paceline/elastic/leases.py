@@ -13,6 +13,7 @@ from typing import Any
 from paceline.control import Member
 from paceline.data.book import Mark, Question
 from paceline.data.ranges import Ranges
+from paceline.errors import CheckpointError
 
 LOOK_EVERY_S = 0.2
 """How long a worker that has nothing to do waits for news before it asks again."""
@@ -24,11 +25,11 @@ class LiveLeases:
     Args:
         member: the way to the control plane.
         join: called while there is nothing to do: comes to the exchange to which the others have called, if any.
-        keeper: whether this worker's checkpoints hold the ledger.
+        applied: the exchange whose state this worker's model has.
     """
 
-    def __init__(self, member: Member, join: Callable[[], None], keeper: Callable[[], bool]) -> None:
-        self._member, self._join, self._keeper = member, join, keeper
+    def __init__(self, member: Member, join: Callable[[], None], applied: Callable[[], int]) -> None:
+        self._member, self._join, self._applied = member, join, applied
 
     def ask(self, question: Question) -> Mark | None:
         """A lease; None where there is none, and with `dry` only when the epoch is over for everybody."""
@@ -65,8 +66,17 @@ class LiveLeases:
         self._member.tell("expect", loader, epoch, rest.state())
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint holds of the ledger; None on workers whose checkpoint leaves it to another's."""
-        return self._member.ledger() if self._keeper() else None
+        """What a checkpoint holds of the ledger.
+
+        Raises:
+            CheckpointError: the ledger is that of another exchange than the model.
+        """
+        exchange, ledger = self._member.ledger()
+        if exchange != self._applied():
+            raise CheckpointError(
+                f"the ledger is that of exchange {exchange}, and the model that of exchange {self._applied()}"
+            )
+        return ledger
 
     def load(self, state: dict[str, Any]) -> None:
         """Nothing: the members tell the ledger what is expected."""

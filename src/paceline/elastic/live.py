@@ -97,6 +97,7 @@ class Live:
         generation: the members, as this worker goes by them.
         exchanger: carries exchanges among them.
         follows: the generation that follows the exchange that was applied last; None once it was taken over.
+        applied: the exchange whose state this worker's model has.
         moved: called when the members have changed.
         applying: held while an exchange that counts is applied, and while somebody else reads what it changes.
     """
@@ -107,6 +108,7 @@ class Live:
         self.generation = Generation(0, (), 0, frozenset(), None, False, "")
         self.exchanger = LiveExchanger(self, rule.codec, rule.common)
         self.follows: Generation | None = None
+        self.applied = 0
         self.applying = threading.Lock()
         self.moved: Callable[[], None] = lambda: None
         member.on_change(self._break_off)
@@ -143,6 +145,11 @@ class Live:
     def called(self) -> bool:
         """Whether others wait for this worker at the next exchange."""
         return self.member.called >= self.exchange
+
+    @property
+    def exact(self) -> bool:
+        """Whether the control plane's ledger is that of the state that this worker's model has."""
+        return self.member.ledger()[0] == self.applied
 
     def _break_off(self, generation: Generation) -> None:
         """In the client's thread: nobody has to wait for those who are gone."""

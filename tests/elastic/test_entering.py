@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a worker says that it holds the state of the run, among members that change meanwhile; without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.control import Generation, Place
+from paceline.elastic import entering
+from paceline.elastic.entering import Entering
+from paceline.elastic.leases import LiveLeases
+from paceline.errors import CheckpointError, PeerLostError
+from paceline.transport.base import Alone
+from paceline.world import World
+
+
+def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:
+    """Of this worker, 1, and another one; nobody but a donor holds the state."""
+    members = tuple(Place(worker, "host", "127.0.0.1", 1) for worker in (0, 1))
+    new = frozenset({0, 1} - {donor})
+    return Generation(number, members, 7 if restored or donor is not None else 0, new, donor, restored)
+
+
+class Member:
+    """The way to a control plane that makes a new generation when it is asked about the ledger."""
+
+    worker = 1
+
+    def __init__(self, first: Generation) -> None:
+        self.generation, self.said = first, list[int]()
+        self.coming: list[Generation] = []
+
+    def holds_state(self, number: int) -> None:
+        self.said.append(number)
+
+    def ledger(self) -> tuple[int, dict[str, Any]]:
+        if self.coming:
+            self.generation = self.coming.pop(0)
+        return 0, {}
+
+
+class Live:
+    """A membership; see :class:`paceline.elastic.live.Live`."""
+
+    def __init__(self, first: Generation) -> None:
+        self.member, self.generation, self.applied = Member(first), first, -1
+        self.transport = Alone(World())
+        self.next: Generation | None = None
+
+    @property
+    def new(self) -> bool:
+        return 1 in self.generation.newcomers
+
+    @property
+    def outdated(self) -> bool:
+        return self.member.generation.number > self.generation.number
+
+    def rank_of(self, worker: int) -> int:
+        return worker
+
+    def renew(self, new: Generation) -> None:
+        self.generation = self.member.generation = new
+
+    def failed(self, error: PeerLostError) -> Generation:
+        assert self.next is not None
+        return self.next
+
+
+def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Entering, Live, list[Any]]:
+    """A worker that has attached; what it has taken over from others is written into the list."""
+    live, taken = Live(first), list[Any]()
+    monkeypatch.setattr(entering, "take", lambda transport, source, limit: f"state of worker {source}")
+    one = Entering(live, [], [])  # type: ignore[arg-type]
+    one.put = taken.append
+    one.start()
+    one.take_given()
+    return one, live, taken
+
+
+def fails_once(live: Live, then: Generation, found: bool) -> Callable[[], bool]:
+    """A resume in which another member is lost at first."""
+    calls: list[int] = []
+
+    def resume() -> bool:
+        calls.append(1)
+        if len(calls) == 1:
+            live.next = then
+            raise PeerLostError("worker 0 was lost")
+        return found
+
+    return resume
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_nobody_says_that_it_holds_the_state_before_it_has_resumed(
+    restored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, live, _ = begun(generation(1, restored), monkeypatch)
+    assert not live.member.said and not one.settled
+
+    def resume() -> bool:
+        assert not live.member.said
+        return True
+
+    assert one.resume(resume)
+    assert live.member.said == [1] and one.settled and not one.must_resume
+    assert live.applied == live.generation.exchange
+
+
+def test_without_resume_it_says_so_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, live, _ = begun(generation(1), monkeypatch)
+    one.ready()
+    one.ready()
+    assert live.member.said == [1]
+
+
+def test_where_all_are_gone_who_held_the_state_nobody_trains_without_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, live, _ = begun(generation(2, restored=True), monkeypatch)
+    with pytest.raises(CheckpointError, match=r"call run\.resume\(\) before the training loop"):
+        one.ready()
+    assert not live.member.said
+
+
+def test_a_newcomer_holds_what_a_living_worker_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, live, taken = begun(generation(3, donor=0), monkeypatch)
+    assert taken == ["state of worker 0"] and live.member.said == [3]
+
+    def never() -> bool:
+        raise AssertionError("there is nothing to resume")
+
+    assert one.resume(never)
+
+
+def test_a_resume_in_which_a_member_is_lost_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, live, taken = begun(generation(1, restored=True), monkeypatch)
+    assert one.resume(fails_once(live, generation(2, restored=True), True))
+    assert live.member.said == [2] and not taken
+
+
+def test_if_another_was_through_by_then_its_state_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, live, taken = begun(generation(1, restored=True), monkeypatch)
+    assert one.resume(fails_once(live, generation(2, donor=0), False))
+    assert live.member.said == [2] and taken == ["state of worker 0"]
+
+
+def test_if_the_members_change_before_the_word_is_heard_it_resumes_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, live, _ = begun(generation(1, restored=True), monkeypatch)
+    live.member.coming = [generation(2, restored=True)]
+    calls: list[int] = []
+    assert one.resume(lambda: bool(calls.append(1)) or True)
+    assert len(calls) == 2 and live.member.said == [1, 2]
+
+
+def test_a_run_that_begins_anew_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    one, live, _ = begun(generation(2, restored=True), monkeypatch)
+    assert not one.resume(lambda: False)
+    assert "the training begins anew" in caplog.text and live.member.said == [2]
+
+
+def test_a_checkpoint_has_the_ledger_of_its_own_exchange_or_is_not_taken() -> None:
+    leases = LiveLeases(SimpleNamespace(ledger=lambda: (5, {"books": []})), lambda: None, lambda: 4)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="the ledger is that of exchange 5, and the model that of exchange 4"):
+        leases.state()
