@@ -18,6 +18,7 @@ from paceline import randomness
 from paceline.data.ahead import Ahead
 from paceline.data.batches import piece_of_rest, samples_in
 from paceline.data.book import ENDLESS, Mark, Question
+from paceline.data.completing import rest_of_pass
 from paceline.data.consumed import UNIT
 from paceline.data.listed import Listed
 from paceline.data.loading import Loading, Ticket
@@ -204,6 +205,13 @@ class Course:
         finally:
             if isinstance(supply, Leased):
                 self._let_go(supply, complete)
+
+    def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
+        """The batches that other workers have of a pass of which this one has seen its first `batches`."""
+        assert self.plan is not None and self._loading is not None
+        plan, world = self.plan, self._world
+        portions = rest_of_pass(plan, world, epoch, batches)
+        return self._loading.batches(Ticket(epoch, ids) for one in portions if len(ids := plan.ids(one)))
 
     def _let_go(self, supply: Leased, complete: bool) -> None:
         """The pass is over; where the program left it early, what this worker holds is for others."""

@@ -125,6 +125,16 @@ class Feed:
         self._since[2] += nominal
         self._in_hand += marks
 
+    @property
+    def since(self) -> tuple[int, int, int]:
+        """Samples, batches and nominal samples that were handed out since the last step."""
+        samples, batches, nominal = self._since
+        return samples, batches, nominal
+
+    def untrained(self, since: tuple[int, int, int]) -> None:
+        """What was handed out since `since` was so is no part of the next step."""
+        self._since = list(since)
+
     def passed_over(self, marks: list[Mark]) -> None:
         """Leased places at which there turned out to be nothing."""
         self._in_hand += marks

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from paceline.data.completing import can_complete
 from paceline.data.course import Course
 from paceline.data.plan import Plan
 from paceline.data.position import Position
@@ -43,6 +44,7 @@ class Share:
         self.loader, self._position, self._feed, self._leases = loader, position, feed, leases
         position.leased = leases is not None
         self._course = Course(loader, number, position, feed, leases)
+        self._before = (0, 0, 0)
 
     @property
     def _world(self) -> World:
@@ -118,12 +120,17 @@ class Share:
     # -- the pass ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
+        return self.batches()
+
+    def batches(self) -> Generator[Any, None, None]:
+        """A pass; closing it ends it early."""
         self._feed.ready()
         self._position.let_go()
         skip = self._position.begin()
         batches = self._course.batches(skip, self._length())
         if self._leases is not None:
             self._position.course = batches
+        self._before = self._feed.since
         token = self._feed.begins(self._position)
         try:
             while True:
@@ -141,6 +148,32 @@ class Share:
             self._feed.ends(self._position, token)
             batches.close()
         self._position.end()
+
+    # -- a pass that turns out to be an evaluation ------------------------------------------------
+
+    @property
+    def completes(self) -> bool:
+        """Whether `rest` can give what other workers have of the epoch."""
+        course = self._course
+        if course.plan is None or course.as_it_is or self._leases is not None:
+            return False
+        return can_complete(course.plan, self._position, self._world.size)
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether a worker's first batch is one of the loader's own, and no piece of one."""
+        course = self._course
+        if course.plan is None or course.as_it_is:
+            return True
+        return course.plan.places(self._position.epoch) >= course.plan.unit * self._world.size
+
+    def rest(self, epoch: int, batches: int) -> Iterator[Any]:
+        """What the other workers have of the pass in which this one has seen its first `batches`; nothing was trained.
+
+        The pass itself has to be over, or closed.
+        """
+        self._feed.untrained(self._before)
+        return self._course.rest_of(epoch, batches)
 
     def _length(self) -> int | None:
         try:

@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader
 
 from paceline.attaching import attach
 from paceline.checks import MARK
@@ -64,8 +63,7 @@ class Zero:
         patches.hook(register_optimizer_step_pre_hook, self._before_step)
         patches.hook(register_module_forward_pre_hook, self._before_forward)
         patches.replace(Optimizer, "__init__", self._noticing)
-        patches.replace(DataLoader, "__iter__", self._loaders.iterate)
-        patches.replace(DataLoader, "__len__", self._loaders.length)
+        self._loaders.install(patches)
         if self._place.size > 1:
             patches.hook(register_optimizer_step_post_hook, self._after_step)
             patches.replace(nn.Module, "state_dict", self._states.state_dict)
@@ -107,8 +105,8 @@ class Zero:
         elif waiting and torch.is_grad_enabled():
             roots = find.modules(waiting)
             if any(root.training for root in roots):
+                self._loaders.new_run()
                 self._end_run()
-                self._loaders.split = False
                 self._attach(waiting, roots)
         return self._view
 
@@ -118,6 +116,7 @@ class Zero:
         with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
             run = attach(roots[0] if len(roots) == 1 else roots, optimizers[0] if len(optimizers) == 1 else optimizers)
         self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
+        self._view.catch_up = self._loaders.settle
         self._served.update(optimizers)
         self._fresh = False
         numbers = sum(p.numel() for one in optimizers for p in find.trained(one))
@@ -133,6 +132,9 @@ class Zero:
         if self._fresh and module.training and torch.is_grad_enabled():
             self._comes()
         if self._view is not None and self._view.has(module):
+            self._loaders.forward()
+            if not torch.is_grad_enabled() and not self._view.trains:
+                self._loaders.judge()
             self._view.before_forward(module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -147,9 +149,10 @@ class Zero:
                 raise refused(self._here(), type(optimizer).__name__)
             return
         view.leave()
-        view.steps += 1
         if self._place.size == 1:
             return
+        if not self._place.random_data:
+            self._loaders.step(type(optimizer).__name__)
         if not self._loaders.split and not self._place.random_data:
             raise refusals.no_loader(self._here(), type(optimizer).__name__, self._place.size)
         if view.loaded_at and is_block(view.run.rule):
@@ -170,6 +173,7 @@ class Zero:
     def finish(self) -> None:
         """The program has come to its end: all workers end together."""
         if self._view is not None:
+            self._loaders.judge()
             self._end_run()
         elif not self._own:
             self._words.say("no optimizer of torch trained anything: the workers have done the same, each by itself")

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's DataLoaders: those that are gone through in training give each worker its part, others are whole.
+"""The program's DataLoaders: those that it trains from give each worker its part, others are whole.
 
-A pass is training where the model is in training mode and gradients are on. A complete pass ends with a merge, so that
-what the program evaluates or saves behind it has the work of all workers.
+A pass in which steps were made ends with a merge, so that what the program evaluates or saves behind it has the work of
+all workers. A pass that was split, and in which no step was made, was an evaluation: the worker goes on with what
+the others have, where that can be done without changing what the program sees, and the pass is refused elsewhere. A
+step in a pass that was not split is refused at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
+from paceline.data.share import Share
 from paceline.session import Run
 from paceline.zero import refusals
 from paceline.zero.models import GlobalView
+from paceline.zero.passes import History, Pass, Passes, at_random, in_turn
+from paceline.zero.patches import Patches
 from paceline.zero.words import Words, asked_by_paceline
 
 Around = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
@@ -48,10 +55,39 @@ class Loaders:
         self._workers, self._words, self._where, self._comes = workers, words, where, comes
         # loader -> where its length was asked for, whether as a part
         self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, bool]] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[DataLoader[Any], None] = weakref.WeakKeyDictionary()  # in their order
+        self._passes, self._history = Passes(), History()
+        self._view: GlobalView | None = None
         self.split = False
-        """Whether any loader has been split in this run."""
-        self.passes = 0
+        """Whether steps were made of anything that was split in this run."""
+
+    @property
+    def passes(self) -> int:
         """Of training, that are under way."""
+        return self._passes.in_training
+
+    # -- standing in ------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Hook the loaders, and what tells a training from an evaluation."""
+        lengths: set[type] = set()
+
+        def noticing(original: Callable[..., None]) -> Callable[..., None]:
+            @functools.wraps(original)
+            def noticed(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+                original(loader, *args, **kwargs)
+                self._made[loader] = None
+                for kind in type(loader).__mro__[:-1]:
+                    if issubclass(kind, DataLoader) and "__len__" in vars(kind) and kind not in lengths:
+                        lengths.add(kind)
+                        patches.replace(kind, "__len__", self.length)
+
+            return noticed
+
+        patches.replace(DataLoader, "__iter__", self.iterate)
+        patches.replace(DataLoader, "__init__", noticing)
+        patches.replace(torch.autograd, "backward", self.backward)
+        patches.replace(torch.amp.GradScaler, "step", self.scaled_step)
 
     def iterate(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         """`DataLoader.__iter__`."""
@@ -59,15 +95,15 @@ class Loaders:
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
             if asked_by_paceline() or multiprocessing.parent_process() is not None:
                 return original(loader)
-            view = self._comes()
+            view, where = self._comes(), self._where()
+            if self._workers > 1:
+                return self._pass(original, loader, where)  # what it is for is seen when the first batch is asked for
             if view is None:
                 return original(loader)
-            where = self._where()
-            if not view.trains or not torch.is_grad_enabled():
-                self._words.say(f"{where}: {_samples(loader)}, for evaluation: all of them, on every worker")
-                self._check_length(loader, where, part=False)
-                return original(loader)
-            return self._pass(loader, view, where)
+            if view.trains and torch.is_grad_enabled():
+                return self._alone(loader, view, where)
+            self._words.say(f"{where}: {_samples(loader)}, for evaluation: all of them, on every worker")
+            return original(loader)
 
         return iterate
 
@@ -76,44 +112,214 @@ class Loaders:
 
         def length(loader: DataLoader[Any]) -> int:
             whole = original(loader)
-            if asked_by_paceline():
+            if asked_by_paceline() or self._workers == 1:
                 return whole
-            if loader not in self._asked:
-                self._asked[loader] = self._where(), isinstance(getattr(loader, "sampler", None), RandomSampler)
-            return -(-whole // self._workers) if self._asked[loader][1] else whole
+            part = self._is_part(loader)
+            self._asked.setdefault(loader, (self._where(), part))
+            return -(-whole // self._workers) if part else whole
 
         return length
 
-    def _pass(self, loader: DataLoader[Any], view: GlobalView, where: str) -> Iterator[Any]:
-        """This worker's part of a pass."""
-        share = view.run.share(loader)
-        self.split = True
-        self._check_length(loader, where, part=True)
-        self._words.say(f"{where}: {_samples(loader)}, for training: split among {self._workers} workers")
-        steps, batches = view.steps, 0
-        self.passes += 1
+    def backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.autograd.backward`."""
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._passes.backward()
+            return original(*args, **kwargs)
+
+        return backward
+
+    def scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`GradScaler.step`, which leaves a step out where gradients overflow."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._passes.stepped()
+            return original(*args, **kwargs)
+
+        return step
+
+    def forward(self) -> None:
+        """The model is called."""
+        self._passes.forward(torch.is_grad_enabled())
+
+    def step(self, optimizer: str) -> None:
+        """An optimizer steps.
+
+        Raises:
+            Refusal: in a pass that all workers make in whole.
+        """
+        whole = self._passes.whole_of_step()
+        if whole is not None:
+            raise refusals.step_in_whole_pass(
+                self._where(), optimizer, whole.where, _samples(whole.loader), self._workers, whole.gradients
+            )
+        if self._passes.stepped():
+            self.split = True
+
+    def judge(self) -> None:
+        """The program goes on to something else than the last pass, or ends.
+
+        Raises:
+            Refusal: a part of a pass was given to this worker, and no step was made of it.
+        """
+        for one in self._passes.left:
+            raise refusals.pass_without_step(one.where, _samples(one.loader), _batches(one))
+
+    def settle(self) -> None:
+        """Judge, and bring in what was done in a pass that the program has left early."""
+        self.judge()
+        view = self._view
+        if self._passes.unmerged and view is not None and not view.loaded_at and sys.exc_info()[0] is None:
+            self._merge(view)
+
+    def new_run(self) -> None:
+        """The run has ended, and a new one begins."""
+        self.judge()
+        self.split = False
+
+    # -- a pass -----------------------------------------------------------------------------------
+
+    def _alone(self, loader: DataLoader[Any], view: GlobalView, where: str) -> Iterator[Any]:
+        """With one worker."""
+        one = self._begin(where, loader, view, split=True)
+        self._say(one)
         try:
-            with self._around(view.run, loader, where):
-                for batch in share:
-                    view.leave()
-                    batches += 1
-                    yield batch
+            for batch in view.run.share(loader):
+                view.leave()
+                yield batch
         finally:
-            self.passes -= 1
-        if batches and view.steps == steps and self._workers > 1:
-            raise refusals.pass_without_step(where, _samples(loader), f"{batches} batches")
+            self._passes.close(one, complete=False)
+        self._merge(view)
+
+    def _pass(self, original: Callable[[Any], Iterator[Any]], loader: DataLoader[Any], where: str) -> Iterator[Any]:
+        """One of several workers goes through a loader."""
+        view = self._view = self._comes()
+        if view is None:
+            yield from original(loader)
+            return
+        self.settle()
+        one = self._begin(where, loader, view, self._trains(where, loader, view))
+        complete = False
+        try:
+            if one.split:
+                yield from self._part(one, view)
+            else:
+                self._say(one)
+                yield from self._noted(one, original(loader))
+            complete = True
+        finally:
+            self._close(one, complete)
+        if one.split:
+            self._ended(one, view)
+
+    def _trains(self, where: str, loader: DataLoader[Any], view: GlobalView) -> bool:
+        """Whether the pass that begins is taken for training."""
+        if not torch.is_grad_enabled():
+            return False
+        known = self._history.trains(where, loader, view.trains)
+        if known is not None:
+            return known
+        if not view.trains:  # it may be either; a pass in any order can become whole later on
+            return at_random(loader) and view.run.share(loader).completes
+        new = self._history.trained and not self._history.uses(loader)
+        return not new or at_random(loader) or view.run.share(loader).full_batch
+
+    def _begin(self, where: str, loader: DataLoader[Any], view: GlobalView, split: bool) -> Pass:
+        one = Pass(where, loader, view.trains, torch.is_grad_enabled(), split)
+        self._passes.open.append(one)
+        return one
+
+    def _noted(self, one: Pass, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._passes.handed(one)
+            yield batch
+
+    def _part(self, one: Pass, view: GlobalView) -> Iterator[Any]:
+        """This worker's part; behind it that of all others, where the pass turns out to be an evaluation."""
+        share, epoch = view.run.share(one.loader), 0
+        with self._around(view.run, one.loader, one.where), contextlib.closing(share.batches()) as batches:
+            for batch in batches:
+                epoch, one.full = share.epoch, share.full_batch
+                view.leave()
+                self._passes.handed(one)
+                yield batch
+                if one.steps:
+                    self._say(one)
+                elif one.batches == 1 and one.evaluates and self._can_complete(one, share):
+                    break
+        if one.batches and not one.steps and not one.backward and self._can_complete(one, share):
+            one.split = False
+            self._say(one)
+            yield from self._noted(one, share.rest(epoch, one.batches))
+
+    def _can_complete(self, one: Pass, share: Share) -> bool:
+        """Whether the program sees what it would see alone, or samples in any order in any order."""
+        return share.completes and (at_random(one.loader) or (one.full and one.batches == 1))
+
+    def _close(self, one: Pass, complete: bool) -> None:
+        """A pass is over; nothing can be raised here, where the program may have left it."""
+        self._passes.close(one, complete)
+        if one.steps or (not one.split and (complete or one.evaluates)):
+            self._history.add(one, one.steps > 0)
+        elif one.suspicious:
+            self._passes.left.append(one)
+
+    def _ended(self, one: Pass, view: GlobalView) -> None:
+        """This worker has gone through its part."""
+        if one.steps or not one.batches:
+            if not one.batches:  # the others have some, and train from it
+                self._history.add(one, True)
+            self._say(one)
+            self._merge(view)
+        elif one.backward:
+            self._passes.left.append(one)  # gradients were added up, and the step comes next
+        else:
+            raise refusals.pass_without_step(one.where, _samples(one.loader), _batches(one))
+
+    def _merge(self, view: GlobalView) -> None:
+        self._passes.unmerged = False
         view.merge()
 
-    def _check_length(self, loader: DataLoader[Any], where: str, part: bool) -> None:
+    def _say(self, one: Pass) -> None:
+        """What it was taken for, once."""
+        if one.said == one.split:
+            return
+        one.said = one.split
+        about = (
+            f"training: split among {self._workers} workers"
+            if one.split
+            else "evaluation: all of them, on every worker"
+        )
+        self._words.say(f"{one.where}: {_samples(one.loader)}, for {about}")
+        self._check_length(one)
+
+    # -- lengths ----------------------------------------------------------------------------------
+
+    def _is_part(self, loader: DataLoader[Any]) -> bool:
+        """Whether the length that is asked for is that of a worker's part."""
+        for one in reversed(self._passes.open):
+            if one.loader is loader:
+                return one.split
+        if not torch.is_grad_enabled():
+            return False
+        training, uses = self._view is None or self._view.trains, self._history.uses(loader)
+        same = {trained for mode, trained in uses if mode is training}
+        if len(same) == 1:
+            return same.pop()
+        if uses or not training:
+            return training and any(trained for _, trained in uses)
+        return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
+
+    def _check_length(self, one: Pass) -> None:
         """A length that was asked for before it was known what the loader is for."""
-        asked, said_part = self._asked.setdefault(loader, (where, part))
-        if said_part != part and self._workers > 1:
+        asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
+        if said_part != one.split and self._workers > 1:
             told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
             self._words.say(
-                f"{asked} asked for the length of the loader of {where} and was told the batches of {told}; a pass has "
-                f"those of {made}: look whether a schedule or a mean was made from it"
+                f"{asked} asked for the length of the loader of {one.where} and was told the batches of {told}; a pass "
+                f"has those of {made}: look whether a schedule or a mean was made from it"
             )
-            self._asked[loader] = (asked, part)
+            self._asked[one.loader] = (asked, one.split)
 
 
 def _samples(loader: DataLoader[Any]) -> str:
@@ -121,3 +327,7 @@ def _samples(loader: DataLoader[Any]) -> str:
         return f"{len(loader.dataset):,} samples"  # type: ignore[arg-type]
     except TypeError:
         return "a stream of samples"
+
+
+def _batches(one: Pass) -> str:
+    return f"{one.batches} batches" if one.batches > 1 else "one batch"

@@ -44,8 +44,8 @@ class GlobalView:
         self._entered: list[Tensor] = []  # what the model held then, in short
         self._mark = Mark(self)
         self._in_step = False  # a loss of a step was computed, and the step is not yet made
-        self.steps = 0
-        """Of any of the optimizers."""
+        self.catch_up: Callable[[], None] = lambda: None
+        """Called before the global parameters come in."""
         self.loaded_at = ""
         """Where the program put weights of its own into the model, since the last step."""
 
@@ -84,6 +84,9 @@ class GlobalView:
     def enter(self) -> None:
         """The global parameters, where the program did not put in others."""
         if self._inside is not None or self.loaded_at:
+            return
+        self.catch_up()
+        if self._inside is not None:
             return
         if self._mark.is_changed():
             self._words.say(

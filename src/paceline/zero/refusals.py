@@ -70,6 +70,17 @@ def pass_without_step(where: str, samples: str, part: str) -> Refusal:
     )
 
 
+def step_in_whole_pass(where: str, optimizer: str, loop: str, samples: str, workers: int, gradients: bool) -> Refusal:
+    """A pass that was taken for an evaluation is a training."""
+    why = "the model was in evaluation mode" if gradients else "gradients were off"
+    what = "call model.train()" if gradients else "let gradients be on"
+    return refusal(
+        f"{where}: {optimizer} steps in the pass of {loop}, and each of the {workers} workers goes through all of its "
+        f"{samples}: {why} when it began, or no step was made in it until now, as in an evaluation. If it is training, "
+        f"{what} before the loop, and make steps in it from its first pass on, or"
+    )
+
+
 def other_weights(where: str) -> Refusal:
     """The program put other weights into a model in training."""
     return refusal(

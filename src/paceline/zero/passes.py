@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass over a loader was used for: training if steps of an optimizer were made in it, evaluation if not.
+
+When a pass begins that has to be guessed, from what the same line and the same loader were used for before
+(:class:`History`), from the model's mode and from whether gradients are on. What happens in the pass then decides.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+AT_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+@dataclass(eq=False)
+class Pass:
+    """One way through a loader.
+
+    Attributes:
+        where: the line that goes through it.
+        loader: the program's.
+        training: whether the model was in training mode when the pass began.
+        gradients: whether they were on.
+        split: whether this worker gets its part only.
+        batches: handed out.
+        steps: of optimizers, that were made in it.
+        backward: whether there was a backward pass in it.
+        graph: whether the first forward pass of the model in it recorded a graph; None if there was none.
+        followed: whether the model was called with gradients since the pass was over.
+        over: whether it has ended or was left.
+        complete: whether it has ended.
+        full: whether a worker's batches are the loader's own, and no pieces of them.
+        said: whether it was said that it is split; None if nothing was said of it.
+    """
+
+    where: str
+    loader: DataLoader[Any]
+    training: bool
+    gradients: bool
+    split: bool
+    batches: int = 0
+    steps: int = 0
+    backward: bool = False
+    graph: bool | None = None
+    followed: bool = False
+    over: bool = False
+    complete: bool = False
+    full: bool = True
+    said: bool | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether what happened in it looks like an evaluation."""
+        return self.graph is False and not self.backward and not self.steps
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether it was split and left without a step, and what the program saw is not what it would see alone."""
+        if not self.split or self.complete or self.steps:
+            return False
+        return self.batches > 0 and (not self.full or (self.batches > 1 and not at_random(self.loader)))
+
+
+class Passes:
+    """The passes that are under way, and those whose batches the next step is made of."""
+
+    def __init__(self) -> None:
+        self.open: list[Pass] = []
+        self.left: list[Pass] = []
+        """Split, over, and so far without a step; that is an error unless one follows."""
+        self.unmerged = False
+        """Whether a pass was left in which steps were made."""
+        self._since: list[Pass] = []  # that handed out a batch since the last step
+        self._last: list[Pass] = []  # the same of the last step: several may be made of one batch
+
+    @property
+    def in_training(self) -> int:
+        """How many passes are under way in which each worker gets its part."""
+        return sum(1 for one in self.open if one.split)
+
+    def handed(self, one: Pass) -> None:
+        """A batch goes to the program."""
+        one.batches += 1
+        if one not in self._since:
+            self._since.append(one)
+
+    def forward(self, graph: bool) -> None:
+        """The model is called; `graph` says whether gradients are on."""
+        for one in self._since:
+            if one.graph is None and not one.over:
+                one.graph = graph
+            one.followed = one.followed or (one.over and graph)
+
+    def backward(self) -> None:
+        """A backward pass was made."""
+        for one in self._since:
+            one.backward = True
+
+    def whole_of_step(self) -> Pass | None:
+        """The pass that every worker made in whole, and of which a step is being made all the same."""
+        split = any(one.split for one in self._since)
+        for one in reversed(self._since):
+            if one.split:
+                continue
+            if not one.over and (one.gradients or not split):
+                return one
+            if one.over and one.gradients and not one.followed and not split:
+                return one  # its loss was summed up, and its gradients come behind it
+        return None
+
+    def stepped(self) -> bool:
+        """A step was made: whether of anything that was split."""
+        self._last = [one for one in self._since if one.split] or self._last
+        for one in self._last:
+            if not (one.over and one.graph is False):  # what was only looked at is in no step
+                one.steps += 1
+        self.left = [one for one in self.left if not one.steps]
+        self.unmerged = self.unmerged or any(one.complete for one in self._last)
+        self._since.clear()
+        return bool(self._last)
+
+    def close(self, one: Pass, complete: bool) -> None:
+        """A pass is over."""
+        one.over, one.complete = True, complete
+        self.open.remove(one)
+        self.unmerged = self.unmerged or (one.split and one.steps > 0)
+
+
+class History:
+    """What lines and loaders were used for.
+
+    A loader that is made anew for each epoch is known by its dataset, and where that is made anew, too, by the line.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = Numbers()
+        self._seen: dict[tuple[str, tuple[str, int], bool], set[bool]] = {}  # line, what it goes through, mode
+        self._of: dict[tuple[str, int], set[tuple[bool, bool]]] = {}  # what is gone through -> (mode, whether trained)
+        self.trained = False
+        """Whether anything was."""
+
+    def add(self, one: Pass, trained: bool) -> None:
+        """A pass is over."""
+        self.trained = self.trained or trained
+        for thing in self._keys(one.loader):
+            self._seen.setdefault((one.where, thing, one.training), set()).add(trained)
+            self._of.setdefault(thing, set()).add((one.training, trained))
+
+    def trains(self, where: str, loader: DataLoader[Any], training: bool) -> bool | None:
+        """Whether this pass will be for training, as far as earlier ones tell; None if they do not.
+
+        Where the line has ever trained from the loader it is taken to do so again, in whatever mode: a pass that was
+        split can become whole. What is known of the line alone counts in the same mode only.
+        """
+        *own, line = self._keys(loader)
+        for thing in own:
+            same, other = (self._seen.get((where, thing, mode), set()) for mode in (training, not training))
+            if same or True in other:
+                return True in same | other
+        found = self._seen.get((where, line, training), set())
+        return True in found if len(found) == 1 else None
+
+    def uses(self, loader: DataLoader[Any]) -> set[tuple[bool, bool]]:
+        """(whether in training mode, whether trained) of the passes over this loader, or another over its data."""
+        own, of_data, *_ = self._keys(loader)
+        return self._of.get(own) or self._of.get(of_data) or set()
+
+    def _keys(self, loader: DataLoader[Any]) -> list[tuple[str, int]]:
+        """What it may be known by, the most certain first."""
+        own = self._numbers.of(loader) or 0
+        length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+        return [("loader", own), ("data", self._numbers.of(loader.dataset) or -own), ("samples", length), ("any", 0)]
+
+
+class Numbers:
+    """Gives each object a number of its own, without keeping the object."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._next = 1
+
+    def of(self, thing: Any) -> int | None:
+        """The number; None for what cannot be referred to weakly, such as a list."""
+        number = id(thing)
+        found = self._found.get(number)
+        if found is not None and found[0]() is thing:
+            return found[1]
+        try:
+            reference = weakref.ref(thing, lambda _: self._found.pop(number, None))
+        except TypeError:
+            return None
+        self._found[number] = reference, self._next
+        self._next += 1
+        return self._next - 1
+
+
+def in_turn(loader: DataLoader[Any]) -> bool:
+    """Whether it goes through its samples as they lie."""
+    return isinstance(getattr(loader, "sampler", None), SequentialSampler) and _plain(loader)
+
+
+def at_random(loader: DataLoader[Any]) -> bool:
+    """Whether the order of its samples means nothing."""
+    return isinstance(getattr(loader, "sampler", None), AT_RANDOM) and _plain(loader)
+
+
+def _plain(loader: DataLoader[Any]) -> bool:
+    return type(getattr(loader, "batch_sampler", None)) in (BatchSampler, type(None))
