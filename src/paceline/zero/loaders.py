@@ -303,11 +303,11 @@ class Loaders:
         if not torch.is_grad_enabled():
             return False
         training, uses = self._view is None or self._view.trains, self._history.uses(loader)
-        same = {trained for mode, trained in uses if mode is training}
-        if len(same) == 1:
-            return same.pop()
+        for known in ({trained for mode, trained in uses if mode is training}, {trained for _, trained in uses}):
+            if len(known) == 1:
+                return known.pop()
         if uses or not training:
-            return training and any(trained for _, trained in uses)
+            return training
         return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
 
     def _check_length(self, one: Pass) -> None:
