@@ -167,10 +167,10 @@ class Blocks:
             total: minibatches of this worker since attach.
             leaving: whether the worker has come to its end.
             idle: whether it made none of the minibatches since the last exchange itself.
-            waits: whether the result is waited for whatever the rule's overlap.
+            waits: whether all merge, and wait for the result whatever the rule's overlap.
         """
         fragment, turns = self.next, self.turns
-        work = Work(0 if idle else turns.since[fragment], total, leaving=leaving)
+        work = Work(0 if idle else turns.since[fragment], total, leaving=leaving, merges=waits)
         turns.since[fragment] = 0
         turns.begin(self._schedule)
         self.entered[fragment] = total

@@ -25,6 +25,7 @@ from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.regroup import Old
 from paceline.rule import Rule, is_block
 from paceline.settings import Settings
+from paceline.together import MergePoint
 from paceline.topology import Flat
 from paceline.transport import Transport
 from paceline.tuning.tuner import Tuner
@@ -94,6 +95,7 @@ class Engine:
             checks.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
             blocks.capture_moments()
             self.blocks = blocks
+            self._merge_point = MergePoint(self._transport.world, len(blocks.updates))
         if self._flow.lockstep:
             self._exchange_gradients(self._exchanger)
         elif self._inner is not None:
@@ -268,6 +270,7 @@ class Engine:
         if not begun:
             self._watch.begin()
         meeting = self.blocks.land(fragment)
+        self._merge_point.look(meeting)
         self._watch.end(self._exchanger.timing, meeting, block=self.blocks.block, warmup=False)
         return meeting
 
@@ -342,7 +345,8 @@ class Engine:
         if blocks is None:
             return
         self._land_all()
-        for _ in blocks.updates:
+        self._merge_point.together = 0
+        while self._merge_point.together < len(blocks.updates):
             self._end_block(leaving=False, waits=True)
             while blocks.turns.asked:
                 blocks.turns.asked.pop()

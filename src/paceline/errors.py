@@ -7,6 +7,7 @@
     ├── RuleError (ValueError)           the text or the numbers of a rule make no sense
     ├── UnsupportedError (ValueError)    the model, the optimizer or the loader cannot be served so
     ├── MismatchError (ValueError)       the workers do not agree on what they train
+    │   └── ElsewhereError               some workers make a call that others do not
     ├── CheckpointError (ValueError)     a saved state is damaged or does not fit
     ├── DataError (ValueError)           a file of data is missing, damaged or of no kind that can be read
     ├── NotServedError (ValueError)      a source will not give a file, however often it is asked
@@ -38,6 +39,10 @@ class UnsupportedError(PacelineError, ValueError):
 
 class MismatchError(PacelineError, ValueError):
     """Workers disagree on the rule, the model's shape or the data."""
+
+
+class ElsewhereError(MismatchError):
+    """Workers made different calls, such as `run.save` on one of them only; nothing under way will be answered."""
 
 
 class CheckpointError(PacelineError, ValueError):

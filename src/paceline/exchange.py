@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from paceline.codec import Codec, Dense, Layout, State, Steps
-from paceline.errors import DesyncError, MismatchError, NonFiniteError
+from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
 from paceline.guards import outliers
 from paceline.pipeline import Finished, Pipeline, Running
 from paceline.topology import Topology
 from paceline.transport.base import Pending, Transport
+from paceline.transport.calls import BLOCK as BLOCK
+from paceline.transport.calls import check_alike
 from paceline.world import World
 
 IN_FLIGHT = 3
 """Chunks on their way at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
 WARM = -1
 """Kind of the exchange that ends a warm-up."""
-BLOCK = 1000
-"""Kind of the exchange of a block's first fragment; the others follow."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Header:
         checksum: of the state that all workers should hold alike, 0 where not taken.
         usual: whether the norm is not far outside of what is usual.
         asks: whether the worker has something to say to all once this exchange is over.
+        merges: whether it ends the block early, in `run.merge()`.
     """
 
     sequence: int
@@ -68,10 +69,11 @@ class Header:
     checksum: int
     usual: bool = True
     asks: bool = False
+    merges: bool = False
 
     def pack(self) -> Tensor:
         """As int64, shape (10,)."""
-        condition = self.finite | self.usual << 1 | self.asks << 2
+        condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
         values = [self.sequence, self.kind, self.brings, self.leaving, condition, self.minibatches, _bits(self.norm)]
         values += [_bits(self.factor), self.total, self.checksum]
         return torch.tensor([int(v) for v in values], dtype=torch.int64)
@@ -79,9 +81,9 @@ class Header:
     @classmethod
     def unpack(cls, row: list[int]) -> Header:
         """The inverse of `pack`."""
-        finite, usual, asks = (bool(row[4] >> bit & 1) for bit in range(3))
+        finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
         flags = (bool(row[2]), bool(row[3]), finite)
-        return cls(row[0], row[1], *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], usual, asks)
+        return cls(row[0], row[1], *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)
 
 
 def _bits(number: float) -> int:
@@ -420,6 +422,8 @@ class Flight:
         failure: Exception | None = None
         try:
             meeting = self.opening.meeting()
+        except ElsewhereError:
+            raise  # nobody answers what is on the wire
         except (DesyncError, MismatchError) as error:
             failure = error  # the others see it too; finish what is on the wire, apply nothing
         while self._under_way:
@@ -468,6 +472,7 @@ def judged(meeting: Meeting) -> Meeting:
 def agree(meeting: Meeting, world: World) -> None:
     """Refuse to go on where workers are at different places or hold different bits."""
     headers = meeting.headers
+    check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, 0) for h in headers}
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))

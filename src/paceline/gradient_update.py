@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from paceline.backward import Backward, PassEnd
 from paceline.carriers import FirstMoments
 from paceline.codec import Dense
-from paceline.errors import MismatchError, NonFiniteError
+from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, judged, refuse_nothing
 from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.fragments import Modules, fragments
@@ -322,6 +322,9 @@ class GradientUpdate:
         """Wait for everything; an error of the header is raised when nothing is on the wire any more."""
         try:
             meeting = opening.meeting()
+        except ElsewhereError:
+            self._running = []  # nobody answers it
+            raise
         finally:
             results = [(chunk, *running.finish()) for chunk, running in self._running]
         return meeting, results

@@ -13,8 +13,11 @@ made: the first operation starts at once, and `finish` does the rest.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
+import weakref
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +26,17 @@ from paceline.codec.base import Steps
 from paceline.transport.base import Pending
 
 Result = TypeVar("Result")
+LEAVE_S = 3.0
+"""For stations to come back from an operation whose connection was closed, before the interpreter ends."""
+_at_work: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _await_stations() -> None:
+    """A thread that is in native code when the interpreter ends would bring the process down with SIGABRT."""
+    until = time.monotonic() + LEAVE_S
+    for thread in list(_at_work):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 class Running:
@@ -112,11 +126,13 @@ class Pipeline:
         if number == len(self._stations):
             self._stations.append(queue.SimpleQueue())
             name = f"paceline-station-{number}"
-            threading.Thread(target=self._work, args=(number,), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._work, args=(number, self._stations[number]), name=name, daemon=True)
+            _at_work.add(thread)
+            thread.start()
         return self._stations[number]
 
-    def _work(self, number: int) -> None:
-        while (carried := self._stations[number].get()) is not None:
+    def _work(self, number: int, station: queue.SimpleQueue[_Carried | None]) -> None:
+        while (carried := station.get()) is not None:
             if carried.advance():
                 self._station(number + 1).put(carried)
 

@@ -34,6 +34,7 @@ from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.sinks.outlets import Outlets
+from paceline.together import by_all
 from paceline.transport import Alone, Transport, connect
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox
@@ -396,6 +397,7 @@ class Run:
         self._open()
         return self._tuner.ask(settings, revert)
 
+    @by_all("run.merge()")
     def merge(self) -> None:
         """Bring what all workers have done so far into the global model; every worker calls it at the same place.
 
@@ -464,6 +466,7 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    @by_all("run.checkpoint()")
     def checkpoint(self) -> bool:
         """Take the step that is due, if one is; True where that was so.
 
@@ -504,6 +507,7 @@ class Run:
         if request is not None and not request.applied:
             raise UnsupportedError(self.world.sign(f"the values of this round cannot be: {request.refused}"))
 
+    @by_all("run.save(..)")
     def save(self, path: str | Path, **objects: Any) -> None:
         """Write a checkpoint of everything; every worker calls it at the same place of the program.
 
@@ -538,6 +542,7 @@ class Run:
         made = self._flow.steps if self._live is None else self._live.applied
         return {"rule": self._attached, "minibatches": made, "blocks": self.blocks}
 
+    @by_all("run.resume(..)")
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
         """Put everything back to where `save` was called, or a step was taken.
 
@@ -618,6 +623,7 @@ class Run:
             )
         return copy.deepcopy(self._state())
 
+    @by_all("run.restore(..)")
     def restore(self, snapshot: Any) -> None:
         """Go back to a `snapshot`, bit for bit; every worker calls it, between two steps. Gradients are dropped."""
         self._open()

@@ -59,12 +59,14 @@ class Work:
         total: the same since attach.
         factor: weight of the contribution, in parts of a full one.
         leaving: whether the worker has come to its end.
+        merges: whether it ends the block early.
     """
 
     minibatches: int
     total: int
     factor: float = 1.0
     leaving: bool = False
+    merges: bool = False
 
 
 def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
@@ -287,6 +289,7 @@ class BlockUpdate:
             total=work.total,
             checksum=self.checksum(),
             usual=not norm or self._norms is None or self._norms.usual(self._exchanger.transport.world.rank, norm),
+            merges=work.merges,
         )
         if not header.usual:
             header = self._exchanger.announce(header)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,15 @@ def test_everybody_is_named_with_what_it_does(tmp_path: Path) -> None:
 
 def test_witnesses_leave_with_their_connection(tmp_path: Path) -> None:
     run("leaves", 2, tmp_path, module="waiting_programs")
+
+
+def test_calls_of_rank_0_alone_end_with_a_sentence_on_both(tmp_path: Path) -> None:
+    for ended in run("elsewhere", 2, tmp_path, module="waiting_programs").values():
+        assert ended.code == 0 and "terminate" not in ended.err, ended
+    for rank in range(2):
+        said = (tmp_path / f"said.{rank}").read_text().splitlines()
+        assert len(said) == 11
+        for line in said:
+            name = line.split(": ")[0].split()[-1]
+            assert f"rank 0 on {socket.gethostname()} in {name}(" in line and "rank 1 on " in line, line
+            assert "optimizer.step()" in line and "take it out of `if run.world.rank == 0:`" in line, line

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,6 +68,34 @@ def leaves(directory: Path) -> None:
             optimizer.step()
             assert sum(t.name == "paceline-witness" for t in threading.enumerate()) == 1
         assert not any(t.name == "paceline-witness" for t in threading.enumerate())
+
+
+def elsewhere(directory: Path) -> None:
+    """Calls that rank 0 makes alone, one after another on connections of their own: a sentence each, and no abort."""
+    calls: dict[str, Callable[[paceline.Run], Any]] = {
+        "run.save": lambda run: run.save(directory / "saved"),
+        "run.messages.all_gather": lambda run: run.messages.all_gather(torch.ones(2, 3), torch.ones(3)).wait(),
+        "run.merge": lambda run: run.merge(),
+        "run.messages.gather": lambda run: run.messages.gather("word"),
+    }
+    rules = ("bmuf(period=2)", "sync", "bmuf(period=2, overlap=2)")
+    for rule, (name, call) in itertools.product(rules, calls.items()):
+        if (rule, name) == ("sync", "run.merge"):
+            continue
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, rule, timeout_s=60)
+        try:
+            for step in range(30):
+                optimizer.zero_grad()
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                if step == 5 and RANK == 0:
+                    call(run)
+        except paceline.MismatchError as error:
+            run.abandon()
+            with (directory / f"said.{RANK}").open("a") as file:
+                file.write(f"{rule} {name}: {error}\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class ProgramCommand(typer.core.TyperCommand):
 
 def split(arguments: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str], list[str]]:
     """The arguments that are options of `takes_value`, with their values, and all others; `--` ends the search."""
-    late, left, rest = [], [], list(arguments)
+    late, left, rest = list[str](), list[str](), list(arguments)
     while rest:
         word = rest.pop(0)
         name, equals, _ = word.partition("=")

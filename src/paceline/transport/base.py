@@ -20,16 +20,18 @@ send                S            (counted at the sender)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.transport import calls
 from paceline.world import World
 
 
@@ -62,6 +64,9 @@ class Transport(ABC):
 
     coarse = 1
     """How many times the usual least length a chunk has here; more where chunks in flight side by side gain nothing."""
+
+    call = calls.AGREEMENT
+    """What the user called, for which workers agree."""
 
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world
@@ -152,15 +157,33 @@ class Transport(ABC):
     def gather_json(self, value: Any) -> list[Any]:
         """Every worker's `value`, in rank order. JSON, so that nothing that arrives is ever executed."""
         text = json.dumps(value).encode()
-        own = torch.tensor([len(text)], dtype=torch.int64)
-        sizes = torch.empty(self.world.size, 1, dtype=torch.int64)
-        self._on_wire(sizes, own)
-        longest = int(sizes.max())
+        sizes = self.meet(len(text))
+        longest = max(sizes)
         row = torch.zeros(longest, dtype=torch.uint8)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = torch.empty(self.world.size, longest, dtype=torch.uint8)
         self._on_wire(rows, row)
-        return [json.loads(bytes(line[: int(size)].tolist())) for line, size in zip(rows, sizes.flatten(), strict=True)]
+        return [json.loads(bytes(line[:size].tolist())) for line, size in zip(rows, sizes, strict=True)]
+
+    def meet(self, size: int = 0) -> list[int]:
+        """Return when every worker makes the same call as this one; what each said for `size`, in rank order.
+
+        Raises:
+            MismatchError: some are elsewhere, on every worker alike.
+        """
+        rows = torch.empty(self.world.size, calls.WORDS, dtype=torch.int64)
+        self._on_wire(rows, calls.row(self.call, size))
+        calls.check_alike(rows[:, calls.KIND].tolist(), rows[:, calls.LEAVING].bool().tolist(), self.world)
+        return [int(said) for said in rows[:, calls.SIZE]]
+
+    @contextlib.contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Inside, agreements among all say that they belong to `call`, one of :mod:`paceline.transport.calls`."""
+        before, self.call = self.call, call
+        try:
+            yield
+        finally:
+            self.call = before
 
     def _on_wire(self, out: Tensor, x: Tensor) -> None:
         """all_gather of small host tensors over whatever device the carrier wants."""
@@ -174,7 +197,7 @@ class Transport(ABC):
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
-        self._on_wire(torch.empty(self.world.size, 1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8))
+        self.meet()
 
     def count(self, operation: str, x: Tensor, kept: int | None = None) -> None:
         """Add what this operation makes this worker send to `bytes_sent`.

@@ -76,6 +76,7 @@ class _Worker:
         self.globals = state
         self.go = threading.Semaphore(0)
         self.waits_for: str | None = None  # the exchange at which it stands
+        self.call = ""  # the user's call that the exchange belongs to
         self.ready: Callable[[], bool] = lambda: False  # whether what it waits for is there
         self.finished = False
         self.error: BaseException | None = None
@@ -200,7 +201,7 @@ class Cluster:
             elif worker.finished:
                 where = "has ended"
             else:
-                where = f"waits at {worker.waits_for}" if worker.waits_for else "is running"
+                where = f"waits at {worker.waits_for}{worker.call}" if worker.waits_for else "is running"
             parts.append(f"worker {worker.rank} {where}")
         return "; ".join(parts)
 

@@ -197,6 +197,8 @@ class Connection:
 
     def fail(self, operation: str, error: RuntimeError, number: int | None = None) -> NoReturn:
         """Find out who is missing and raise `PeerLostError`; the first thread to come here asks, the others wait."""
+        if self._closed and not self._failing:
+            raise self._ended(operation) from error
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # torch's frames hold the group, which has to go
         with self._lock:
@@ -214,8 +216,8 @@ class Connection:
         raise PeerLostError(
             self.world.sign(
                 f"operation {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._verdict}. Look at the "
-                "last lines of that worker; it died, hung, was cut off, or made fewer steps and left without "
-                f"run.close(). The back end said: {self._reason}"
+                "last lines of that worker; it died, hung, was cut off, made other calls, or made fewer steps and left "
+                f"without run.close(). The back end said: {self._reason}"
             )
             + self._table
         ) from error

@@ -26,6 +26,7 @@ from paceline.schedulers import LAUNCHER_VARIABLES
 from paceline.transport import attempt, launcher
 from paceline.transport.base import Pending, check_sizes, world_within
 from paceline.transport.branches import Branching
+from paceline.transport.calls import AGREEMENT
 from paceline.transport.groups import Begin, Connection, Slot
 from paceline.world import World, host_name
 
@@ -135,7 +136,8 @@ class ProcessTransport(Branching["ProcessTransport"]):
         return self._connection.world.name(self._ranks[rank])
 
     def _start(self, operation: str, begin: Begin, then: Callable[[], None] | None = None) -> Pending:
-        return self._connection.start(self._slot, operation, begin, then)
+        label = operation if self.call == AGREEMENT else f"{operation} for {self.call}"
+        return self._connection.start(self._slot, label, begin, then)
 
     def close(self) -> None:
         if self._parent is None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.transport.base import Done, Pending, Transport, check_sizes, world_within
 from paceline.transport.baton import Closable, Cluster, Combine, Result
+from paceline.transport.calls import AGREEMENT
 from paceline.transport.events import Clock
 from paceline.world import World
 
@@ -92,7 +93,9 @@ class VirtualTransport(Transport):
     def _meet(self, label: str, brings: Any, combine: Combine) -> Any:
         if self._place:
             label += f" among workers {', '.join(str(rank) for rank in self.members)}"
-        return self.cluster.meet(self.members[self.world.rank], label, brings, combine, self.members, self._place)
+        rank = self.members[self.world.rank]
+        self.cluster.workers[rank].call = "" if self.call == AGREEMENT else f" for {self.call}"
+        return self.cluster.meet(rank, label, brings, combine, self.members, self._place)
 
     def now(self) -> float:
         return super().now() - self.cluster.away_s[self.members[self.world.rank]]
