@@ -19,6 +19,7 @@ from paceline.rule import FRAME_BYTES
 from paceline.schedule import Bounded
 from paceline.sim import Clock, exponential, link, uniform
 from paceline.topology import Sharded
+from paceline.transport.calls import WORDS
 from paceline.watch import Watch
 from tests.asynchronous.programs import Numbers, rank, simulate, uneven
 from tests.helpers import Program, make_net, momentum_sgd, same_bits
@@ -232,7 +233,7 @@ def test_counted_bytes(rule: str) -> None:
     for who, (start, end, blocks) in enumerate(simulate(program, workers, uneven())):
         assert blocks == made // built.schedule.period
         each = built.bytes_per_block(workers, numel, rank=who) + built.overhead_bytes(workers, numel, rank=who)
-        goodbye = (workers - 1) * (FRAME_BYTES + 1)
+        goodbye = (workers - 1) * (FRAME_BYTES + 8 * WORDS)
         cuts = built.topology.pieces(numel, workers)
         asked = FRAME_BYTES * sum(cut.owner != who for cut in cuts)
         answered = (workers - 1) * sum(FRAME_BYTES + 4 * cut.numel for cut in cuts if cut.owner == who)
