@@ -428,3 +428,21 @@ def test_fewer_samples_than_workers_and_fewer_batches(start: Start) -> None:
         found = start(source.format(n=n), workers=3)
         for epoch in range(2):
             trained(found, epoch, n)
+
+
+def test_all_samples_in_one_batch_that_is_trained_on_again_and_again(start: Start) -> None:
+    source = """
+    held_out = DataLoader(Numbers(9), batch_size=9)
+    loader = DataLoader(Numbers(24), batch_size=24, shuffle=True)
+    seen += [[], []]
+    k, x = next(iter(loader))
+    seen[0].append(k.tolist())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    look(*next(iter(held_out)))
+    """
+    found = start(source)
+    trained(found, 0, 24)
+    evaluated(found, 1, 9)

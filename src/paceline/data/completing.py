@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.data.book import ENDLESS
 from paceline.data.plan import Plan
 from paceline.data.position import Position
 from paceline.data.split import Rounds, Split, split_of
@@ -21,9 +20,11 @@ from paceline.world import World
 def can_complete(plan: Plan, position: Position, workers: int) -> bool:
     """Whether the rest of an epoch can be told, and every worker can know that it is wanted.
 
-    It is split in rounds, all of it is there, it has an end, and each worker has a batch of it.
+    It is split in rounds, all of it is there, it is known, and each worker has a batch of it.
     """
-    return not plan.in_shards and not position.others and workers <= plan.places(position.epoch) < ENDLESS
+    if plan.in_shards or position.others or plan.streamed(position.epoch) is not None:
+        return False
+    return plan.places(position.epoch) >= workers
 
 
 def rest_of_pass(plan: Plan, world: World, epoch: int, batches: int) -> Iterator[Portion]:

@@ -28,7 +28,7 @@ from paceline.data.ranges import Ranges
 from paceline.data.reading import Pieces, ShardReading
 from paceline.data.split import split_of
 from paceline.data.streams import ShardStream
-from paceline.data.supply import Even, Leased, Leases, Portion, Supply
+from paceline.data.supply import Even, EvenOfStream, Leased, Leases, Portion, Supply
 from paceline.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -159,6 +159,9 @@ class Course:
         cut = plan.cut(rest.total, world.size)
         self._begin(cut)
         whole = world.size if plan.whole else 0
+        stream = plan.streamed(position.epoch) if isinstance(plan, Plan) and not position.others else None
+        if stream is not None:
+            return EvenOfStream(stream.reach, position.epoch, rest, split_of(cut), world.rank, skip, whole)
         return Even(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
 
     def _check_same_data(self, places: int, unit: int = 1) -> None:
@@ -193,6 +196,8 @@ class Course:
                     under_way.append((portion, len(ids)))
                     ahead.begun(portion)  # which may ask for a lease, and tell what this worker holds
                     yield Ticket(portion.epoch, ids)
+                elif isinstance(supply, Leased):
+                    self._end_of_stream(plan, supply, portion)
                 portion = supply.next(wait=False)
 
         complete = False
@@ -205,6 +210,13 @@ class Course:
         finally:
             if isinstance(supply, Leased):
                 self._let_go(supply, complete)
+
+    def _end_of_stream(self, plan: Plan, supply: Leased, portion: Portion) -> None:
+        """Nothing stands at a leased place: behind the end of a sampler whose length nobody knew."""
+        stream = plan.streamed(portion.epoch)
+        if stream is not None and stream.end is not None and self._leases is not None:
+            supply.held.clear()
+            self._leases.ends(self._number, portion.epoch, stream.end)
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
         """The batches that other workers have of a pass of which this one has seen its first `batches`."""

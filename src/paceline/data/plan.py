@@ -16,8 +16,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline import randomness
 from paceline.data.book import MOST
+from paceline.data.drawing import Drawing, Streamed, drawn
 from paceline.data.memo import Memo
-from paceline.data.order import Drawn, InShards, InTurn, Order, Shuffled
+from paceline.data.order import InShards, InTurn, Order, Shuffled
 from paceline.data.position import Cut, Position, set_states
 from paceline.data.supply import Portion, cut_up
 from paceline.errors import UnsupportedError
@@ -92,6 +93,11 @@ class Plan:
         count = len(self.order(epoch))
         return count // self.unit * self.unit if self.drops_last else count
 
+    def streamed(self, epoch: int) -> Streamed | None:
+        """The order of an epoch, where it is too long to be known; its length may be `ENDLESS`."""
+        order = self.order(epoch)
+        return order if isinstance(order, Streamed) else None
+
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
         """The samples of a batch, as the data set is indexed.
 
@@ -139,7 +145,7 @@ class Plan:
     def _make(self, epoch: int) -> Order:
         sampler = self.sampler
         if epoch in self._position.played:
-            return Drawn(self._played(sampler, self._position.played[epoch]))
+            return self._played(sampler, self._position.played[epoch])
         if isinstance(sampler, SequentialSampler):
             return InTurn(len(sampler))
         if _shuffles(sampler):
@@ -147,7 +153,7 @@ class Plan:
         if isinstance(sampler, DistributedSampler):  # it would split (and pad) a second time
             count = len(sampler.dataset)  # type: ignore[arg-type]
             return self._shuffled(count, epoch) if sampler.shuffle else InTurn(count)
-        return Drawn(self._drawn(sampler, randomness.mix(self._seed, epoch), self._position.arranged[epoch]))
+        return self._drawn(sampler, randomness.mix(self._seed, epoch), self._position.arranged[epoch])
 
     def _shuffled(self, count: int, epoch: int) -> Order:
         if not self.in_shards:
@@ -157,34 +163,46 @@ class Plan:
         buffer, turns = getattr(data, "shuffle_buffer", 8), getattr(data, "turns", False)
         return InShards(sizes, self._seed, epoch, buffer, turns)
 
-    def _drawn(self, sampler: Any, seed: int, workers: int) -> list[Any]:
+    def _drawn(self, sampler: Any, seed: int, workers: int) -> Order:
         """What the sampler gives when it starts from `seed`, without touching any generator.
 
         A sampler with a method `for_workers` puts batches that suit each other side by side.
         """
         own = _generator(sampler)
-        before = own.get_state() if own is not None else None
-        with randomness.seeded(seed):
+
+        def begin() -> None:
+            randomness.seed_all(seed)
             if own is not None:
                 own.manual_seed(seed)
-            found = list(sampler.for_workers(workers) if hasattr(sampler, "for_workers") else sampler)
-        if own is not None and before is not None:
-            own.set_state(before)
-        return found
 
-    def _played(self, sampler: Any, start: dict[str, Any]) -> list[Any]:
+        def items() -> Iterable[Any]:
+            found: Iterable[Any] = sampler.for_workers(workers) if hasattr(sampler, "for_workers") else sampler
+            return found
+
+        return drawn(Drawing(items, begin, [own] if own is not None else []), _length(sampler))
+
+    def _played(self, sampler: Any, start: dict[str, Any]) -> Order:
         """What the user's own loader gave in an epoch that began with these random states."""
         generators = generators_of(self.loader)
-        now, before = randomness.capture(), [generator.get_state() for generator in generators]
-        try:
+
+        def begin() -> None:
             randomness.restore(start)
             set_states(generators, start["loader"])
-            drawn = iter(sampler) if self.whole else sampler  # a loader's iterator asks for batches, then for its seed
+
+        def items() -> Iterable[Any]:
+            found: Iterable[Any] = iter(sampler) if self.whole else sampler
+            # a loader's iterator asks for batches, then for its seed
             torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
-            return list(drawn)
-        finally:
-            randomness.restore(now)
-            set_states(generators, before)
+            return found
+
+        return drawn(Drawing(items, begin, generators), _length(sampler))
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
 
 
 def _shuffles(sampler: Any) -> bool:

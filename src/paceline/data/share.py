@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from paceline.data.book import ENDLESS
 from paceline.data.completing import can_complete
 from paceline.data.course import Course
 from paceline.data.plan import Plan
@@ -86,7 +87,7 @@ class Share:
         course = self._course
         epoch, place = course.reached
         if self._leases is None and course.shards is None:
-            return min(1.0, self._position.now.batches / max(1, len(self)))
+            return min(1.0, self._position.now.batches / max(1, self._length() or ENDLESS))
         if course.shards is not None:
             total = course.shards.places
         else:
@@ -106,9 +107,11 @@ class Share:
     def _batches_of_plan(self, plan: Plan) -> int:
         epoch = self._position.epoch
         places = self._position.rest[epoch].total if self._position.others else plan.places(epoch)
+        if places >= ENDLESS // 2:
+            raise TypeError(f"a loader whose {type(plan.sampler).__name__} has no end has no length")
         split = split_of(plan.cut(places, self._world.size))
         rank = self._world.rank
-        if not plan.whole or places % self._world.size == 0:
+        if not plan.whole or places % self._world.size == 0 or plan.streamed(epoch) is not None:
             return split.batches(rank)
         return split.batches(0) if self._cut_up(plan, places) > rank else split.batches(0) - 1
 

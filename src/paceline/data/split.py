@@ -51,6 +51,7 @@ class Rounds:
 
     def __init__(self, total: int, batch: int, workers: int) -> None:
         self._total, self._batch, self._workers = total, batch, workers
+        self.workers = workers
         self._width = batch * workers
         self._full, rest = divmod(total, self._width)
         self._tail: list[Range] = []  # the rounds that are not full

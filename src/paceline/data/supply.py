@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -92,8 +92,8 @@ class Even:
     def _draw(self) -> bool:
         """Have one more portion at hand; whether there was one."""
         while self._number < len(self._split):
-            portion = self._portion(self._number)
             self._number += 1
+            portion = self._portion(self._number - 1)
             if portion is not None:
                 self._coming.append(portion)
                 return True
@@ -107,6 +107,33 @@ class Even:
                 return Portion(self._epoch, self._rest.cut(begin, end), (self._rank, self._whole))
         begin, end = split.part(number, self._rank)
         return Portion(self._epoch, self._rest.cut(begin, end)) if begin < end else None
+
+
+class EvenOfStream(Even):
+    """The same of places of which it turns out only in the end how many there are.
+
+    Args:
+        reach: gives how far there is something, up to a place.
+    """
+
+    def __init__(
+        self, reach: Callable[[int], int], epoch: int, rest: Ranges, split: Split, rank: int, first: int, whole: int
+    ) -> None:
+        super().__init__(epoch, rest, split, rank, first, whole)
+        self._reach = reach
+
+    def _portion(self, number: int) -> Portion | None:
+        assert isinstance(self._split, Rounds)
+        begin, end = self._split.bounds(number)
+        there = self._reach(end)
+        if there >= end:
+            return super()._portion(number)
+        self._number = len(self._split)  # nothing comes behind this round
+        workers = self._split.workers
+        if self._whole and 0 < there - begin < workers:
+            return Portion(self._epoch, [(begin, there)], (self._rank, workers))
+        low, high = even_parts(max(0, there - begin), workers)[self._rank]
+        return Portion(self._epoch, [(begin + low, begin + high)]) if low < high else None
 
 
 class Leases(Protocol):

@@ -153,8 +153,10 @@ class Loaders:
             raise refusals.step_in_whole_pass(
                 self._where(), optimizer, whole.where, _samples(whole.loader), self._workers, whole.gradients
             )
-        if self._passes.stepped():
+        for one in self._passes.stepped():
             self.split = True
+            if one.over and one.steps == 1:
+                self._history.add(one, True)
 
     def judge(self) -> None:
         """The program goes on to something else than the last pass, or ends.

@@ -120,8 +120,8 @@ class Passes:
                 return one  # its loss was summed up, and its gradients come behind it
         return None
 
-    def stepped(self) -> bool:
-        """A step was made: whether of anything that was split."""
+    def stepped(self) -> list[Pass]:
+        """A step was made: of what that was split."""
         self._last = [one for one in self._since if one.split] or self._last
         for one in self._last:
             if not (one.over and one.graph is False):  # what was only looked at is in no step
@@ -129,7 +129,7 @@ class Passes:
         self.left = [one for one in self.left if not one.steps]
         self.unmerged = self.unmerged or any(one.complete for one in self._last)
         self._since.clear()
-        return bool(self._last)
+        return self._last
 
     def close(self, one: Pass, complete: bool) -> None:
         """A pass is over."""
