@@ -3,16 +3,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+
+from paceline.errors import NonFiniteError
+from paceline.world import World
+
+DEPTH = 20
+"""Frames between a scaler's step and the hook of the optimizer's, at most."""
 
 
 def skipped(optimizer: Optimizer) -> bool:
     """Whether the step that just ended did nothing: fused optimizers skip inside, and say so in `found_inf`."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found.item() if hasattr(found, "item") else found)
+
+
+def is_scaler(thing: Any) -> bool:
+    """Whether it is a GradScaler that does something."""
+    return issubclass(type(thing), GradScaler) and bool(thing.is_enabled())
+
+
+def stepping_scaler() -> Any:
+    """The GradScaler that makes the step in whose hook this is called; None where the program steps itself."""
+    frame = sys._getframe(1)
+    for _ in range(DEPTH):
+        if frame is None:
+            return None
+        if frame.f_code.co_name in ("step", "_maybe_opt_step"):
+            owner = frame.f_locals.get("self")
+            if is_scaler(owner):
+                return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def overflow(world: World, ranks: list[int]) -> NonFiniteError:
+    """What is raised where the program makes a step in spite of it."""
+    return NonFiniteError(
+        world.sign(
+            f"the scaled gradients of {world.names(ranks)} hold inf or nan, so this step is to be skipped, and it was "
+            "not made by the GradScaler; call scaler.step(optimizer), or train without a scaler"
+        )
+    )
+
+
+class Scaling:
+    """By what the gradients of an optimizer are scaled, as far as that is known.
+
+    Where gradients leave in backward nobody needs to hand the scaler over: it is found when it makes its first step.
+    Before that, one that lives is taken for the one (which is looked for only when gradients are not finite).
+
+    Args:
+        scaler: the one that was handed over, or None.
+
+    Attributes:
+        kept_at: the scale of the numbers that codecs have kept for later; None where it is not known.
+    """
+
+    def __init__(self, scaler: Any = None) -> None:
+        self._scaler, self._sure = scaler, scaler is not None
+        self.kept_at: float | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a scaler is to hear of a gradient that is not finite."""
+        if self._sure:
+            return self._scaler is not None and bool(self._scaler.is_enabled())
+        return any(is_scaler(thing) and thing._scale is not None for thing in gc.get_objects())
+
+    def stepped_by(self, scaler: Any) -> None:
+        """A step is made by this scaler, or by the program itself (None)."""
+        if scaler is not None and not self._sure:
+            self.kept_at = float(scaler.get_scale())
+        self._scaler, self._sure = scaler, True
+
+    def follow(self, kept: Iterable[dict[str, Tensor]]) -> None:
+        """Bring what codecs have kept to the scale of the gradients that come now."""
+        states = list(kept)
+        if not states:
+            return
+        now = float(self._scaler.get_scale()) if self._scaler is not None else None
+        if now is not None and self.kept_at is not None and now != self.kept_at:
+            for state in states:
+                for tensor in state.values():
+                    tensor.mul_(now / self.kept_at)
+        self.kept_at = now
 
 
 class ScalerHook:
@@ -24,16 +106,23 @@ class ScalerHook:
         scaler: a `torch.amp.GradScaler`.
         exchange: optimizer -> exchanges its (scaled) gradients; called once a step.
         ours: optimizer -> whether it belongs to this run and gradients are due.
+        over: optimizer -> is told that its step is over, also where it was skipped.
     """
 
-    def __init__(self, scaler: Any, exchange: Callable[[Optimizer], None], ours: Callable[[Optimizer], bool]) -> None:
-        self._scaler, self._exchange, self._ours = scaler, exchange, ours
+    def __init__(
+        self,
+        scaler: Any,
+        exchange: Callable[[Optimizer], None],
+        ours: Callable[[Optimizer], bool],
+        over: Callable[[Optimizer], None],
+    ) -> None:
+        self._scaler, self._exchange, self._ours, self._over = scaler, exchange, ours, over
         self._unscale, self._step = scaler.unscale_, scaler.step
         self.done: set[int] = set()
         scaler.unscale_, scaler.step = self._on_unscale, self._on_step
 
     def _once(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self.done and self._ours(optimizer):
+        if self._scaler.is_enabled() and id(optimizer) not in self.done and self._ours(optimizer):
             self.done.add(id(optimizer))
             self._exchange(optimizer)
 
@@ -46,7 +135,9 @@ class ScalerHook:
         try:
             return self._step(optimizer, *args, **kwargs)
         finally:
-            self.done.discard(id(optimizer))
+            if id(optimizer) in self.done:
+                self.done.discard(id(optimizer))
+                self._over(optimizer)
 
     def remove(self) -> None:
         """Give the scaler back as it was."""

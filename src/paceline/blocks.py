@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.buffers import BufferLane
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.fragments import Modules
 from paceline.guards import Guard
-from paceline.lanes import BufferLane, Lane, ParameterLane
+from paceline.lanes import Lane, ParameterLane
 from paceline.regroup import Old
 from paceline.rule import Rule
 from paceline.schedule import EveryBlock

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from typing import Any
 
@@ -64,6 +63,11 @@ def check_model(model: Modules) -> None:
                 )
             if parameter.is_meta:
                 raise UnsupportedError(f"{prefix}{name} lies on the meta device; give it real memory, then attach")
+        for name, buffer in module.named_buffers():
+            if is_lazy(buffer) or buffer.is_meta:
+                raise UnsupportedError(
+                    f"{prefix}{name} is a buffer without memory; run a batch through the model first"
+                )
 
 
 def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Optimizer, Named]]:
@@ -144,9 +148,12 @@ def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:
     }
 
 
-def check_same(transport: Transport, rule: Rule, parts: list[Fragment], settings: dict[str, Any]) -> None:
-    """Compare rule, settings and the model's layout over the workers; the same error on all where they differ."""
-    rows = [row for part in parts for row in part.layout()]
+def check_same(transport: Transport, rule: Rule, rows: list[list[object]], settings: dict[str, Any]) -> None:
+    """Compare rule, settings and the model's layout over the workers; the same error on all where they differ.
+
+    Args:
+        rows: name, shape, dtype and kind of each tensor.
+    """
     everybody = transport.gather_json({"rule": rule.text(), "settings": settings, "rows": rows})
     world, first = transport.world, everybody[0]
     for rank, one in enumerate(everybody):
@@ -193,24 +200,22 @@ def check_unchanged(owned: list[tuple[Optimizer, Named]]) -> None:
             )
 
 
-def refuse_hidden_scaler() -> None:
-    """A GradScaler that we do not know of skips steps on some workers alone, and the others would wait for ever."""
-    frame = sys._getframe(1)
-    for _ in range(12):
-        if frame is None:
-            return
-        if type(frame.f_locals.get("self")).__name__ == "GradScaler":
-            raise UnsupportedError(
-                "the step is taken by a GradScaler, and this rule exchanges gradients: workers have to skip a step "
-                "together. Give the scaler to paceline: attach(model, optimizer, scaler=scaler, ...)"
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+def refuse_hidden_scaler(rule: Rule, scaler: Any, landed: bool) -> None:
+    """A GradScaler that we do not know of makes the step. Without gradients that all have exchanged in backward it
+    skips steps on some workers alone, and the others would wait for ever."""
+    check_scaler(rule, scaler)
+    if not landed:
+        raise UnsupportedError(
+            "the step is taken by a GradScaler, and this rule exchanges gradients: workers have to skip a step "
+            "together. Give the scaler to paceline: attach(model, optimizer, scaler=scaler, ...)"
+        )
 
 
 @torch.no_grad()
 def broadcast_start(transport: Transport, parts: list[Fragment], source: int = 0) -> None:
     """Everybody takes the values of rank `source`."""
     for part in parts:
+        part.refresh()
         flat = part.whole(transport.wire_device(part.device))
         transport.broadcast(flat, source).wait()
         part.write(0, part.numel, flat)

@@ -6,13 +6,19 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from paceline.control.errors import EXPELLED, GivenUpError
 from paceline.errors import UnsupportedError
 from paceline.transport import Transport, virtual
 from paceline.update import Named
+
+trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""The parameters of the runs that are attached, by id."""
 
 
 def at_end(run: virtual.Closable) -> Callable[[], None]:
@@ -45,8 +51,19 @@ def _error() -> BaseException | None:
     return error
 
 
+def release(owned: list[tuple[Any, Named]]) -> None:
+    """The run that trained these parameters is over."""
+    for _, named in owned:
+        for _, parameter in named:
+            trained.pop(id(parameter), None)
+
+
 def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:
-    """Refuse a parameter that two virtual workers attach: they must not share a model."""
+    """A run of this process trains these parameters from now on.
+
+    Refuses a parameter that two virtual workers attach: they must not share a model.
+    """
+    trained.update((id(parameter), parameter) for _, named in owned for _, parameter in named)
     if not isinstance(transport, virtual.VirtualTransport):
         return
     for _, named in owned:

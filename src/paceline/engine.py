@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from paceline import checks, ending, export
-from paceline.amp import ScalerHook
+from paceline.amp import ScalerHook, stepping_scaler
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
@@ -20,11 +20,12 @@ from paceline.codec import Dense
 from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
-from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
+from paceline.fragments import Fragment, Modules
 from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.regroup import Old
 from paceline.rule import Rule, is_block
 from paceline.settings import Settings
+from paceline.starting import begin_together
 from paceline.together import MergePoint
 from paceline.topology import Flat
 from paceline.transport import Transport
@@ -81,10 +82,7 @@ class Engine:
     def _join(self) -> None:
         settings = {"seed": self._settings.seed, "outer_state": self._settings.outer_state}
         settings["guard"] = str(self._settings.guard)
-        settings |= checks.about_optimizers(self._owned)
-        checks.check_same(self._transport, self.rule, self._start_parts(), settings)
-        ending.claim(self._transport, self._owned)
-        checks.broadcast_start(self._transport, self._start_parts())
+        self._parts = begin_together(self._transport, self.rule, self._model, self._owned, settings)
         behind = self.rule.schedule.overlap > 0
         self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.common, behind)
         self._inner = self._within_host() if self.rule.within else None
@@ -127,6 +125,7 @@ class Engine:
             PassEnd(),
             early=last == 0,
             heard=self._hear,
+            scaler=self._settings.scaler,
         )
         self.gradients = [
             GradientUpdate(
@@ -142,7 +141,9 @@ class Engine:
             for number, (optimizer, named) in enumerate(self._owned)
         ]
         if self._settings.scaler is not None:
-            self._scaler_hook = ScalerHook(self._settings.scaler, self._settle, self._is_due)
+            scaler = self._settings.scaler
+            settle = lambda one: self._settle(one, scaler)  # noqa: E731
+            self._scaler_hook = ScalerHook(scaler, settle, self._is_due, self.after_step)
 
     def _stop_gradients(self) -> None:
         for update in self.gradients:
@@ -215,16 +216,18 @@ class Engine:
         """Make sure that the gradients are the workers' mean."""
         if not self.gradients_due or (self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done):
             return
-        self._settle(optimizer)
+        scaler = stepping_scaler()
+        if scaler is not None:
+            checks.refuse_hidden_scaler(self.rule, scaler, self.gradients[self._number(optimizer)].landed)
+        self._settle(optimizer, scaler)
 
-    def _settle(self, optimizer: Optimizer) -> None:
+    def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
+        """Make sure of the gradients, for a step that is made by `scaler`, or by the program itself (None)."""
         checks.check_unchanged(self._owned)
         update = self.gradients[self._number(optimizer)]
-        if not update.landed and self._scaler_hook is None and self._flow.steps == 0:
-            checks.refuse_hidden_scaler()
+        update.scaling.stepped_by(scaler)
         update.before_step()
-        scaled = self._scaler_hook is not None or getattr(optimizer, "found_inf", None) is not None
-        if update.problem is not None and not scaled:  # else the scaler finds it on every worker, and all skip
+        if update.problem is not None and scaler is None:  # else the scaler finds it on every worker, and all skip
             raise update.problem
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -378,7 +381,7 @@ class Engine:
             if any(h.kind == WARM for h in meeting.headers):
                 self._take_start(meeting)
             elif meeting.all_leaving:
-                self._even_out(self._transport, meeting, self._start_parts())
+                self._even_out(self._transport, meeting, self._parts)
                 return
             self._retune(0)
 
@@ -393,7 +396,7 @@ class Engine:
                 self._advance(self.blocks, idle=True)
             self._retune(0)
         self._land_all()
-        parts = self._start_parts() if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
+        parts = self._parts if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
         self._even_out(inner.transport, meeting, parts)
 
     def _leave_blocks(self, blocks: Blocks) -> None:
@@ -422,13 +425,10 @@ class Engine:
         if len(set(totals)) > 1:
             checks.broadcast_start(transport, parts, totals.index(max(totals)))
 
-    def _start_parts(self) -> list[Fragment]:
-        parameters = [pair for _, named in self._owned for pair in named]
-        return fragments("parameters", parameters) + fragments("buffers", averaged_buffers(self._model))
-
     def close(self) -> None:
         """Unhook, and end what works in the background."""
         self.closed = True
+        ending.release(self._owned)
         self._stop_gradients()
         self._exchanger.close()
         if self._inner is not None:

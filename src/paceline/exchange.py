@@ -231,7 +231,8 @@ class Exchanger:
     def __init__(self, transport: Transport, codec: Codec, topology: Topology, behind: bool = False) -> None:
         self.transport, self.codec = transport, codec
         self._route = topology.route(transport, codec.operations)
-        self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or behind))
+        self._behind = behind
+        self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or behind), self._route.stages)
         self._announced: Opening | None = None
         self.sequence = 0
         self.asks: Callable[[], bool] = lambda: False
@@ -266,9 +267,9 @@ class Exchanger:
         rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
         return self.transport.all_gather(rows, row.to(device)), rows
 
-    def begin(self, chunk: Chunk, factor: float, number: int) -> Running:
-        """Start the exchange of a chunk; `number` counts the exchanges of its payload."""
-        return self.begin_with(chunk, chunk.fill(factor), number)
+    def begin(self, chunk: Chunk, factor: float, number: int, block: bool = False) -> Running:
+        """Start the exchange of a chunk; `number` counts the exchanges of its payload; `block`: not of gradients."""
+        return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number), eager=block and self._behind)
 
     def begin_with(self, chunk: Chunk, x: Tensor, number: int) -> Running:
         """The same with a contribution that was filled before; `x` becomes the sum."""
@@ -284,7 +285,7 @@ class Exchanger:
                 chunk.prepare(total, meeting)
             return total, state
 
-        return self._pipeline.start(steps())
+        return self._pipeline.start(steps(), eager=True)
 
     def _steps(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
         codec = Dense() if chunk.lossless else self.codec.at(number)
@@ -382,7 +383,7 @@ class Flight:
             if self.behind:
                 running = self._exchanger.begin_behind(chunk, self._factor, self._number, self.opening)
             else:
-                running = self._exchanger.begin(chunk, self._factor, self._number)
+                running = self._exchanger.begin(chunk, self._factor, self._number, block=True)
             self._under_way.append((chunk, running))
 
     @classmethod

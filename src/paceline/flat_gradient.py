@@ -136,6 +136,13 @@ class FlatGradient:
         if self._swap:
             self.wire, self._other, self._swap = self.other, self.wire, False
 
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Make all gradients infinite that this worker or another has, so that a GradScaler skips the step."""
+        for has, parameter in zip(self.has, self.fragment.tensors, strict=True):
+            if has:
+                self.carrier.target(parameter).fill_(math.inf)
+
     def checksum(self) -> Tensor:
         """Of the parameters' bits, int64, shape ()."""
         total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)

@@ -305,7 +305,8 @@ def averaged_buffers(model: Modules) -> list[tuple[str, Tensor]]:
     found = []
     for prefix, module in module_list(model):
         for name, buffer in module.named_buffers():
-            if buffer.numel() == 0 or buffer.dtype == torch.bool or buffer.is_complex():
+            plain = buffer.layout == torch.strided and not buffer.is_complex() and buffer.dtype != torch.bool
+            if not plain or buffer.numel() == 0:
                 continue
             if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
                 continue

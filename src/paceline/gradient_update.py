@@ -7,7 +7,11 @@ An exchange is a header, the gradients in chunks, and a footer. Chunks lie in th
 (rank 0's order in the first pass, taken by all); each leaves as soon as its last gradient is there and all before it
 have left, so the order on the wire is the same everywhere whatever the timing. When the pass is over the footer says
 what could not be known before: whether this worker's gradients were finite, and whether one of them changed after it
-had left. Where either happened anywhere, everybody sends again, without what is not finite.
+had left. Where either happened anywhere, everybody sends again, without what is not finite. Under a GradScaler an
+overflow anywhere is one everywhere: the gradients of all become infinite, so that all scalers skip the step and lower
+the scale alike, as that of one worker with the whole batch does.
+
+Buffers (running statistics) go along, as their mean. One that holds inf or nan goes back to the last mean first.
 
 When backward returns, gradients are the workers' mean: what a program does with them before the step (clipping, norms)
 it does to the mean, alike on all. Where a program makes several passes before a step, the exchange goes with the last,
@@ -18,7 +22,6 @@ gradients add up.
 from __future__ import annotations
 
 import math
-import struct
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,15 +32,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.amp import Scaling, overflow
 from paceline.backward import Backward, PassEnd
+from paceline.buffers import buffer_lanes
 from paceline.carriers import FirstMoments
 from paceline.codec import Dense
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, judged, refuse_nothing
 from paceline.flat_gradient import FlatGradient, GradientChunk
+from paceline.footer import Footer, of_buffers, with_footers
 from paceline.fragments import Modules, fragments
 from paceline.guards import Guard, Norms
-from paceline.lanes import LaneChunk, Moves, buffer_lanes
+from paceline.lanes import LaneChunk, Moves
 from paceline.outer.base import Coefficients
 from paceline.payload import FirstMoment
 from paceline.pipeline import Running
@@ -61,6 +67,7 @@ class Occasion:
         early: whether chunks may leave before the pass is over; with several optimizers their order would not be
             certain.
         heard: told of every exchange when nothing of it is on the wire any more.
+        scaler: the GradScaler that was handed over, if any.
     """
 
     due: Callable[[], bool]
@@ -69,41 +76,7 @@ class Occasion:
     ends: PassEnd
     early: bool
     heard: Callable[[Meeting], None]
-
-
-@dataclass(frozen=True)
-class Footer:
-    """What one worker says when its gradients are all on their way.
-
-    Attributes:
-        finite: whether they were free of inf and nan.
-        stale: whether one changed after it had left.
-        presence: checksum of which parameters have a gradient.
-        passes: backward passes since the last step.
-        checksum: of the parameters, 0 where not taken.
-        usual: whether the norm is not far outside of what is usual.
-        norm: of the gradients, with the precision of 32 bits; 0 where not judged.
-    """
-
-    finite: bool = True
-    stale: bool = False
-    presence: int = 0
-    passes: int = 0
-    checksum: int = 0
-    usual: bool = True
-    norm: float = 0.0
-
-    def pack(self) -> Tensor:
-        """As int64, shape (5,)."""
-        (bits,) = struct.unpack("<I", struct.pack("<f", min(self.norm, 3e38)))
-        condition = self.finite | self.usual << 1 | bits << 2
-        return torch.tensor([condition, int(self.stale), self.presence, self.passes, self.checksum])
-
-    @classmethod
-    def unpack(cls, row: list[int]) -> Footer:
-        """The inverse of `pack`."""
-        (norm,) = struct.unpack("<f", struct.pack("<I", row[0] >> 2))
-        return cls(bool(row[0] & 1), bool(row[1]), row[2], row[3], row[4], bool(row[0] >> 1 & 1), norm)
+    scaler: Any = None
 
 
 def _no_moves(meeting: Meeting) -> Moves:
@@ -139,6 +112,7 @@ class GradientUpdate:
         self._rule, self._exchanger, self.kind, self._named, self._occasion = rule, exchanger, kind, named, occasion
         self._codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
         self._moments = FirstMoments(optimizer) if isinstance(rule.payload, FirstMoment) else None
+        self.scaling = Scaling(occasion.scaler)
         self.buffer_lanes = buffer_lanes(model, None) if model is not None else []
         self.parts: list[FlatGradient] = []
         self._chunks: list[GradientChunk] = []
@@ -149,6 +123,7 @@ class GradientUpdate:
         self._usual: set[int] = set()  # parameters that get a gradient in the last pass before a step
         self._expected = 1  # passes before a step
         self._exchanges = 0
+        self._number = 0  # of the step that is exchanged, the first is 0; a step may take several exchanges
         self._norms = Norms(guard) if guard is not None and guard.gradients else None
         self._opening: Opening | None = None
         self._running: list[tuple[Chunk, Running]] = []
@@ -188,10 +163,12 @@ class GradientUpdate:
     def frozen(self) -> bool:
         """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
         payload = self._rule.payload
-        return isinstance(payload, FirstMoment) and self._exchanges >= payload.warmup
+        return isinstance(payload, FirstMoment) and self._occasion.work().total >= payload.warmup
 
     def _open(self, work: Work) -> None:
         self._factor, self._stale, self._running = work.factor, False, []
+        self._number = work.total
+        self.scaling.follow(chunk.state for chunk in self._chunks if not self._codec.exact)
         header = Header(0, self.kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
         self._exchanger.timing.wait_s = 0.0
         self._opening = self._exchanger.open(header)
@@ -206,7 +183,7 @@ class GradientUpdate:
 
     def _launch(self) -> None:
         chunk = self._chunks[len(self._running)]
-        self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._exchanges)))
+        self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._number)))
 
     # -- the exchange -----------------------------------------------------------------------------
 
@@ -227,29 +204,25 @@ class GradientUpdate:
                 self._opening = None  # after an error there is nothing to go on with
                 self._arrange(opening.meeting())
                 self._opening = opening
-            for lane in self.buffer_lanes:
-                lane.fragment.refresh()
             while len(self._running) < len(self._chunks):
                 self._launch()
             self._launch_buffers(self._factor)
             finite = all(part.finite for part in self.parts)
-            finite = finite and all(lane.fragment.finite() for lane in self.buffer_lanes)
             stale = self._stale or any(part.changed() for part in self.parts)
             norm = self._norm() if finite else 0.0
             usual = self._norms is None or self._norms.usual(self._exchanger.transport.world.rank, norm)
             said = (self._presence(), self._backward.passes, self._checked(), usual, norm)
-            footer = Footer(finite, stale, *said)
-            met.append(self._conclude(opening, footer, self._factor))
+            footer = Footer(finite, stale, *said, overflowed=not finite and self.scaling.active)
+            met.append(self._conclude(opening, footer))
             self._learn()
 
     def join(self, opening: Opening) -> Meeting:
         """Come to an exchange with nothing in hand."""
         if not self._chunks:
             self._arrange(opening.meeting())
-        for lane in self.buffer_lanes:
-            lane.fragment.refresh()
+        self._number = max(h.total for h in opening.meeting().headers if h.brings)
         self._send_all(0.0)
-        return self._conclude(opening, Footer(), 0.0)
+        return self._conclude(opening, Footer())
 
     @torch.no_grad()
     def withdraw(self) -> None:
@@ -264,7 +237,7 @@ class GradientUpdate:
         while len(self._running) < len(self._chunks):
             self._launch()
         self._launch_buffers(0.0)
-        self._conclude(self._opening, Footer(finite=False, presence=self._presence()), 0.0)
+        self._conclude(self._opening, Footer(finite=False, presence=self._presence(), buffers=False))
         for part in self.parts:
             part.muted = False
 
@@ -278,10 +251,13 @@ class GradientUpdate:
         self._launch_buffers(factor)
 
     def _launch_buffers(self, factor: float) -> None:
+        for lane in self.buffer_lanes:
+            lane.fragment.refresh()
+            lane.mend()
         for chunk in self._buffer_chunks:
-            self._running.append((chunk, self._exchanger.begin(chunk, factor, self._exchanges)))
+            self._running.append((chunk, self._exchanger.begin(chunk, factor, self._number)))
 
-    def _conclude(self, opening: Opening, footer: Footer, factor: float) -> Meeting:
+    def _conclude(self, opening: Opening, footer: Footer) -> Meeting:
         """Say the footer, and apply what comes; or send all again where that is needed."""
         pending, rows = self._exchanger.tell(footer.pack())
         self._opening = None
@@ -289,8 +265,8 @@ class GradientUpdate:
         pending.wait()
         footers = [Footer.unpack(row) for row in rows.tolist()]
         self._agree(meeting, footers)
-        meeting = judged(_with(meeting, footers))
-        if meeting.left_out or any(f.stale for f in footers):
+        sent, meeting = of_buffers(meeting, footers), judged(with_footers(meeting, footers))
+        if meeting.weight > 0 and (meeting.left_out or any(f.stale for f in footers)):
             self._send_all(meeting.headers[self._exchanger.transport.world.rank].factor)
             results = [(chunk, *running.finish()) for chunk, running in self._running]
         self._running = []
@@ -301,7 +277,11 @@ class GradientUpdate:
                 part.has = [False] * len(part.has)
         if len({f.presence for f in brought}) > 1:
             self._share_presence()
-        self._land(results, meeting)
+        self.landed, self.problem = True, None
+        if meeting.weight > 0:
+            self._land(results, meeting)
+        else:
+            self._land_nothing(results, meeting, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
         self._expected = max(f.passes for f in brought) or 1
         self._occasion.heard(meeting)
         return self._remember(meeting)
@@ -330,13 +310,6 @@ class GradientUpdate:
         return meeting, results
 
     def _land(self, results: list[Any], meeting: Meeting) -> None:
-        self.landed, self.problem = True, None
-        if meeting.weight == 0:
-            try:
-                refuse_nothing(meeting, self._exchanger.transport.world)
-            except NonFiniteError as error:
-                self.problem = error
-            return
         for chunk, total, state in results:
             chunk.keep(state)
             chunk.land(total, meeting)
@@ -345,6 +318,23 @@ class GradientUpdate:
                 chunk.take_back(meeting.weight)
         for part in self.parts:
             part.unpack()
+
+    def _land_nothing(self, results: list[Any], meeting: Meeting, sent: Meeting, overflowed: list[int]) -> None:
+        """No gradient can be used: only the buffers are brought together, as they were sent."""
+        if sent.weight > 0:
+            for chunk, total, state in results:
+                if isinstance(chunk, LaneChunk):
+                    chunk.keep(state)
+                    chunk.land(total, sent)
+        if overflowed:
+            self.problem = overflow(self._exchanger.transport.world, overflowed)
+            for part in self.parts:
+                part.spoil()
+            return
+        try:
+            refuse_nothing(meeting, self._exchanger.transport.world)
+        except NonFiniteError as error:
+            self.problem = error
 
     def _learn(self) -> None:
         self._usual = set(self._backward.order)
@@ -431,7 +421,7 @@ class GradientUpdate:
         if frozen and self._moments is not None and self.problem is None:
             present = [t for part in self.parts for t, has in zip(part.fragment.tensors, part.has, strict=True) if has]
             assert isinstance(self._rule.payload, FirstMoment)
-            self._moments.step(present, self._exchanges - self._rule.payload.warmup)
+            self._moments.step(present, self._number + 1 - self._rule.payload.warmup)
 
     def stepped(self) -> None:
         """The optimizer made its step."""
@@ -460,6 +450,7 @@ class GradientUpdate:
             "expected": self._expected,
             "exchanges": self._exchanges,
             "codec": [dict(chunk.state) for chunk in self._chunks],
+            "scale": self.scaling.kept_at,
             "norms": self._norms.state() if self._norms is not None else [],
         }
 
@@ -470,6 +461,7 @@ class GradientUpdate:
         self._load_norms(saved)
         if saved["order"]:
             self._build([int(index) for index in saved["order"]])
+        self.scaling.kept_at = saved.get("scale")
         for chunk, kept in zip(self._chunks, saved["codec"], strict=True):
             chunk.state = restored(kept, chunk.part.wire.device)
 
@@ -486,13 +478,3 @@ class GradientUpdate:
             self._build([int(index) for index in saved["order"]])
         for chunk in self._chunks:
             chunk.state = {}
-
-
-def _with(meeting: Meeting, footers: list[Footer]) -> Meeting:
-    """The meeting as the footers leave it: who was not finite weighs nothing."""
-    return Meeting(
-        tuple(
-            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, norm=f.norm, usual=f.usual)
-            for h, f in zip(meeting.headers, footers, strict=True)
-        )
-    )

@@ -32,14 +32,7 @@ from torch import Tensor
 
 from paceline.codec import Layout, State
 from paceline.exchange import Meeting, fold
-from paceline.fragments import (
-    BLOCK_ELEMENTS_CPU,
-    Fragment,
-    Modules,
-    averaged_buffers,
-    find_buffers,
-    fragments,
-)
+from paceline.fragments import BLOCK_ELEMENTS_CPU, Fragment
 from paceline.optimizers import Moment
 from paceline.outer import Outer
 from paceline.outer.base import Coefficients
@@ -179,8 +172,9 @@ class ParameterLane(Lane):
     Args:
         outer: the rule's outer step.
         coefficients: what origin needs for the block under way (only `ahead` of it).
-        mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
-            progress made meanwhile.
+        mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
+            meanwhile.
+        mixes_at_once: whether that holds for exchanges that are waited for, too.
     """
 
     lossless = False
@@ -192,9 +186,11 @@ class ParameterLane(Lane):
         coefficients: Callable[[], Coefficients],
         device: torch.device | None,
         mixing: float | None = None,
+        mixes_at_once: bool = False,
     ) -> None:
         super().__init__(fragment, device)
         self._outer, self._coefficients, self._mixing = outer, coefficients, mixing
+        self._at_once = mixing if mixes_at_once else None
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
 
@@ -226,10 +222,14 @@ class ParameterLane(Lane):
 
     def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
-        out = self.fragment.piece(begin, end, self.scratch(1, end - begin))
+        out = self.scratch(1, end - begin)
+        if not self._at_once:
+            out = self.fragment.piece(begin, end, out)
         start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
         fold(self.checksum, start)
-        if start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
+        if self._at_once:
+            self._mix(begin, end, start, self._at_once)
+        elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
 
     def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
@@ -248,8 +248,12 @@ class ParameterLane(Lane):
             super().move(begin, end, made)
             return
         assert self.then is not None
+        self._mix(begin, end, self.then[begin:end], self._mixing)
+
+    def _mix(self, begin: int, end: int, start: Tensor, share: float) -> None:
+        """Keep that share of the parameters as they are, and take the rest from the new start."""
         now = self.fragment.read(begin, end, self.scratch(3, end - begin))
-        self.fragment.write(begin, end, torch.lerp(self.then[begin:end], now, self._mixing))
+        self.fragment.write(begin, end, torch.lerp(start, now, share))
 
     def capture(self) -> None:
         self.anchor.copy_(self.fragment.whole(self.device))
@@ -264,73 +268,6 @@ class ParameterLane(Lane):
 
     def state(self) -> dict[str, Tensor]:
         return {"anchor": self.anchor, **self.tensors}
-
-
-class BufferLane(Lane):
-    """Floating-point buffers, such as BatchNorm's: averaged and exported, never extrapolated."""
-
-    def __init__(self, fragment: Fragment, device: torch.device | None) -> None:
-        super().__init__(fragment, device)
-        self.anchor = fragment.whole(self.device)
-
-    def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        out.copy_(self.values(begin, end))
-
-    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
-        self.fragment.write(begin, end, self._next(begin, end, mean))
-
-    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
-        """The global values, brought up to date."""
-        start = self.anchor[begin:end].copy_(mean)
-        fold(self.checksum, start)
-        return start
-
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
-        self._next(begin, end, mean)
-
-    def move(self, begin: int, end: int, made: int) -> None:
-        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
-        self.fragment.write(begin, end, torch.lerp(self.anchor[begin:end], now, 0.5))
-
-    def capture(self) -> None:
-        self.anchor.copy_(self.fragment.whole(self.device))
-
-    def restore(self) -> None:
-        self.fragment.write(0, self.numel, self.anchor)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"anchor": self.anchor}
-
-
-class CounterLane(BufferLane):
-    """Whole-number buffers, such as BatchNorm's count of batches: the mean of what each worker added."""
-
-    def weight(self, meeting: Meeting) -> float:
-        return float(sum(meeting.minibatches))
-
-    def factor(self, factor: float, minibatches: int) -> float:
-        return float(minibatches) if factor else 0.0
-
-    def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        torch.sub(self.values(begin, end), self.anchor[begin:end], out=out)
-
-    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
-        start = self.anchor[begin:end].add_(mean)
-        fold(self.checksum, start)
-        return start
-
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
-        assert self.then is not None
-        torch.sub(self._next(begin, end, mean), self.then[begin:end], out=self.then[begin:end])
-
-    def move(self, begin: int, end: int, made: int) -> None:
-        Lane.move(self, begin, end, made)
-
-
-def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
-    """A lane for the buffers of each dtype and device."""
-    parts = fragments("buffers", averaged_buffers(model), find_buffers(model))
-    return [(BufferLane if p.outer_dtype.is_floating_point else CounterLane)(p, device) for p in parts]
 
 
 class MomentLane(Lane):

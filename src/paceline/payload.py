@@ -31,7 +31,8 @@ arrives. Two ways to join them:
 With p = theta_i(t+d) - theta_i(t), the progress, and e = theta_i(t) - s, what the worker was off the new start, the
 first is s + p and the second s + alpha p + alpha e: it keeps the share alpha of the progress and of the distance alike.
 alpha = 0 takes the start and drops the progress, alpha = 1 never takes anything. Either way the next delta is measured
-from s. The publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
+from s. Without a delay (d = 0) mixing alpha keeps the share alpha of e all the same: workers do not start alike then.
+The publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Delta:
         local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate or
             fitting.
         adam_only: True where the method is defined for Adam's moments alone.
-        mixing: alpha, the share of the local parameters that stays when a delayed exchange lands; None keeps the
-            progress made meanwhile instead.
+        mixing: alpha, the share of the local parameters that stays when an exchange lands, whatever its delay; None
+            keeps the progress made meanwhile instead.
         beta1: what the beta1 of Adam and AdamW is lowered to where it is larger and there are several workers; None
             leaves it.
     """

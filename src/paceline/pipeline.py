@@ -8,7 +8,10 @@ operation k. Every operation has a channel of its own (:meth:`paceline.transport
 started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
 
 Where exchanges have one operation, or the carrier works elsewhere (virtual workers, a GPU's own streams), no thread is
-made: the first operation starts at once, and `finish` does the rest.
+made: the first operation starts at once, and `finish` does the rest. Where workers go on meanwhile that would start the
+other operations when each worker comes to its result: one that has come to its end, restarts a block or exports the
+model does so earlier than the others. Every operation is then started when the exchange is (`eager`), each as soon as
+the one before is over, so that the order of operations is that of the exchanges, the same on every worker.
 """
 
 from __future__ import annotations
@@ -106,17 +109,24 @@ class Pipeline:
 
     Args:
         threads: whether to work in the background.
+        operations: that follow one another in an exchange, at most.
     """
 
-    def __init__(self, threads: bool) -> None:
-        self._threads = threads
+    def __init__(self, threads: bool, operations: int) -> None:
+        self._threads, self._operations = threads, operations
         self._stations: list[queue.SimpleQueue[_Carried | None]] = []
 
-    def start(self, steps: Steps[Any]) -> Running:
-        """Start an exchange; exchanges go through every station in the order in which they were started."""
+    def start(self, steps: Steps[Any], eager: bool = False) -> Running:
+        """Start an exchange; exchanges go through every station in the order in which they were started.
+
+        Args:
+            steps: the exchange.
+            eager: whether, without threads, all of its operations are started now.
+        """
         if not self._threads:
             inline = _Inline(steps)
-            inline.advance()
+            for _ in range(self._operations if eager else 1):
+                inline.advance()
             return inline
         carried = _Carried(steps)
         self._station(0).put(carried)

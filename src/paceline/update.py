@@ -14,20 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.buffers import buffer_lanes
 from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
 from paceline.fragments import Modules, fragments
 from paceline.guards import Guard, Norms
-from paceline.lanes import (
-    Lane,
-    LaneChunk,
-    MomentLane,
-    Moves,
-    ParameterLane,
-    buffer_lanes,
-    measure,
-)
+from paceline.lanes import Lane, LaneChunk, MomentLane, Moves, ParameterLane, measure
 from paceline.optimizers import (
     Moment,
     ensure_state,
@@ -129,6 +122,7 @@ class BlockUpdate:
         self.workers = workers
         self.kind, self._period = kind, rule.schedule.period
         self._behind = rule.schedule.overlap > 0
+        self._mixes_at_once = rule.payload.mixing is not None and not self._behind
         self._rule, self._exchanger, self._owned, self._device = rule, exchanger, owned, state_device
         self.choices = [rule.payload.resolve(optimizer) for optimizer, _ in owned]
         self._fitted = False
@@ -137,7 +131,9 @@ class BlockUpdate:
         self.counts = [step_count(o, [p for _, p in named]) for o, named in owned]
         everything = [pair for _, named in owned for pair in named]
         self.parameter_lanes = [
-            ParameterLane(fragment, rule.merging, self._coefficients, state_device, rule.payload.mixing)
+            ParameterLane(
+                fragment, rule.merging, self._coefficients, state_device, rule.payload.mixing, self._mixes_at_once
+            )
             for fragment in fragments("parameters", everything)
         ]
         self.buffer_lanes = buffer_lanes(model, state_device) if model is not None else []
@@ -276,6 +272,8 @@ class BlockUpdate:
         self.prepare()
         self._minibatches = work.minibatches
         self._begun_with = self._coefficients()
+        for lane in self.buffer_lanes:
+            lane.mend()
         norm, finite = self._measure(work)
         header = Header(
             sequence=0,
@@ -296,6 +294,8 @@ class BlockUpdate:
         self._left_out = not finite or (header.brings and not header.factor)
         if behind:
             self._prepare_to_go_on()
+        elif self._left_out and self._mixes_at_once:  # nothing of a spoilt block is to stay
+            self.restart()
         at_once = 0 if behind else IN_FLIGHT
         self._flight = self._exchanger.fly(header, lambda kind: self._chunks, self.block, at_once, self.checksum)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline import checks, ending
-from paceline.amp import skipped
+from paceline.amp import skipped, stepping_scaler
 from paceline.asynchronous.block_stream import BlockStream
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
@@ -40,6 +40,7 @@ from paceline.regroup import Old
 from paceline.rule import Rule
 from paceline.schedule.bounded import Bounded
 from paceline.settings import Settings
+from paceline.starting import begin_together
 from paceline.topology.sharded import Sharded
 from paceline.transport import Transport
 from paceline.transport.virtual import VirtualTransport
@@ -96,12 +97,7 @@ class Asynchronous:
 
     def _join(self, topology: Sharded) -> None:
         transport, world = self._transport, self._transport.world
-        parts = fragments("parameters", [pair for _, named in self._owned for pair in named])
-        parts += fragments("buffers", averaged_buffers(self._model))
-        about = {"seed": self._settings.seed, **checks.about_optimizers(self._owned)}
-        checks.check_same(transport, self.rule, parts, about)
-        ending.claim(transport, self._owned)
-        checks.broadcast_start(transport, parts)
+        begin_together(transport, self.rule, self._model, self._owned, {"seed": self._settings.seed})
         self._layout = Layout(topology, world.size)
         spans = [self._layout.add_optimizer(optimizer, named) for optimizer, named in self._owned]
         found = fragments("buffers", averaged_buffers(self._model), find_buffers(self._model))
@@ -200,8 +196,9 @@ class Asynchronous:
         stream = self._stream_of(optimizer)
         assert isinstance(stream, GradientStream)
         checks.check_unchanged(self._owned)
-        if self._schedule.staleness is not None and self._settings.scaler is None and self._flow.steps == 0:
-            checks.refuse_hidden_scaler()  # a step that it skips is a clock that others wait for
+        waits = self._schedule.staleness is not None and self._settings.scaler is None
+        if waits and (scaler := stepping_scaler()) is not None:
+            checks.refuse_hidden_scaler(self.rule, scaler, False)  # a step that it skips is a clock others wait for
         stream.before_step()
         self._note(began)
 
@@ -350,6 +347,7 @@ class Asynchronous:
     def close(self) -> None:
         """Let the connection go."""
         self.closed = True
+        ending.release(self._owned)
         if self._scaler is not None:
             self._scaler.__dict__.pop("step", None)
         self._service.close()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from paceline import checks, export
+from paceline import checks, ending, export
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
 from paceline.data.book import Mark
@@ -27,11 +27,12 @@ from paceline.elastic.live import Live
 from paceline.errors import CheckpointError, PacelineError, PeerLostError, UnsupportedError
 from paceline.exchange import Meeting
 from paceline.flow import Flow
-from paceline.fragments import Fragment, Modules, averaged_buffers, fragments
+from paceline.fragments import Modules
 from paceline.regroup import Old
 from paceline.rule import Rule, is_block
 from paceline.schedule import EveryBlock
 from paceline.settings import Settings
+from paceline.starting import exchanged_parts, layout, untrained
 from paceline.transport.base import Pending
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
@@ -56,7 +57,7 @@ def check_rule(rule: Rule) -> None:
 
 def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> dict[str, Any]:
     """What has to be the same on all workers, in JSON's terms."""
-    rows = [row for part in _parts(model, owned) for row in part.layout()]
+    rows = [row for part in exchanged_parts(model, owned) for row in part.layout()] + layout(untrained(model, owned))
     about = checks.about_optimizers(owned)
     del about["optimizer state at attach"]  # a newcomer is given it
     about["guard"] = str(settings.guard)
@@ -64,11 +65,6 @@ def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) ->
     numbers = sum(p.numel() for _, named in owned for _, p in named)
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
     return {**found, "tensors": len(rows), "numbers": numbers, "model": digest}
-
-
-def _parts(model: Modules, owned: Owned) -> list[Fragment]:
-    parameters = [pair for _, named in owned for pair in named]
-    return fragments("parameters", parameters) + fragments("buffers", averaged_buffers(model))
 
 
 class Elastic:
@@ -111,8 +107,9 @@ class Elastic:
         self._leases = LiveLeases(live.member, self._join, lambda: live.applied)
         live.exchanger.marks, live.exchanger.tuner = self._marks, tuner
         tuner.follow = self.follow
-        self.entering = Entering(live, owned, _parts(model, owned))
+        self.entering = Entering(live, owned, exchanged_parts(model, owned), untrained(model, owned))
         live.enter()
+        ending.claim(live.transport, owned)
         self.entering.start()
         device = torch.device("cpu") if settings.outer_state == "host" else None
         size = live.transport.world.size
@@ -315,6 +312,7 @@ class Elastic:
     def close(self) -> None:
         """Let everything go."""
         self.closed = True
+        ending.release(self._owned)
         self._live.close()
 
     # -- checkpoints ------------------------------------------------------------------------------

@@ -19,8 +19,11 @@ from paceline.control import GivenUpError
 from paceline.elastic.handover import Given, take
 from paceline.elastic.live import Live
 from paceline.errors import CheckpointError, PeerLostError
+from paceline.starting import take_untrained
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.blocks import Blocks, Owned
     from paceline.fragments import Fragment
 
@@ -33,7 +36,8 @@ class Entering:
     Args:
         live: its membership.
         owned: (optimizer, its named parameters) pairs.
-        parts: what all begin alike with.
+        parts: what all begin alike with, of what is exchanged.
+        rest: (name, tensor) pairs of what is not.
 
     Attributes:
         given: what a living worker sent, where this one is a newcomer.
@@ -43,8 +47,8 @@ class Entering:
         blocks: of this worker.
     """
 
-    def __init__(self, live: Live, owned: Owned, parts: list[Fragment]) -> None:
-        self._live, self._owned, self._parts = live, owned, parts
+    def __init__(self, live: Live, owned: Owned, parts: list[Fragment], rest: list[tuple[str, Tensor]]) -> None:
+        self._live, self._owned, self._parts, self._rest = live, owned, parts, rest
         self.given: Given | None = None
         self.must_resume = self.settled = False
         self.put: Callable[[Given], None] = lambda given: None
@@ -56,12 +60,14 @@ class Entering:
         while True:
             try:
                 if live.new and live.generation.donor is not None:
-                    limit = 1 << 26 | 32 * sum(p.numel() * 8 for _, named in self._owned for _, p in named)
+                    limit = (1 << 26) + 256 * sum(p.numel() for _, named in self._owned for _, p in named)
+                    limit += 2 * sum(t.numel() * t.element_size() for _, t in self._rest)
                     self.given = take(live.transport, live.rank_of(live.generation.donor), limit)
                     self.must_resume = False
                 else:
                     self.must_resume = live.generation.restored
                     checks.broadcast_start(live.transport, self._parts)
+                    take_untrained(live.transport, self._rest)
                 return
             except GivenUpError:
                 raise

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch with nan must not stay in BatchNorm's running statistics, on whichever workers it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import paceline
+from paceline import NonFiniteError
+from tests.helpers import make_net, same_bits, sgd, simulate, state_of
+
+RULES = ["sync", "one_bit(warmup=2)", "sync(reproducible=True)", "averaging(period=2)", "bmuf(period=2, overlap=1)"]
+RULES += ["averaging(period=2, warmup=4)", "streaming_diloco(period=4, fragments=2, overlap=1)"]
+FREE = ["asgd(overlap=0)", "ssp(staleness=2)", "easgd(period=2)", "asgd(period=2)"]
+
+
+def rank() -> int:
+    found = paceline.transport.virtual.current()
+    assert found is not None
+    return found.world.rank
+
+
+def program(rule: str, who: tuple[int, ...], guarded: bool, steps: int = 16) -> Callable[[], dict[str, Any]]:
+    """Batch 3 is nan on the workers `who`; a `guarded` program skips it, after the forward pass has seen it."""
+
+    def body() -> dict[str, Any]:
+        model = make_net(norm=True)
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, rule, timeout_s=20)
+        torch.manual_seed(rank())
+        failed = 0
+        for step in range(steps):
+            optimizer.zero_grad()
+            x = torch.randn(8, 6)
+            if step == 3 and rank() in who:
+                x[0, 0] = torch.nan
+            loss = model(x).square().mean()
+            if guarded and not bool(torch.isfinite(loss)):
+                continue
+            try:
+                loss.backward()
+                optimizer.step()
+            except NonFiniteError:
+                failed += 1
+        run.close()
+        return {"model": state_of(model), "failed": failed}
+
+    return body
+
+
+def check(outs: list[dict[str, Any]]) -> None:
+    for out in outs:
+        assert all(bool(torch.isfinite(value).all()) for value in out["model"].values())
+        assert same_bits(out["model"], outs[0]["model"])
+    mean = outs[0]["model"]["1.running_mean"]
+    assert float(mean.abs().max()) > 0  # statistics of good batches are there
+
+
+@pytest.mark.parametrize("who", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("rule", RULES + FREE)
+def test_a_nan_batch_does_not_stay(rule: str, who: tuple[int, ...]) -> None:
+    check(simulate(program(rule, who, guarded=False), 3))
+
+
+@pytest.mark.parametrize("who", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("rule", RULES[3:5] + FREE)
+def test_nor_one_whose_step_the_program_skips(rule: str, who: tuple[int, ...]) -> None:
+    check(simulate(program(rule, who, guarded=True), 3))
+
+
+def test_one_worker_is_the_program_as_it_was() -> None:
+    """Nothing is exchanged and nothing is mended: the nan stays, as without us."""
+    (found,) = simulate(program("sync", (0,), guarded=True), 1)
+    assert bool(torch.isnan(found["model"]["1.running_mean"]).any())
+
+
+def test_what_is_mixed_at_once_keeps_nothing_of_a_spoilt_block() -> None:
+    check(simulate(program("streaming_diloco(period=2, fragments=2, overlap=0)", (1,), guarded=False), 3))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""1-bit Adam against its equations, written down once more from the publication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+from tests.helpers import simulate
+
+LR, EPS, STEPS, N = 0.01, 1e-8, 9, 3
+BETAS = (0.8, 0.95)
+START = torch.linspace(-1.0, 1.0, 12, dtype=torch.float64)
+
+
+def gradient(theta: Tensor, worker: int, step: int, part: int) -> Tensor:
+    """Of a quadratic that differs from worker to worker and from step to step."""
+    g = torch.Generator().manual_seed(1000 * worker + 10 * step + part)
+    return theta - torch.randn(12, generator=g, dtype=torch.float64)
+
+
+def reference(warmup: int, passes: int, decay: float, decoupled: bool) -> Tensor:
+    """Adam on the mean gradient for T_w steps; then v is frozen, and m is the mean of the workers' moments."""
+    theta, m, v = START.clone(), torch.zeros(12, dtype=torch.float64), torch.zeros(12, dtype=torch.float64)
+    for t in range(1, STEPS + 1):
+        own = [sum(gradient(theta, w, t, k) for k in range(passes)) / passes for w in range(N)]
+        if not decoupled:
+            own = [g + decay * theta for g in own]
+        m = sum(BETAS[0] * m + (1 - BETAS[0]) * g for g in own) / N
+        if t <= warmup:
+            mean = sum(own) / N
+            v = BETAS[1] * v + (1 - BETAS[1]) * mean * mean
+        vhat = v / (1 - BETAS[1] ** min(t, warmup))
+        if decoupled:
+            theta = theta * (1 - LR * decay)
+        theta = theta - LR * (m / (1 - BETAS[0] ** t)) / (vhat.sqrt() + EPS)
+    return theta
+
+
+def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool) -> Callable[[], Tensor]:
+    def body() -> Tensor:
+        rank = paceline.transport.virtual.current().world.rank  # type: ignore[union-attr]
+        model = nn.Module()
+        model.p = nn.Parameter(START.clone())
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        optimizer = kind([model.p], lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)
+        with paceline.attach(model, optimizer, f"one_bit_adam(warmup={warmup}, codec='dense')", timeout_s=20):
+            for t in range(1, STEPS + 1):
+                optimizer.zero_grad()
+                for k in range(passes):
+                    g = gradient(model.p.detach(), rank, t, k) / passes
+                    if by_hand:
+                        model.p.grad = g if model.p.grad is None else model.p.grad + g
+                    else:
+                        (model.p * g).sum().backward()
+                optimizer.step()
+        return model.p.detach().clone()
+
+    return body
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(("decay", "decoupled"), [(0.0, False), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("warmup", [1, 2, 5])
+def test_its_steps_are_those_of_the_equations(
+    warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool
+) -> None:
+    want = reference(warmup, passes, decay, decoupled)
+    for found in simulate(program(warmup, passes, decay, decoupled, by_hand), N):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-12)

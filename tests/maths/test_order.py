@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under every block rule all workers start the same operations in the same order, wherever each of them ends."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+from tests.helpers import same_bits, simulate
+
+CODECS = ["dense", "e3m0", "one_bit", "low_rank(rank=1)", "top_k(ratio=0.3)", "int8"]
+
+
+def rank() -> int:
+    found = paceline.transport.virtual.current()
+    assert found is not None
+    return found.world.rank
+
+
+def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> Callable[[], Any]:
+    """`steps[rank]` steps, and the model that the worker ends with; `each(run, step)` is called behind every step."""
+
+    def body() -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = paceline.attach(model, optimizer, rule, timeout_s=20)
+        torch.manual_seed(rank())
+        for step in range(steps[rank()]):
+            optimizer.zero_grad()
+            model(torch.randn(4, 4)).square().mean().backward()
+            optimizer.step()
+            if each is not None:
+                each(run, step)
+        run.close()
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    return body
+
+
+def check(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> None:
+    first, *others = simulate(program(rule, steps, each), len(steps))
+    assert all(same_bits(first, other) for other in others), (rule, steps)
+
+
+@pytest.mark.parametrize("steps", [(8, 9), (9, 8), (5, 13, 9), (0, 7)])
+@pytest.mark.parametrize(
+    "rule", ["streaming_diloco(period=4)", "bmuf(period=4, fragments=4, overlap=4, codec='one_bit')"]
+)
+def test_workers_that_end_at_different_steps(rule: str, steps: tuple[int, ...]) -> None:
+    check(rule, steps)
+
+
+def drawn(dice: random.Random) -> tuple[str, list[int]]:
+    """A rule with fragments, overlap and codec, and how many steps each worker makes."""
+    period = dice.randint(1, 6)
+    fragments, overlap = dice.randint(1, min(4, period)), dice.randint(0, period)
+    name = dice.choice(["averaging", "bmuf", "diloco", "streaming_diloco", "auto"])
+    given: list[str] = [f"first={period}, longest={period}" if name == "auto" else f"period={period}"]
+    given += [f"fragments={fragments}, overlap={overlap}, codec='{dice.choice(CODECS)}'"]
+    given += [text for text in ("reproducible=True", f"warmup={dice.randint(1, 5)}") if dice.random() < 0.3]
+    return f"{name}({', '.join(given)})", [dice.randint(0, 14) for _ in range(dice.randint(2, 5))]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_rules(seed: int) -> None:
+    check(*drawn(random.Random(seed)))
+
+
+@pytest.mark.slow
+def test_many_drawn_rules() -> None:
+    for seed in range(100, 500):
+        check(*drawn(random.Random(seed)))
+
+
+def test_one_worker_looks_at_the_global_model_while_an_exchange_is_under_way() -> None:
+    """And all meet besides, before the others come to its result."""
+
+    def each(run: Any, step: int) -> None:
+        if step % 3 == rank():
+            run.global_state()
+        run.messages.all_reduce(torch.tensor([float(step)])).wait()
+
+    check("streaming_diloco(period=4, overlap=4)", (9, 9), each)
+
+
+@pytest.mark.parametrize("who", [(1,), (0, 1, 2)])
+def test_a_spoilt_fragment_restarts_the_others_at_no_other_place(who: tuple[int, ...]) -> None:
+    def each(run: Any, step: int) -> None:
+        if step == 5 and rank() in who:
+            with torch.no_grad():
+                next(iter(run._model.parameters())).fill_(torch.nan)
+
+    if len(who) == 1:
+        check("streaming_diloco(period=4, overlap=3)", (11, 13, 12), each)
+    else:
+        with pytest.raises(paceline.NonFiniteError):
+            check("streaming_diloco(period=4, overlap=3)", (11, 13, 12), each)
+
+
+def test_what_is_asked_for_while_fragments_are_under_way() -> None:
+    def each(run: Any, step: int) -> None:
+        if step == 5 and rank() == 1:
+            run.tune(lr=0.05)
+
+    for steps in itertools.permutations((7, 9, 12)):
+        check("streaming_diloco(period=4, overlap=4)", steps, each)
