@@ -11,7 +11,7 @@ What another attached run trains is left alone: that run brings it together, at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def begin_together(
 
 
 @torch.no_grad()
-def take_untrained(transport: Transport, named: list[tuple[str, Tensor]], source: int = 0) -> None:
+def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], source: int = 0) -> None:
     """Every worker takes rank `source`'s values, where any worker has others.
 
     Raises `UnsupportedError` on every worker alike where memory of another size lies behind a tensor of the same shape.

@@ -11,7 +11,7 @@ or, where the program does not call it, before the first batch or step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline import checks
@@ -47,7 +47,9 @@ class Entering:
         blocks: of this worker.
     """
 
-    def __init__(self, live: Live, owned: Owned, parts: list[Fragment], rest: list[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self, live: Live, owned: Owned, parts: list[Fragment], rest: Sequence[tuple[str, Tensor]] = ()
+    ) -> None:
         self._live, self._owned, self._parts, self._rest = live, owned, parts, rest
         self.given: Given | None = None
         self.must_resume = self.settled = False
