@@ -71,6 +71,9 @@ class Run:
         self.verdicts: dict[tuple[int, int], bool] = {}
         self.epochs: dict[int, set[int]] = {}
         self.crash_next = False
+        self.spoils: set[tuple[int, int]] = set()  # (exchange, worker) whose work is left out of it, each place once
+        self.spoilt: dict[tuple[int, int, int], set[Place]] = {}  # (generation, exchange, worker) -> places
+        self.points, self.crash_at, self.arrives = 0, [0], False  # records and sends so far; those before which it dies
         self.generations: dict[int, Generation] = {}
 
     # -- the server -------------------------------------------------------------------------------
@@ -84,6 +87,8 @@ class Run:
             sent = self.sent.get((generation.number, before + 1), set())
             assert sent >= set(generation.workers), "a commit of which somebody did not know"
         if self.register.dirty:
+            if self.dies_here():
+                return result
             self.register.dirty = False
             self.record = json.dumps(returning.state(self.register, self.now))
         said = self.register.take()
@@ -92,11 +97,24 @@ class Run:
             self.restart()
             return result
         for one in said:
+            if self.dies_here():
+                return result
             if one.kind == "generation" and one.worker is not None:
                 self.look_at(Generation.read(json.loads(json.dumps(one.note))))
             if one.worker in self.workers:
                 self.workers[one.worker].inbox.append(one)
         return result
+
+    def dies_here(self) -> bool:
+        """Before the next record is written, or the next word sent; `arrives`: what was sent before."""
+        self.points += 1
+        if self.points not in self.crash_at:
+            return False
+        for one in list(self.workers.values()):
+            if self.arrives:
+                self.deliver_all(one)
+        self.restart()
+        return True
 
     def look_at(self, generation: Generation) -> None:
         """What must be true of every generation."""
@@ -183,9 +201,20 @@ class Run:
     def commit(self, one: Worker) -> None:
         """It is through the exchange."""
         self.sent.setdefault(one.entered, set()).add(one.number)
-        said = Commit(self.next(one), self.put_in[one.entered][one.number], {})
+        marks = self.put_in[one.entered][one.number]
+        spoilt = self.spoil(one, marks)
+        said = Commit(self.next(one), [] if spoilt else marks, {}, marks if spoilt else [])
         one.pending = ("commit", *one.entered, said)
         self.do(lambda now: self.register.commit(one.number, *one.entered, said, now))
+
+    def spoil(self, one: Worker, marks: list[Mark]) -> bool:
+        """Whether its work is left out of the exchange."""
+        key = (*one.entered, one.number)
+        places = {(epoch, place) for _, epoch, begin, end in marks for place in range(begin, end)}
+        before = set().union(*(found for other, found in self.spoilt.items() if other[1:] != key[1:]))
+        if (key[1], one.number) in self.spoils and not places & before:
+            self.spoilt[key] = places
+        return key in self.spoilt
 
     def fail(self, one: Worker, suspects: list[int]) -> None:
         """The exchange failed at this one."""
@@ -260,7 +289,8 @@ class Run:
         one.pending = None
         if committed:
             one.state = key[1]
-            for marks in (self.put_in[key][member] for member in self.generations[key[0]].workers):
+            merged = [one for one in self.generations[key[0]].workers if (*key, one) not in self.spoilt]
+            for marks in (self.put_in[key][member] for member in merged):
                 one.model.update((epoch, place) for _, epoch, begin, end in marks for place in range(begin, end))
             one.held.settle(self.put_in[key][one.number])
             assert max(one.model.values(), default=1) == 1, "a place was counted twice"

@@ -73,6 +73,10 @@ class Books:
                 before.add(low, high)
         return skipped
 
+    def settled(self, worker: int, marks: Sequence[Mark]) -> None:
+        """A commit of these is in the record, and the worker, which did not know, said that it holds them still."""
+        self._ledger.give_back(worker, self._owned(worker, marks))
+
     def lost(self, worker: int) -> None:
         """What it held is free again."""
         self._ledger.lost(worker)
@@ -147,6 +151,7 @@ class Books:
             "saved": self.saved,
             "expected": [[*key, rest] for key, rest in self._expected.items()],
             "asked": sorted(self._asked),
+            "given_back": [[*key, places.state()] for key, places in self._given_back.items()],
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
@@ -156,3 +161,4 @@ class Books:
         self.saved = state["saved"]
         self._expected = {(loader, epoch): rest for loader, epoch, rest in state["expected"]}
         self._asked = set(state["asked"])
+        self._given_back = {(one, epoch): Ranges(places) for one, epoch, places in state.get("given_back", [])}

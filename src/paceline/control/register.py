@@ -45,6 +45,8 @@ class Register(Membership):
         person = self.member(worker)
         current = self.generation.number
         if exchange == self.exchange and generation == self.committed_in:  # sent again: the answer was lost
+            self.books.settled(worker, [*said.marks, *said.returned])
+            self.hint()
             self.say(worker, "verdict", said.serial, (1,), self.generation.note())
         elif exchange != self.exchange + 1 or generation > current:
             raise MismatchError(
