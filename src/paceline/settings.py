@@ -27,6 +27,7 @@ class Settings:
         tls: certificates for paceline's own connections, or None for connections in the clear.
         transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
         control: HOST:PORT of the control plane of an elastic run, or None.
+        exchanged: file that an elastic worker makes when its first exchange counts, or None.
         guard: against contributions that are far larger than usual, or None.
         checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
         every_blocks: exchanges from one step to the next.
@@ -44,6 +45,7 @@ class Settings:
     tls: TLS | None = None
     transport: str = "auto"
     control: str | None = None
+    exchanged: str | None = None
     guard: Guard | None = None
     checkpoint: str | Path | None = None
     every_blocks: int = 100

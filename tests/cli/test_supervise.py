@@ -15,7 +15,7 @@ import pytest
 
 from paceline.cli import keeper, supervise
 from paceline.cli.process import UNKNOWN, Files, Identity, Process
-from paceline.cli.supervise import MOST, PAUSES_S, WINDOW_S, Supervisor, What
+from paceline.cli.supervise import MOST, PAUSES_S, Supervisor, What
 from tests.cli.test_run import alive, assert_gone
 
 DEADLINE_S = 60.0
@@ -200,7 +200,7 @@ def test_who_dies_is_replaced_at_once_and_then_after_longer_and_longer_pauses(
     shop = Shop(monkeypatch, tmp_path, 2)
     shop.workers.look()
     assert shop.started == [("0", "place-000.out"), ("1", "place-001.out")]
-    for turn, pause in enumerate(PAUSES_S, start=2):
+    for turn, pause in enumerate(PAUSES_S[1:], start=2):
         shop.end(1, 1)
         assert len(shop.started) == turn + (pause == 0)
         shop.now += pause
@@ -215,16 +215,35 @@ def test_who_dies_is_replaced_at_once_and_then_after_longer_and_longer_pauses(
     assert shop.news[-1] == ("ended", {"place": 1, "turn": MOST, "code": -9, "given_up": True})
 
 
-def test_deaths_now_and_then_give_nobody_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart_s", [1.0, 12.0, 100.0, 4000.0])
+def test_however_long_a_program_takes_to_start_its_deaths_are_bounded(
+    apart_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     shop = Shop(monkeypatch, tmp_path, 1)
     shop.workers.look()
-    for _ in range(3 * MOST):
-        shop.now += WINDOW_S / 3
+    for _ in range(MOST):
+        shop.now += apart_s
         shop.end(0, -9)
-        while shop.workers.places[0].process is None:
-            shop.now += 0.5
-            shop.workers.look()
-    assert len(shop.started) == 1 + 3 * MOST
+        shop.now += max(PAUSES_S)
+        shop.workers.look()
+    assert len(shop.started) == MOST and shop.workers.places[0].given_up and not shop.workers.waiting
+
+
+def test_who_took_part_in_an_exchange_that_counted_is_always_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shop = Shop(monkeypatch, tmp_path, 1)
+    shop.workers.look()
+    for turn in range(1, 3 * MOST):
+        if turn % MOST == 0:
+            Files.of(tmp_path, 0, turn).exchanged.touch()
+        shop.end(0, -9)
+        shop.now += max(PAUSES_S)
+        shop.workers.look()
+    assert len(shop.started) == 3 * MOST
+    after = Supervisor(shop.workers.what, 1)  # the next launcher goes on counting
+    after.take_over(shop.workers.state())
+    assert after.places[0].fruitless == MOST - 1
 
 
 def test_when_one_ended_well_nobody_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

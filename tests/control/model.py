@@ -162,7 +162,7 @@ class Run:
         if one.started:
             self.do(self.register.starts, one.number, min(one.started, self.register.exchange + 1))
         if 0 <= one.state == one.generation.exchange and not one.away:
-            self.do(self.register.holds_state, one.number, one.generation.number)
+            self.do(self.register.holds_state, one.number, one.generation.number, 0)
         if one.pending is not None and not one.away:
             self.send(one, *one.pending)
 
@@ -233,7 +233,7 @@ class Run:
             assert donor.state == generation.exchange
             one.model = Counter(donor.model)
         one.state = generation.exchange
-        self.do(self.register.holds_state, one.number, generation.number)
+        self.do(self.register.holds_state, one.number, generation.number, len(self.verdicts))
 
     # -- what arrives -----------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.control import About, GivenUpError, Terms, returning
+from paceline.control import About, GivenUpError, RefusedError, Terms, returning
 from paceline.control.books import NOTHING, WORK
 from paceline.control.people import Commit
-from paceline.control.register import Register
+from paceline.control.register import RESTORES, Register
 from paceline.data.book import Question
 from paceline.errors import MismatchError
 
@@ -25,7 +25,7 @@ def begun(workers: int, **terms: Any) -> Register:
     for _ in range(workers):
         register.join(ABOUT, 0.0)
     for number in range(workers):
-        register.holds_state(number, 1, 0.0)
+        register.holds_state(number, 1, 0, 0.0)
     register.take()
     return register
 
@@ -156,3 +156,22 @@ def test_who_is_to_save_while_the_run_waits_hears_first_that_the_exchange_counts
     assert [one.kind for one in register.take() if one.worker == 1] == ["verdict", "paused"]
     register.ledger(1, 10)
     assert said(register, "books")[0][:2] == (1, (1,))
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_run_that_is_lost_again_and_again_behind_one_checkpoint_is_given_up(further: bool) -> None:
+    register = begun(1)
+    through(register, 0)
+    for turn in range(RESTORES + 1):
+        register.lost([turn], "killed", 0.0)
+        register.join(ABOUT, 0.0)
+        assert register.generation.restored and not register.ended
+        register.holds_state(turn + 1, register.generation.number, turn if further else 0, 0.0)
+        if turn == 3:
+            register = again(register)
+            returning.back(register, register.people[turn + 1], register.exchange, 0, [], 0.0)
+    assert bool(register.ended) != further
+    if not further:
+        assert "10 times in a row all workers were lost before another checkpoint" in register.ended
+        with pytest.raises(RefusedError, match="10 times in a row"):
+            register.join(ABOUT, 0.0)

@@ -34,7 +34,7 @@ class Member:
         self.generation, self.said = first, list[int]()
         self.coming: list[Generation] = []
 
-    def holds_state(self, number: int) -> None:
+    def holds_state(self, number: int, exchanges: int) -> None:
         self.said.append(number)
 
     def ledger(self) -> tuple[int, dict[str, Any]]:

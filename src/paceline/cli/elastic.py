@@ -181,6 +181,7 @@ class Launcher:
         self._judged, self._over_elsewhere, self._warned = 0, False, False
         self._shown: dict[int, int] = {}  # place -> turn whose output is followed
         self._asked_at = self._over_at = self._gone_since = float("-inf")
+        self._fed_at = time.monotonic()
 
     def take_over(self, places: list[dict[str, Any]]) -> int:
         """Go on with the workers of an earlier launcher; how many run."""
@@ -234,6 +235,8 @@ class Launcher:
             self.workers.over = self._over_elsewhere = True
         if self.workers.over and self._over_at == float("-inf"):
             self._over_at = now
+        if not (self.status.get("paused") and any(place.given_up for place in self.workers.places)):
+            self._fed_at = now
 
     def _refused_as_over(self) -> bool:
         """Whether the control plane, elsewhere, told one of our workers that the others had come to the end."""
@@ -246,12 +249,17 @@ class Launcher:
         since = self._gone_since
         return since > float("-inf") and time.monotonic() - since > self.plan.timeout_s
 
+    @property
+    def _starved(self) -> bool:
+        """Whether the run has waited below its minimum for the timeout, since a place here was given up."""
+        return time.monotonic() - self._fed_at > self.plan.timeout_s
+
     def _done(self) -> bool:
         if self.workers.over:  # the others get the timeout to come to their end
             waited = self._over_at > float("-inf") and time.monotonic() - self._over_at > self.plan.timeout_s
             return waited or not (self.workers.running or self._others())
         if self.workers.running:
-            return False
+            return self._starved
         if self.workers.waiting:
             return self._gone
         return not self._others() if self.plan.workers else False
@@ -264,6 +272,8 @@ class Launcher:
         ending = Ending(stopped_by=listener.heard[0] if listener.heard else None)
         ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)
         ending.why = str(self.status.get("ended", ""))
+        if self._starved and not ending.why:
+            ending.why = f"a worker's place was given up, and the run waits without it: {self.status['paused']}"
         ending.left_behind = [number for number, _, _ in self.workers.running]
         if not ending.left_behind and self._gone:
             ending.gone = self.plan.address

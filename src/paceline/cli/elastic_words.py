@@ -14,7 +14,7 @@ from paceline.observe.summary import seconds_text
 from . import failure
 from .console import err, error_panel
 from .elastic import Ending, came_too_late
-from .supervise import EXPELLED, MOST, WINDOW_S, Death
+from .supervise import EXPELLED, MOST, Death
 
 SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record", "launcher record")
 """Events of the control plane that people are told of at once."""
@@ -35,7 +35,7 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
         return ""
     then = "a fresh one takes its place"
     if facts["given_up"]:
-        then = f"{MOST} died here within {WINDOW_S:g} s, so no more are started"
+        then = f"{MOST} in a row died here before an exchange of theirs counted, so no more are started"
     elif over:
         then = "the program is over, so nobody takes its place"
     return f"this worker is gone: {how_text(facts['code'])}; {then}"

@@ -32,17 +32,19 @@ class Files:
     Attributes:
         stdout, stderr: what it prints.
         notes: what its keeper writes.
+        exchanged: there as soon as an exchange counts in which the worker took part.
     """
 
     stdout: Path
     stderr: Path
     notes: Path
+    exchanged: Path
 
     @classmethod
     def of(cls, output: Path, place: int, turn: int) -> Files:
         """The files of the `turn`-th process (from 1) at a place of this host, in the directory `output`."""
         name = f"place-{place:03d}" if turn == 1 else f"place-{place:03d}.{turn}"
-        return cls(*(output / f"{name}.{kind}" for kind in ("out", "err", "json")))
+        return cls(*(output / f"{name}.{kind}" for kind in ("out", "err", "json", "exchanged")))
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Process:
     @classmethod
     def start(cls, command: Sequence[str], environment: Mapping[str, str], files: Files, folder: str = ".") -> Process:
         """Start `command` under a keeper in the directory `folder`, in a session of its own."""
-        for path in (files.notes, Path(f"{files.notes}.new")):
+        for path in (files.notes, Path(f"{files.notes}.new"), files.exchanged):
             with contextlib.suppress(OSError):
                 path.unlink()
         with output_files(files.stdout, files.stderr) as (out, err):

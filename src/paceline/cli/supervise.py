@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from .process import Files, Identity, Process
 
 EXPELLED = 75
 """Exit code of a worker that the control plane has given up: a fresh one may come."""
-WINDOW_S, MOST = 60.0, 5
-"""So many deaths within this time, and a place is given up."""
-PAUSES_S = (0.0, 1.0, 2.0, 4.0)
-"""Before a place is filled again, by how many died there within the window before."""
+MOST = 5
+"""So many deaths in a row before an exchange of theirs counted, and a place is given up."""
+PAUSES_S = (0.0, 0.0, 1.0, 2.0, 4.0)
+"""Before a place is filled again, by how many died there in a row before an exchange of theirs counted."""
 GRACE_S = 5.0
 """Between the request to stop and the order, as for every other run."""
 POLL_S = 0.02
@@ -69,23 +68,22 @@ class Place:
         process: None where one is due.
         due_at: when the next one is to be started; None while one runs, and where none will come.
         ended_well: its last worker ended with 0.
-        given_up: so many died here that no more are started.
-        died_at: when, of the last ones.
+        fruitless: how many died here in a row before an exchange of theirs counted.
+        given_up: so many did that no more are started.
     """
 
     turn: int = 0
     process: Process | None = None
     due_at: float | None = 0.0
     ended_well: bool = False
+    fruitless: int = 0
     given_up: bool = False
-    died_at: deque[float] = field(default_factory=lambda: deque(maxlen=MOST))
 
-    def after(self, now: float) -> None:
-        """Somebody died here: when the next may come, if any."""
-        self.died_at.append(now)
-        recent = [at for at in self.died_at if at > now - WINDOW_S]
-        self.given_up = len(recent) >= MOST
-        self.due_at = None if self.given_up else now + PAUSES_S[len(recent) - 1]
+    def after(self, now: float, exchanged: bool) -> None:
+        """A worker died here, before or after an exchange of its own counted: when the next may come, if any."""
+        self.fruitless = 0 if exchanged else self.fruitless + 1
+        self.given_up = self.fruitless >= MOST
+        self.due_at = None if self.given_up else now + PAUSES_S[self.fruitless]
 
 
 class Supervisor:
@@ -136,15 +134,16 @@ class Supervisor:
             place.ended_well = self.over = True
         else:
             self.deaths.append(Death(number, place.turn, code, files.stderr, self.over))
-            place.after(self.clock())
+            place.after(self.clock(), files.exchanged.exists())
         self.told("ended", {"place": number, "turn": place.turn, "code": code, "given_up": place.given_up})
         self.changed()
 
     def _start(self, number: int, place: Place) -> None:
         place.turn, place.due_at = place.turn + 1, None
         self.changed()  # before: a launcher that dies within the next line looks for this turn's files
-        environment = {**self.what.environment, "LOCAL_RANK": str(number)}
         files = Files.of(self.what.output, number, place.turn)
+        own = {"LOCAL_RANK": str(number), "PACELINE_EXCHANGED": str(files.exchanged.absolute())}
+        environment = {**self.what.environment, **own}
         place.process = Process.start(self.what.arguments, environment, files, self.what.folder)
         self.changed()
         self.told("started", {"place": number, "turn": place.turn, "pid": place.process.identity.pid})
@@ -186,6 +185,7 @@ class Supervisor:
                 "turn": place.turn,
                 "process": None if place.process is None else place.process.identity.state(),
                 "ended_well": place.ended_well,
+                "fruitless": place.fruitless,
                 "given_up": place.given_up,
                 "due": place.due_at is not None,
             }
@@ -199,7 +199,7 @@ class Supervisor:
         return sum(process.poll() is None for _, _, process in self.running)
 
     def _taken(self, number: int, row: Mapping[str, Any]) -> Place:
-        place = Place(turn=int(row["turn"]), ended_well=bool(row["ended_well"]))
+        place = Place(turn=int(row["turn"]), ended_well=bool(row["ended_well"]), fruitless=int(row.get("fruitless", 0)))
         if place.ended_well:
             place.due_at = None
         elif place.turn and not row["due"] and not row["given_up"]:

@@ -78,6 +78,7 @@ class Member(Hearing):
         """Goodbye, at the end of the program."""
         self._pulse.close()
         if self._error is None:
+            self._leaving = True  # said again to a control plane that is started again meanwhile
             self._link.say(wire.BYE)
             with contextlib.suppress(PacelineError):
                 self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
@@ -132,13 +133,18 @@ class Member(Hearing):
         frame = self._request(wire.FAILED, (generation,), note, "for a new generation", 2)
         return self._newest(frame)
 
-    def holds_state(self, generation: int) -> None:
-        """This newcomer has the state that the donor gave, or everybody's common start."""
+    def holds_state(self, generation: int, exchanges: int = 0) -> None:
+        """This newcomer has the state that the donor gave, or everybody's common start, or that of a checkpoint.
+
+        Args:
+            generation: in which it got it.
+            exchanges: that are in the model.
+        """
         self._check()
         with self._changed:
             if generation == self.generation.number:
                 self._state = self.generation.exchange
-        self._link.say(wire.HOLDS, (generation,))
+        self._link.say(wire.HOLDS, (generation, exchanges))
 
     # -- the data ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def dispatch(register: Register, worker: int, frame: Frame, now: float) -> None:
     if frame.kind == wire.STARTS:
         register.starts(worker, check.whole(first, 1, check.HUGE, "an exchange"), now)
     elif frame.kind == wire.HOLDS:
-        register.holds_state(worker, check.whole(first, 0, check.HUGE, "a generation"), now)
+        register.holds_state(worker, *_whole(first, second), now)
     elif frame.kind == wire.BYE:
         register.bye(worker, now)
     else:

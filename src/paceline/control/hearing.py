@@ -48,7 +48,7 @@ class Hearing:
         self._answers: dict[int, Frame] = {}
         self._holdings = Holdings()
         self._error: PacelineError | None = None
-        self._gone = False
+        self._leaving = self._gone = False
         self._changed = threading.Condition(threading.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
@@ -76,7 +76,7 @@ class Hearing:
             said: list[Said] = [(wire.STARTS, (self._started,), None)] if self._started else []
             if self._state == self.generation.exchange:
                 said.append((wire.HOLDS, (self.generation.number,), None))
-            return said
+            return [*said, (wire.BYE, (), None)] if self._leaving else said
 
     def afresh(self) -> bool:
         """Whether this worker can come as a new one."""

@@ -54,6 +54,7 @@ class Membership(ABC):
         self.paused = ""
         self.finished = False
         self.ended = ""
+        self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
         self.reason = ""  # why the run waits for workers
         self.books = Books()
         self.calls = Calls(terms)

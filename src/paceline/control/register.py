@@ -26,6 +26,9 @@ from paceline.control.people import Commit, Person
 from paceline.data.book import Question
 from paceline.errors import MismatchError
 
+RESTORES = 10
+"""Times in a row that a run goes on from one and the same checkpoint because all its workers were lost."""
+
 
 class Register(Membership):
     """The state machine."""
@@ -119,12 +122,28 @@ class Register(Membership):
         else:
             self.make(everybody, reason, now)
 
-    def holds_state(self, worker: int, generation: int, now: float) -> None:
-        """A newcomer has the state, or everybody's common start."""
+    def holds_state(self, worker: int, generation: int, exchanges: int, now: float) -> None:
+        """A newcomer has the state, or everybody's common start, or a checkpoint of so many exchanges."""
         person = self.member(worker)
         if generation == self.generation.number and not person.holds:  # of an older one: it has to begin anew
+            first = not any(one.holds for one in self.members)
             person.holds = self.dirty = True
             self.note("holds", worker=worker, exchange=self.exchange)
+            if first and self.generation.restored:
+                self._restored(exchanges, now)
+
+    def _restored(self, exchanges: int, now: float) -> None:
+        """All who held the state were lost, and the run goes on from a checkpoint; how often from the same one?"""
+        further = exchanges > self.restored_from
+        self.restores = 1 if further else self.restores + 1
+        self.restored_from = max(self.restored_from, exchanges)
+        if self.restores > RESTORES:
+            where = f"from the one after exchange {exchanges}" if exchanges else "from the beginning"
+            self.give_up(
+                f"{RESTORES} times in a row all workers were lost before another checkpoint was written, and the run "
+                f"went on {where}; see why they end, or write checkpoints more often",
+                now,
+            )
 
     def failed(self, worker: int, serial: int, generation: int, why: str, suspects: Sequence[int], now: float) -> None:
         """The exchange under way failed at `worker`: a new generation is made once it is known who lives."""
@@ -240,9 +259,13 @@ class Register(Membership):
         """Give up waiting for workers."""
         if self.waits_since is None or now - self.waits_since <= self.terms.quorum_s or self.ended:
             return
-        self.ended = f"the run waited {self.terms.quorum_s:g} s for workers, and gave up: {self.paused}"
-        self.note("ended", reason=self.ended)
-        self.lost(list(self.people), self.ended, now)
+        self.give_up(f"the run waited {self.terms.quorum_s:g} s for workers, and gave up: {self.paused}", now)
+
+    def give_up(self, why: str, now: float) -> None:
+        """Nobody is taken any more, and all who are there are sent away."""
+        self.ended = why
+        self.note("ended", reason=why)
+        self.lost(list(self.people), why, now)
 
     def _break_stuck(self, now: float) -> None:
         """Give up those for whom the others wait too long."""

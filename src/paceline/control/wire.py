@@ -12,8 +12,8 @@ holds and its secret; heartbeats: (worker), its secret."""
 BEAT = 4
 """(steps), what it does."""
 STARTS, COMMIT, FAILED, HOLDS, ASK, TELL, LEDGER, BYE = range(5, 13)
-"""(exchange); (serial, generation, exchange), marks and facts; (serial, generation), why and suspects; (generation);
-(serial, loader, epoch, total, unit, most, dry); (serial), kind and values; (serial); nothing."""
+"""(exchange); (serial, generation, exchange), marks and facts; (serial, generation), why and suspects; (generation,
+exchanges in it); (serial, loader, epoch, total, unit, most, dry); (serial), kind and values; (serial); nothing."""
 
 WELCOME = 64
 """To HELLO and BACK: (worker), its secret and the terms. To PULSE: nothing."""

@@ -133,7 +133,7 @@ class Entering:
     def _say(self) -> None:
         """Say that this worker has what the others have; it is not settled where the members had changed before."""
         live = self._live
-        live.member.holds_state(live.generation.number)
+        live.member.holds_state(live.generation.number, self.blocks.block if self.blocks is not None else 0)
         live.member.ledger()  # its answer comes behind whatever was said before
         self.settled = not live.outdated or live.member.worker not in live.member.generation.newcomers
         if self.settled:

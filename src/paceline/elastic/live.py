@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,6 +111,7 @@ class Live:
         self.exchanger = LiveExchanger(self, rule.codec, rule.common)
         self.follows: Generation | None = None
         self.applied = 0
+        self._proof = settings.exchanged
         self.applying = threading.Lock()
         self.moved: Callable[[], None] = lambda: None
         member.on_change(self._break_off)
@@ -214,9 +217,17 @@ class Live:
         """
         verdict = self.member.commit(self.generation.number, self.exchange, marks, facts, returned)
         if verdict.committed:
+            self._leave_proof()
             return verdict.generation
         self.renew(verdict.generation)
         return None
+
+    def _leave_proof(self) -> None:
+        """Let the launcher know that an exchange of this worker counted."""
+        proof, self._proof = self._proof, None
+        if proof is not None:
+            with contextlib.suppress(OSError):  # a full disk: then a death of this worker counts as a fruitless one
+                Path(proof).touch()
 
     def close(self) -> None:
         """Say goodbye, and let everything go."""
