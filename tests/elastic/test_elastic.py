@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from paceline.control import Terms
+from paceline.observe import read_run
+from paceline.observe.summary import summarize
 from tests.elastic.cluster import Cluster
 from tests.elastic.program import counted
 
@@ -100,6 +102,9 @@ def test_newcomers_begin_with_all_that_was_tuned(tmp_path: Path) -> None:
         (cluster.books / "go").touch()
         living = check(cluster, epochs=2)
         assert len(living) == 3
+        run = read_run(tmp_path / "log")
+        assert summarize(run).minibatches == 2 * cluster.samples // 4  # batches of four, and none is counted twice
+        assert run.workers[2].inherited > 0 < run.workers[2].began_s
         assert living[0]["tuned"] and all(one["tuned"] == living[0]["tuned"] for one in living)
 
 

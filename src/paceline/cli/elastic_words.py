@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from paceline.observe.control import Standing, event_text
+from paceline.observe.control import Standing, event_text, tells
 from paceline.observe.summary import seconds_text
 
 from . import failure
@@ -43,11 +43,7 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
 
 def of_control(kind: str, facts: Mapping[str, Any], standing: Standing) -> str:
     """A line about the run as a whole, which stands as it does; "" where there is nothing to say."""
-    early = (
-        kind in ("paused", "resumed") and not standing.generation
-    )  # that workers take their time to begin is no news
-    late = kind in ("refused", "paused", "resumed") and standing.left  # nor is who comes when others have gone
-    return event_text(kind, facts) if kind in SAID and not (early or late) else ""
+    return event_text(kind, facts) if kind in SAID and tells(kind, facts, standing) else ""
 
 
 def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:

@@ -25,8 +25,8 @@ from .log import RunLog, WorkerLog
 STRETCHES, FEWEST = 32, 8
 """A run is cut into so many stretches at most, and one has so many exchanges at least."""
 
-Marks = dict[tuple[int, int], float]
-"""(number of the run, number of the exchange) -> when a host knew that all had come, on its own clock."""
+Marks = dict[tuple[int, int, int], float]
+"""(number of the run, generation, number of the exchange) -> when a host knew that all had come, on its own clock."""
 
 
 @dataclass
@@ -98,12 +98,12 @@ def _virtual(runs: Sequence[RunLog]) -> bool:
 
 def _marks(runs: Sequence[RunLog]) -> dict[str, Marks]:
     """What each host says of exchanges: the mean over its workers."""
-    found: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[tuple[int, int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for worker in run.workers:
             for line in worker.exchanges if worker.attach else []:
                 if line.met is not None and line.met_s is not None:
-                    found[worker.host][run.number, line.met].append(began(worker) + line.met_s)
+                    found[worker.host][run.number, line.generation, line.met].append(began(worker) + line.met_s)
     means = {host: {key: sum(own) / len(own) for key, own in marks.items()} for host, marks in found.items()}
     return defaultdict(dict, means)
 

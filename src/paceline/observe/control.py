@@ -65,6 +65,7 @@ class Standing:
         if event.kind == "began":
             self.most = int(event.facts["most"]) or None
         elif event.kind in ("joined", "lost", "left"):
+            int(event.facts["worker"])
             setattr(self, event.kind, getattr(self, event.kind) + 1)
         elif event.kind == "generation":
             self.generation, self.members = int(event.facts["number"]), len(event.facts["members"])
@@ -79,6 +80,29 @@ class Standing:
         parts += [f"generation {self.generation}"] if self.generation else []
         parts += [f"joined {self.joined}", f"lost {self.lost}"]
         return " | ".join([*parts, f"waits: {self.paused}"] if self.paused else parts)
+
+
+QUIET = frozenset({"began", "holds", "called", "finished", "process started"})
+"""Events that only help to find what is wrong with paceline itself."""
+
+
+def tells(kind: str, facts: Mapping[str, Any], before: Standing) -> bool:
+    """Whether an event is news for people, in a run that stood so before it."""
+    if kind in QUIET or (kind == "process ended" and not facts.get("code")):
+        return False
+    if kind in ("paused", "resumed"):  # that workers take their time to begin is no news, nor who comes after the end
+        return before.generation > 0 and not before.left
+    return not (kind == "refused" and before.left)
+
+
+def story(events: Iterable[Event], debug: bool = False) -> list[Event]:
+    """What people want to hear of; with `debug` everything."""
+    standing, told = Standing(), []
+    for event in events:
+        if debug or tells(event.kind, event.facts, standing):
+            told.append(event)
+        standing.add(event)
+    return told
 
 
 def read_events(directory: Path) -> list[Event]:
@@ -130,6 +154,8 @@ def _event_text(kind: str, facts: Mapping[str, Any]) -> str:
         return f"{who} is called to exchange {facts.get('exchange')}"
     if kind == "holds":
         return f"{who} holds the state of exchange {facts.get('exchange')}"
+    if kind == "process ended":
+        return f"the process at place {facts.get('place')} ended: {_ended(facts.get('code'))}"
     if kind == "stuck":
         return _stuck(facts)
     if kind == "refused":
@@ -140,6 +166,10 @@ def _event_text(kind: str, facts: Mapping[str, Any]) -> str:
         )
     rest = ", ".join(f"{name} {value}" for name, value in facts.items())
     return f"{kind}: {rest}" if rest else kind
+
+
+def _ended(code: Any) -> str:
+    return f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
 
 
 def _stuck(facts: Mapping[str, Any]) -> str:

@@ -2,8 +2,8 @@
 """Points to draw: what a run's logs say, as arrays of x and y.
 
 Samples are counted over all workers. A worker knows only its own count, so the count of the
-others at the moment of a value is interpolated between their own events; all clocks start when
-the workers attach together.
+others at the moment of a value is interpolated between their own events. Time is that of the run,
+which begins with its first worker; a worker that joins later begins later, and with a count of 0.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def losses(run: RunLog) -> list[str]:
 
 def by_time(run: RunLog, name: str) -> Curve:
     """A value over seconds since attach."""
-    values = [v for worker in run.workers for v in worker.values if v.name == name]
-    return _curve(name, "seconds", np.array([v.at_s for v in values]), values)
+    values, at_s = _reports(run, name)
+    return _curve(name, "seconds", at_s, values, run.elastic)
 
 
 def counts_samples(run: RunLog) -> bool:
@@ -57,18 +57,24 @@ def counts_samples(run: RunLog) -> bool:
 
 def by_samples(run: RunLog, name: str, counted: bool = True) -> Curve:
     """A value over the samples done by all workers, or over minibatches where not `counted`."""
-    values = [v for worker in run.workers for v in worker.values if v.name == name]
-    at_s = np.array([v.at_s for v in values])
+    values, at_s = _reports(run, name)
     total = np.zeros(len(values))
     for worker in run.workers:
         times, counts = _progress(worker, counted)
         total += np.interp(at_s, times, counts)
-    return _curve(name, "samples" if counted else "minibatches", total, values)
+    return _curve(name, "samples" if counted else "minibatches", total, values, run.elastic)
+
+
+def _reports(run: RunLog, name: str) -> tuple[list[Value], Points]:
+    """What all workers reported of a value, and when that was on the clock of the run."""
+    found = [(value, worker.began_s + value.at_s) for worker in run.workers for value in worker.values]
+    found = [(value, at_s) for value, at_s in found if value.name == name]
+    return [value for value, _ in found], np.array([at_s for _, at_s in found])
 
 
 def bytes_by_time(run: RunLog) -> Curve:
     """Bytes sent by all workers together, over seconds since attach."""
-    lines = sorted((line.at_s, line.bytes) for w in run.workers for line in w.exchanges)
+    lines = sorted((w.began_s + line.at_s, line.bytes) for w in run.workers for line in w.exchanges)
     x = np.array([0.0, *(at_s for at_s, _ in lines)])
     y = np.cumsum([0.0, *(float(sent) for _, sent in lines)])
     return Curve("bytes", "seconds", x, y)
@@ -83,8 +89,8 @@ def data_by_time(workers: Sequence[WorkerLog], name: str, end_s: float) -> Curve
     logs = [[line for line in worker.exchanges if line.data_s is not None] for worker in workers]
     edges = np.linspace(0.0, end_s, max(1, min(DATA_POINTS, max(map(len, logs), default=0))) + 1)
     data, busy = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
-    for lines in logs:
-        at_s = np.array([0.0, *(line.at_s for line in lines)])
+    for worker, lines in zip(workers, logs, strict=True):
+        at_s = worker.began_s + np.array([0.0, *(line.at_s for line in lines)])
         data += _spread(edges, at_s, [line.data_s or 0.0 for line in lines])
         busy += _spread(edges, at_s, [line.measured_s for line in lines])
     shown = busy > 0
@@ -134,27 +140,29 @@ def thin(curve: Curve, most: int = 400) -> Curve:
 
 
 def _progress(worker: WorkerLog, samples: bool) -> tuple[list[float], list[float]]:
-    """Moments of one worker's events and what it had done by then, samples or minibatches."""
-    seen: dict[float, float] = {0.0: 0.0}
+    """Moments of one worker's events and what it had done by then itself, samples or minibatches."""
+    before = worker.inherited_samples if samples else worker.inherited
+    seen: dict[float, float] = {worker.began_s: 0.0}
     lines: list[Exchange | Value] = [*worker.exchanges, *worker.values]
     for line in lines:
         done = line.total_samples if samples else line.total_minibatches
         if done is not None:
-            seen[line.at_s] = max(seen.get(line.at_s, 0.0), float(done))
+            at_s = worker.began_s + line.at_s
+            seen[at_s] = max(seen.get(at_s, 0.0), float(done - before))
     times = sorted(seen)
     return times, [seen[at_s] for at_s in times]
 
 
-def _curve(name: str, unit: str, x: Points, values: list[Value]) -> Curve:
+def _curve(name: str, unit: str, x: Points, values: list[Value], elastic: bool = False) -> Curve:
     """Merge what all workers reported at the same own minibatch into one point, its mean.
 
     Workers that go in step report so. Where most reports have no partner the workers do not go in
-    step, and each report stays a point of its own.
+    step, and each report stays a point of its own. In an elastic run they do, however many there are at a time.
     """
     y = np.array([value.value for value in values])
     keys = np.array([value.total_minibatches for value in values])
     _, group, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    if len(np.unique(sizes)) <= 2:  # the full groups, and perhaps those after one worker died
+    if elastic or len(np.unique(sizes)) <= 2:  # the full groups, and perhaps those after one worker died
         x = np.bincount(group, weights=x) / sizes
         y = np.bincount(group, weights=y) / sizes
     order = np.argsort(x, kind="stable")

@@ -38,6 +38,7 @@ class Exchange:
     data_s: float | None = None  # waited for batches; None in logs that do not tell it from computing
     met: int | None = None  # number of an exchange of the line, the same on all workers
     met_s: float | None = None  # when the worker knew that all had come to it, in seconds as `at_s`
+    generation: int = 0  # of an elastic run; exchanges are counted anew in each
 
     @property
     def measured_s(self) -> float:
@@ -125,6 +126,15 @@ class Tuned:
     revert: bool
     refused: str = ""
     why: str = ""  # what all workers have measured, where that changed it
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A worker of an elastic run became a member of a generation."""
+
+    at_s: float
+    number: int
+    size: int
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .control import Event
-from .events import Cached, Epoch, Exchange, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
+from .events import Cached, Epoch, Exchange, Generation, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
 
 
 @dataclass
@@ -32,6 +32,8 @@ class WorkerLog:
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)  # of an elastic run
+    began_s: float = 0.0  # when this log began, on the clock of the run
     errors: list[str] = field(default_factory=list)
     saves: int = 0
     resumes: int = 0
@@ -52,18 +54,35 @@ class WorkerLog:
         return [*self.exchanges[-1:], *self.values[-1:]]
 
     @property
+    def inherited(self) -> int:
+        """Minibatches that its count began with: those of a checkpoint, or of the worker that gave it its state."""
+        last = self.exchanges[-1].total_minibatches if self.exchanges else 0
+        return last - sum(line.minibatches for line in self.exchanges)
+
+    @property
+    def inherited_samples(self) -> int:
+        """The same of samples."""
+        last = self.exchanges[-1].total_samples if self.exchanges else None
+        return 0 if last is None else last - sum(line.samples or 0 for line in self.exchanges)
+
+    @property
     def minibatches(self) -> int:
-        """Minibatches done by this worker, by the latest event that says so."""
+        """Minibatches that this worker did itself, by the latest event that says so."""
         counts = [line.total_minibatches for line in self._latest]
         counts.append(int((self.closed or {}).get("minibatches") or 0))
-        return max(counts)
+        return max(0, max(counts) - self.inherited)
 
     @property
     def samples(self) -> int | None:
-        """Samples done by this worker, or None where nobody counted them."""
+        """Samples that this worker did itself, or None where nobody counted them."""
         counts = [line.total_samples for line in self._latest]
         known = [count for count in counts if count is not None]
-        return max(known) if known else None
+        return max(0, max(known) - self.inherited_samples) if known else None
+
+    @property
+    def ended_s(self) -> float:
+        """When it last said something, on the clock of the run."""
+        return self.began_s + self.last_at_s
 
     @property
     def blocks(self) -> int:
@@ -128,8 +147,23 @@ class RunLog:
 
     @property
     def size(self) -> int:
-        """Workers of the run, whether or not each of them left a log."""
+        """Workers of the run, whether or not each of them left a log; of an elastic one the most at any time."""
+        if self.elastic:
+            return max(one.size for worker in self.workers for one in worker.generations)
         return max(int(self._attached("size", 0)), *(w.rank + 1 for w in self.workers))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether workers could come and go."""
+        return any(worker.generations for worker in self.workers)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of all workers that were ever there, in order."""
+        if not self.elastic:
+            return list(range(self.size))
+        joined = {int(event.facts["worker"]) for event in self.events if event.kind == "joined"}
+        return sorted(joined | {worker.rank for worker in self.workers})
 
     @property
     def rule(self) -> str:
@@ -165,14 +199,14 @@ class RunLog:
 
     @property
     def wall_s(self) -> float:
-        """Seconds from attach to the last event of any worker."""
-        return max((worker.last_at_s for worker in self.workers), default=0.0)
+        """Seconds from the first worker's attach to the last event of any worker."""
+        return max((worker.ended_s for worker in self.workers), default=0.0)
 
     @property
     def missing(self) -> list[int]:
         """Ranks that left no log."""
         present = {worker.rank for worker in self.workers}
-        return [rank for rank in range(self.size) if rank not in present]
+        return [rank for rank in self.numbers if rank not in present]
 
     @property
     def value_names(self) -> list[str]:
@@ -210,6 +244,10 @@ class RunLog:
         found: dict[int, Lost] = {}
         for line in sorted((line for w in self.workers for line in w.lost), key=lambda line: line.at_s):
             found.setdefault(line.rank, line)
+        for event in self.events:
+            if event.kind == "lost":
+                rank = int(event.facts["worker"])
+                found.setdefault(rank, Lost(event.at_s, rank, str(event.facts.get("why", "")), ()))
         return [found[rank] for rank in sorted(found)]
 
     @property
@@ -231,13 +269,14 @@ class RunLog:
         return dict(sorted(heirs.items()))
 
     def last(self, name: str) -> float | None:
-        """Where a value ended: the mean over the workers of their last reports.
+        """Where a value ended: the mean over the workers of their last reports, without those that were lost before.
 
         The last twentieth of a worker's reports counts, so that a loss reported at each minibatch
         does not hang on the luck of one, and of a few reports the last one alone.
         """
         final: list[float] = []
-        for worker in self.workers:
+        gone = {line.rank for line in self.lost}
+        for worker in [worker for worker in self.workers if worker.rank not in gone] or self.workers:
             own = [value.value for value in worker.values if value.name == name]
             latest = own[-max(1, len(own) // 20) :]
             final += [sum(latest) / len(latest)] if latest else []

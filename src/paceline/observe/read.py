@@ -20,8 +20,9 @@ from paceline.errors import PacelineError
 from paceline.visible import deeply
 
 from . import control
-from .events import Cached, Epoch, Exchange, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
+from .events import Cached, Epoch, Exchange, Generation, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
 from .log import RunLog, WorkerLog
+from .together import put_together
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
@@ -50,6 +51,7 @@ def read_runs(directory: str | Path) -> list[RunLog]:
     if runs:
         runs[-1].events = control.read_events(home)
     for run in runs:
+        put_together(run)
         run.label = home.resolve().name + (f" ({run.number})" if len(runs) > 1 else "")
     return runs
 
@@ -130,7 +132,7 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         batches = event.get("batches")
         log.epochs.append(Epoch(at_s, int(event.get("epoch", 0)), None if batches is None else int(batches)))
     elif kind == "exchange":
-        log.exchanges.append(_exchange(at_s, event))
+        log.exchanges.append(_exchange(at_s, event, log.generations[-1].number if log.generations else 0))
     elif kind == "value":
         log.values.append(_value(at_s, event))
     elif kind == "cache":
@@ -145,6 +147,8 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.takeovers.append(Takeover(at_s, int(event["slice_of"]), version, source))
     elif kind == "tune":
         log.tuned.append(_tuned(at_s, event))
+    elif kind == "generation":
+        log.generations.append(Generation(at_s, int(event.get("number", 0)), int(event.get("size", 0))))
     elif kind == "gap":
         log.gaps += int(event.get("events", 0))
     elif kind == "save":
@@ -160,7 +164,7 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
     log.last_at_s = max(log.last_at_s, at_s)
 
 
-def _exchange(at_s: float, event: dict[str, Any]) -> Exchange:
+def _exchange(at_s: float, event: dict[str, Any], generation: int) -> Exchange:
     return Exchange(
         at_s=at_s,
         block=int(event.get("block", 0)),
@@ -180,6 +184,7 @@ def _exchange(at_s: float, event: dict[str, Any]) -> Exchange:
         data_s=_seconds(event.get("data_s")),
         met=_count(event.get("met")),
         met_s=_seconds(event.get("met_s")),
+        generation=generation,
     )
 
 

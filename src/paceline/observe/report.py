@@ -30,7 +30,10 @@ SOURCES = (
     "A hit was there when it was opened, a miss had to be waited for. Waited is the time of opening, added up over the "
     "processes of all loaders: while others still have batches, the device goes on. Corrupt files were fetched again."
 )
-EVENTS = "What the control plane and the launcher saw. Workers are named by numbers that are never used twice."
+EVENTS = (
+    "What the control plane and the launcher saw, in time since the first worker began. Workers are named by numbers that "
+    "are never used twice."
+)
 WAITING_TO_GO_ON = (
     "Asynchronous workers wait for an answer that is late and, under a bounded staleness, for the slowest worker."
 )
@@ -213,7 +216,10 @@ def _lead(runs: list[RunLog]) -> str:
     run = runs[0]
     hosts = f"{len(run.hosts)} hosts ({', '.join(run.hosts)})" if len(run.hosts) > 1 else run.hosts[0]
     parameters = "" if run.parameters is None else f" {run.parameters:,} parameters,"
-    text = f"{run.size} worker{'s' if run.size > 1 else ''} on {hosts},{parameters} {run.transport}"
+    count = f"{run.size} worker{'s' if run.size > 1 else ''}"
+    if run.elastic and len(run.numbers) != run.size:
+        count = f"at most {count} at a time, {len(run.numbers)} in all,"
+    text = f"{count} on {hosts},{parameters} {run.transport}"
     return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>'
 
 

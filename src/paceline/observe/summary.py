@@ -58,6 +58,7 @@ class Summary:
     refused: int = 0  # pushes that were not finite
     lost: dict[int, list[int]] = field(default_factory=dict)  # worker that left without a word -> who took over
     tells_data: bool = False  # whether waiting for data was told from computing
+    in_all: int = 0  # workers that were ever there; `workers` are the most at any time
 
 
 def summarize(run: RunLog) -> Summary:
@@ -85,6 +86,7 @@ def summarize(run: RunLog) -> Summary:
         refused=sum(worker.refused for worker in run.workers),
         lost={line.rank: list(run.heirs(line.rank)) for line in run.lost},
         tells_data=run.tells_data,
+        in_all=len(run.numbers),
     )
 
 

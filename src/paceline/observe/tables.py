@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .control import story
 from .events import Source, Tuned
 from .log import RunLog
 from .summary import (
@@ -24,10 +25,6 @@ from .summary import (
     value_text,
 )
 
-UNTOLD = ("holds",)
-"""Events of an elastic run that are of interest only where something is wrong."""
-
-
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
     """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
     rows = []
@@ -35,7 +32,7 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
     for run in runs:
         numbers = summarize(run)
         part = numbers.shares
-        row = {"run": run.label, "rule": run.rule, "workers": count_text(numbers.workers)}
+        row = {"run": run.label, "rule": run.rule, "workers": workers_text(numbers)}
         row |= {name: value_text(value) for name, value in numbers.values.items()}
         row["wall time"] = seconds_text(numbers.wall_s)
         row["minibatches per second"] = rate_text(numbers.minibatches_per_s)
@@ -52,7 +49,7 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
 def facts(numbers: Summary) -> dict[str, str]:
     """A run's numbers by name, ready to show."""
     shown = {
-        "workers": count_text(numbers.workers),
+        "workers": workers_text(numbers),
         "wall time": seconds_text(numbers.wall_s),
         "minibatches": count_text(numbers.minibatches),
         "samples": count_text(numbers.samples),
@@ -85,8 +82,15 @@ def asynchronous_facts(numbers: Summary) -> dict[str, str]:
     if numbers.lost:
         heirs = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
         shown["lost"] = ranks_text(numbers.lost)
-        shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
+        if numbers.delays is not None:
+            shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
     return shown
+
+
+def workers_text(numbers: Summary) -> str:
+    """`4`, or of an elastic run `2 at most, 3 in all`."""
+    most, every = count_text(numbers.workers), count_text(numbers.in_all)
+    return most if numbers.in_all == numbers.workers else f"{most} at most, {every} in all"
 
 
 def tuned_rows(run: RunLog) -> list[dict[str, str]]:
@@ -121,9 +125,9 @@ def source_facts(counts: Source) -> dict[str, str]:
     }
 
 
-def event_rows(run: RunLog, most: int = 200) -> list[dict[str, str]]:
+def event_rows(run: RunLog, most: int = 200, debug: bool = False) -> list[dict[str, str]]:
     """A row an event of an elastic run; of a long story the last ones."""
-    told = [event for event in run.events if event.kind not in UNTOLD]
+    told = story(run.events, debug)
     return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in told[-most:]]
 
 
@@ -137,6 +141,7 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
         row = {
             "worker": str(worker.rank),
             "host": worker.host,
+            "joined after": seconds_text(worker.began_s),
             "minibatches": count_text(worker.minibatches),
             "samples": count_text(worker.samples),
             "computing": share_text(part.compute),
@@ -146,6 +151,8 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
             "exchanges": count_text(worker.blocks),
             "sent": bytes_text(worker.bytes),
         }
+        if not run.elastic:
+            del row["joined after"]
         if not run.tells_data:
             del row["waiting for data"]
         if run.delays:

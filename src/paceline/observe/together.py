@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One clock for the workers of an elastic run, who come one after another.
+
+Each log counts from its own beginning. What ties two logs together are exchanges at which both workers met, or else a
+generation of which both were members, or else the clocks of their hosts. The run begins with its first worker's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+
+from .control import Event
+from .log import RunLog, WorkerLog
+
+Marks = dict[tuple[int, int], float]
+"""(generation, number of an exchange in it; 0 for the beginning) -> when it was."""
+
+
+def put_together(run: RunLog) -> None:
+    """Set `began_s` of the workers of an elastic run, and the times of its events; other runs begin all at once."""
+    elastic = sorted((worker for worker in run.workers if worker.generations), key=_turn)
+    if not elastic:
+        return
+    known: Marks = {}
+    first = elastic[0]
+    for worker in elastic:
+        worker.began_s = _began(worker, _marks(worker), known, first)
+        for key, at_s in _marks(worker).items():
+            known.setdefault(key, worker.began_s + at_s)
+    start = min(worker.began_s for worker in elastic)
+    for worker in elastic:
+        worker.began_s -= start
+    begun = {generation: at_s - start for (generation, exchange), at_s in known.items() if not exchange}
+    run.events = _placed(run.events, begun)
+
+
+def _turn(worker: WorkerLog) -> tuple[int, float]:
+    return worker.generations[0].number, float(worker.attach.get("unix_s", 0.0))
+
+
+def _marks(worker: WorkerLog) -> Marks:
+    marks = {(one.number, 0): one.at_s for one in worker.generations}
+    met = ((line.generation, line.met, line.met_s) for line in worker.exchanges)
+    return marks | {(number, met): at_s for number, met, at_s in met if number and met and at_s is not None}
+
+
+def _began(worker: WorkerLog, own: Marks, known: Mapping[tuple[int, int], float], first: WorkerLog) -> float:
+    if worker is first:
+        return 0.0
+    shared = own.keys() & known.keys()
+    told = [known[key] - own[key] for key in shared if key[1]] or [known[key] - own[key] for key in shared]
+    return median(told) if told else _by_host(worker) - _by_host(first)
+
+
+def _by_host(worker: WorkerLog) -> float:
+    """When a log began, by the clock of its host."""
+    return float(worker.attach.get("unix_s", 0.0)) - float(worker.attach.get("at_s", 0.0))
+
+
+def _placed(events: Iterable[Event], begun: Mapping[int, float]) -> list[Event]:
+    """The control plane's events on the clock of the workers."""
+    events = list(events)
+    ahead = [
+        begun[number] - event.at_s
+        for event in events
+        if event.kind == "generation" and (number := int(event.facts["number"])) in begun
+    ]
+    return [replace(event, at_s=event.at_s + median(ahead)) for event in events] if ahead else events
