@@ -24,6 +24,7 @@ FLOORS: dict[str, int] = {
     "gain": 0,
     "journal": 0,
     "event_file": 0,
+    "processes": 0,
     "visible": 0,
     "standard_streams": 0,
     "version": 0,

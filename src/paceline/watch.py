@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline import processes
 from paceline.data.sources import Sources
 from paceline.exchange import Header, Meeting, Timing
 from paceline.journal import Journal
@@ -114,6 +115,7 @@ class Watch:
             version=__version__,
             unix_s=time.time(),
             cores=os.cpu_count(),
+            **processes.me(),
         )
 
     def shared(self, data: Any) -> None:

@@ -142,7 +142,7 @@ def test_the_panel_says_what_to_do(tmp_path: Path, code: int, says: str) -> None
 def test_the_status_line_tells_the_snapshot() -> None:
     shot = Snapshot(4, "bmuf()", {0: 600, 1: 634}, 411.6, 3, 0.5, 1.49834, 0.042)
     assert describe(shot, 4).plain == (
-        "epoch 3 | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | exchange 4 %"
+        "epoch 3 (50 %) | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | exchange 4 %"
     )
     pushing = replace(shot, delay=2.9444, lost=(2, 5))
     assert describe(pushing, 4).plain == describe(shot, 4).plain + " | delay 2.94 | lost: workers 2, 5"

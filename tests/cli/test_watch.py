@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.watch import newest, sparkline
+from paceline.processes import me
 
 
 def call(*arguments: object, columns: int = 140) -> Result:
@@ -87,12 +89,24 @@ def test_who_left_no_log_or_failed_or_fell_silent_is_told_apart(tmp_path: Path) 
 def test_the_control_plane_is_heard(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, closed=False)
-    control = [{"kind": "joined", "at_s": 1.0, "worker": 7}, {"kind": "paused", "at_s": 4.0, "reason": "too few"}]
+    control = [
+        {"kind": "paused", "at_s": 0.5, "reason": "0 of at least 1 workers are there"},
+        {"kind": "joined", "at_s": 1.0, "worker": 7},
+        {"kind": "generation", "at_s": 1.0, "number": 1, "members": [[0], [1]], "reason": "worker 1 joined"},
+        {"kind": "called", "at_s": 2.0, "worker": 1, "exchange": 12},
+        {"kind": "lost", "at_s": 3.0, "worker": 1, "why": "its connection closed"},
+        {"kind": "paused", "at_s": 4.0, "reason": "too few"},
+    ]
     (tmp_path / "control.jsonl").write_text("".join(json.dumps(row) + "\n" for row in control) + '{"kind": "tor')
     (tmp_path / "rank-001.2.jsonl").write_text((tmp_path / "rank-001.jsonl").read_text())  # it came again
     text = call(tmp_path, "--once").stdout
-    assert "joined: worker=7" in text and "paused: reason=too few" in text
-    assert len([line for line in text.splitlines() if " host-" in line]) == 2
+    assert "worker 7 has joined" in text and "the run waits: too few" in text
+    assert "called to exchange" not in text and "0 of at least 1" not in text
+    assert (
+        "called to exchange 12" in (every := call(tmp_path, "--once", "--debug").stdout) and "0 of at least 1" in every
+    )
+    rows = [line.split() for line in text.splitlines() if " host-" in line]
+    assert [row[2] for row in rows] == ["at", "lost"]  # `at work`
 
 
 def test_the_newest_run_of_a_directory_is_taken(tmp_path: Path) -> None:
@@ -107,8 +121,60 @@ def test_the_newest_run_of_a_directory_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("path", "says"), [("gone", "does not exist"), ("file", "is a file"), ("", "no run has left")])
 def test_where_there_is_no_run(tmp_path: Path, path: str, says: str) -> None:
     (tmp_path / "file").touch()
-    result = call(tmp_path / path)
-    assert result.exit_code == 2 and says in " ".join(result.stderr.split())
+    for how in ("--once", "--wait=0"):
+        result = call(tmp_path / path, how)
+        assert result.exit_code == 2 and says in " ".join(result.stderr.split())
+
+
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "watch", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert "no run logs in" in process.stderr.readline()
+        made = tmp_path / "made"
+        for rank in range(2):
+            write(made, rank)
+        made.rename(tmp_path / "run")
+        said = process.stdout.read()
+        assert process.wait(60) == 0
+    assert "80 minibatches" in said
+
+
+def test_a_worker_whose_process_is_gone_is_dead_and_ends_the_watch(tmp_path: Path) -> None:
+    about = me()
+    here, gone = {"host": socket.gethostname(), **about}, {"host": socket.gethostname(), **about, "began": 1}
+    for rank, process in enumerate((gone, {**gone, "host": "elsewhere"}, here, {**gone, "space": "another"})):
+        path = write(tmp_path, rank, size=4, closed=False)
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text(
+            "".join(json.dumps({**row, **process} if row["kind"] == "attach" else row) + "\n" for row in rows)
+        )
+        os.utime(path, (1e9, 1e9))
+    text = call(tmp_path, "--once").stdout
+    states = [line.split()[2] for line in text.splitlines() if line.strip()[:2] in ("0 ", "1 ", "2 ", "3 ")]
+    assert states == ["dead", "silent", "silent", "silent"]
+    for rank in (1, 2, 3):
+        write(tmp_path, rank, size=4)
+    assert call(tmp_path).exit_code == 0  # it comes to its end: nobody is at work any more
+
+
+def test_what_is_left_of_a_pass_is_told(tmp_path: Path) -> None:
+    for rank in range(2):
+        path = write(tmp_path, rank, closed=False)
+        epoch = {"kind": "epoch", "at_s": 0.0, "epoch": 3, "batches": 80}
+        path.write_text(json.dumps(epoch) + "\n" + path.read_text())
+    assert "epoch 3 (50 %, 10 s left)" in call(tmp_path, "--once").stdout
+
+
+def test_what_a_newcomer_inherits_is_not_its_own(tmp_path: Path) -> None:
+    write(tmp_path, 0, closed=False)
+    path = write(tmp_path, 1, closed=False)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if "total_minibatches" in row:
+            row["total_minibatches"] += 1000
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "80 minibatches (8/s)" in call(tmp_path, "--once").stdout
 
 
 def test_a_sparkline_by_hand() -> None:

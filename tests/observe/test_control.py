@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli.elastic_words import of_control, of_process
 from paceline.cli.status import describe
-from paceline.observe.control import Event, Standing, event_text, read_events
+from paceline.observe.control import QUIET, Event, Standing, event_text, read_events
 from paceline.observe.live import Live, Snapshot
 from paceline.observe.read import read_run
 from paceline.observe.report import write_report
@@ -70,7 +70,7 @@ def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
         ({"kind": "left", "worker": 0, "host": "a"}, "worker 0 on a has come to its end"),
         ({"kind": "ended", "reason": "the run waited"}, "the run was given up: the run waited"),
         ({"kind": "refused", "peer": "x:1", "why": "no room"}, "refused x:1: no room"),
-        ({"kind": "process ended", "place": 1, "code": 3}, "process ended: place 1, code 3"),
+        ({"kind": "process ended", "place": 1, "code": 3}, "the process at place 1 ended: exit code 3"),
         (
             {
                 "kind": "stuck",
@@ -91,7 +91,7 @@ def test_the_report_lists_them(tmp_path: Path, write_run: Any) -> None:
     directory = write_run("elastic")
     tell(directory, STORY)
     rows = event_rows(read_run(directory))
-    assert [row["event"] for row in rows] == [event["kind"] for event in STORY if event["kind"] != "holds"]
+    assert [row["event"] for row in rows] == [event["kind"] for event in STORY if event["kind"] not in QUIET]
     assert len(event_rows(read_run(directory), 2)) == 2
     page = write_report([directory], tmp_path / "report").read_text()
     assert "worker 1 on a was lost: its connection closed" in page

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.observe.control import Event
 from paceline.observe.news import Collected, Growing, News, of_control, of_worker
 
 GONE = {"rank": 2, "state": "silent", "text": "is gone"}
@@ -30,9 +31,8 @@ def test_events_of_workers(event: dict[str, Any], text: str | None) -> None:
 
 
 def test_what_the_control_plane_says() -> None:
-    found = of_control({"kind": "stuck", "at_s": 3.0, "workers": ["a", "b"]}, 3.0)
-    assert found is not None and found.text == 'stuck: workers=["a", "b"]'
-    assert of_control({"at_s": 3.0}, 3.0) is None
+    found = of_control(Event(3.0, "joined", {"worker": 7, "host": "a"}), 5.0)
+    assert (found.at_s, found.text) == (5.0, "worker 7 on a has joined")
 
 
 def test_one_happening_is_told_once_and_as_it_was_first_seen() -> None:

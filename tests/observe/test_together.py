@@ -51,7 +51,7 @@ def events_of(rank: int, gives: int) -> list[Event]:
     for turn, second in enumerate(range(first, last + 1), start=1):
         counts = {"total_minibatches": gives + turn * PERIOD, "total_samples": turn * PERIOD * BATCH}
         timed.append((second, {"kind": "value", "name": "loss", "value": loss(second), **counts}))
-        since, number = max((at, number) for at, number, _ in generations(rank) if at < second)
+        since = max(at for at, _, _ in generations(rank) if at < second)
         met = {"met": second - int(since), "met_s": own(second - 0.1)}  # exchanges are counted anew
         parts = {"compute_s": 0.8, "wait_s": 0.1, "exchange_s": 0.1, "bytes": BYTES, "block": second}
         line = {"kind": "exchange", "minibatches": PERIOD, "samples": PERIOD * BATCH, **counts, **parts, **met}

@@ -197,7 +197,13 @@ def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool)
     plan, told = launcher.plan, launcher.events.write
     told(
         "began",
-        {"fewest": plan.bounds[0], "most": plan.bounds[1], "control": plan.address, "again": places is not None, "unix_s": plan.unix_s},
+        {
+            "fewest": plan.bounds[0],
+            "most": plan.bounds[1],
+            "control": plan.address,
+            "again": places is not None,
+            "unix_s": plan.unix_s,
+        },
     )
     if places is not None:
         running = launcher.take_over(places)

@@ -31,12 +31,13 @@ def command(
         "report"
     ),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also what is no news.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
     from paceline.observe.report import load, write_report  # here, because --help draws nothing
 
     try:
-        page = write_report(directories, output, title=title)
+        page = write_report(directories, output, title=title, debug=debug)
         runs = load(directories)
     except PacelineError as error:
         refuse(str(error))
@@ -49,7 +50,7 @@ def command(
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
         if run.events:
-            out().print(_events(run))
+            out().print(_events(run, debug))
     for text in _notes(runs):
         err().print(f"note: {text}", markup=False)
     out().print(f"report: {page}", soft_wrap=True, markup=False)
@@ -66,10 +67,10 @@ def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
     return table
 
 
-def _events(run: RunLog) -> Table:
+def _events(run: RunLog, debug: bool) -> Table:
     """The latest of what happened to an elastic run; the page has more."""
     table = Table("after", "event", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in event_rows(run, LATEST):
+    for row in event_rows(run, LATEST, debug):
         table.add_row(*(Text(text) for text in row.values()))
     return table
 

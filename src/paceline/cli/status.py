@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..observe.live import Live, Snapshot
-from ..observe.summary import delay_text, ranks_text, value_text
+from ..observe.summary import delay_text, ranks_text, seconds_text, value_text
 
 DATA_SHARE = 0.01
 """Waiting for data is worth a word above this share of the time."""
@@ -45,13 +45,21 @@ class Status:
         return row
 
 
+def _left(shot: Snapshot) -> str:
+    """How much of a pass is done, and when it will be over."""
+    if shot.epoch_done is None:
+        return ""
+    soon = "" if shot.epoch_left_s is None or shot.epoch_done >= 1.0 else f", {seconds_text(shot.epoch_left_s)} left"
+    return f" ({100 * shot.epoch_done:.0f} %{soon})"
+
+
 def describe(shot: Snapshot, workers: int) -> Text:
     """A snapshot in words: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
     elastic = [] if shot.standing is None else [shot.standing.text]
     if not shot.size:
         none_yet = f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet"
         return Text(" | ".join([none_yet, *elastic]), no_wrap=True, overflow="ellipsis")
-    parts = [] if shot.epoch is None else [f"epoch {shot.epoch}"]
+    parts = [] if shot.epoch is None else [f"epoch {shot.epoch}{_left(shot)}"]
     parts.append(f"{shot.total:,} minibatches ({shot.minibatches_per_s:,.0f}/s)")
     if len(shot.minibatches) > 1:
         slowest, fastest = min(shot.minibatches.values()), max(shot.minibatches.values())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,9 +22,11 @@ from paceline.observe.read import LOG_NAME
 from paceline.observe.summary import count_text, rate_text, seconds_text, value_text
 
 from .checks import LOGS
-from .console import near, out, refuse
+from .console import err, near, out, refuse
 from .status import POLL_EVERY_S, describe
 
+OUTPUT = "output"
+"""Is there before the first worker has attached."""
 NEWS = 6
 """Newest events that are shown."""
 SILENT_S = 30.0
@@ -31,7 +34,8 @@ SILENT_S = 30.0
 LINE_EVERY_S = 10.0
 """Where there is no terminal, a line this often."""
 BARS = "▁▂▃▄▅▆▇█"
-STYLES = {"lost": "bold red", "failed": "bold red", "no log": "red", "silent": "yellow", "closed": "dim"}
+DEAD = dict.fromkeys(("lost", "failed", "dead"), "bold red")
+STYLES = {**DEAD, "no log": "red", "silent": "yellow", "closed": "dim"}
 
 
 def command(
@@ -39,10 +43,17 @@ def command(
         Path, typer.Argument(help="Log directory of a run, or the directory above it: the newest run there.")
     ] = Path(LOGS),
     once: Annotated[bool, typer.Option("--once", help="Print one view and end, for scripts.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a run that has not begun to log.")] = 600.0,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Every event of an elastic run, also what is no news.")
+    ] = False,
 ) -> None:
     """Watch all workers of a run."""
-    directory = newest(run)
-    live = Live(directory)
+    try:
+        directory = newest(run) if once else awaited(run, wait)
+    except KeyboardInterrupt:
+        return
+    live = Live(directory, debug)
     console = out()
     live.poll()
     if once or live.over:
@@ -57,25 +68,50 @@ def command(
         return
 
 
+def awaited(path: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> Path:
+    """The same, once a run logs there; refuses what still has none after so many seconds."""
+    until, said = clock() + seconds, False
+    while (found := _find(path)) is None and clock() < until:
+        if path.exists() and not path.is_dir():
+            break
+        if not said:
+            said = True
+            text = f"no run logs in {near(path)} yet: waiting for one (Ctrl-C ends it)"
+            err().print(text, markup=False, soft_wrap=True)
+        time.sleep(POLL_EVERY_S)
+    return newest(path) if found is None else found
+
+
 def newest(path: Path) -> Path:
     """The run at `path`, or the newest one in it."""
+    found = _find(path)
+    if found is not None:
+        return found
     if not path.is_dir():
         refuse(f"{path} {'is a file' if path.exists() else 'does not exist'}; give the log directory of a run")
+    refuse(
+        f"no run has left a log in {near(path)}, nor in a directory below it; start one with "
+        f"`paceline run --log {near(path)} ...`, or give the directory that its --log named"
+    )
+
+
+def _find(path: Path) -> Path | None:
     if _touched(path):
         return path
-    found = {inner: _touched(inner) for inner in path.iterdir() if inner.is_dir()}
-    if not any(found.values()):
-        refuse(
-            f"no run has left a log in {near(path)}, nor in a directory below it; start one with "
-            f"`paceline run --log {near(path)} ...`, or give the directory that its --log named"
-        )
-    return max(found, key=found.__getitem__)
+    with contextlib.suppress(OSError):
+        found = {inner: _touched(inner) for inner in path.iterdir() if inner.is_dir()}
+        return max((inner for inner in found if found[inner]), key=found.__getitem__, default=None)
+    return None
 
 
 def _touched(directory: Path) -> float:
     """When a run in this directory last said something, seconds of the wall clock; 0 where there is none."""
-    logs = [file for file in directory.iterdir() if LOG_NAME.fullmatch(file.name) or file.name == CONTROL]
-    return max((file.stat().st_mtime for file in logs), default=0.0)
+    times = [0.0]
+    with contextlib.suppress(OSError):  # it may be removed in between, or be no directory
+        for file in directory.iterdir():
+            if LOG_NAME.fullmatch(file.name) or file.name in (CONTROL, OUTPUT):
+                times.append(file.stat().st_mtime)
+    return max(times)
 
 
 def _on_terminal(live: Live, console: Console) -> None:
@@ -137,7 +173,7 @@ def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -
 
 def _head(live: Live, shot: Snapshot, width: int) -> list[RenderableType]:
     block = max((log.block for log in live.workers), default=0)
-    at_s = max((log.at_s for log in live.workers), default=0.0)
+    at_s = max((log.at_s + log.ahead_s for log in live.workers), default=0.0)
     title = [live.directory.resolve().name, shot.rule or "no worker has attached yet"]
     title += [f"block {block:,}"] if block else []
     title += [f"after {seconds_text(at_s)}"] if at_s else []
@@ -211,6 +247,8 @@ def _numbers(log: Follower, counted: bool, now: float) -> list[str]:
 
 def state(rank: int, log: Follower | None, shot: Snapshot, now: float) -> str:
     """What a worker is doing, as its log and those of the others tell."""
+    if log is not None and log.closed and not log.failed:
+        return "closed"
     if rank in shot.lost:
         return "lost"
     if log is None:
@@ -219,4 +257,6 @@ def state(rank: int, log: Follower | None, shot: Snapshot, now: float) -> str:
         return "failed"
     if log.closed:
         return "closed"
+    if log.dead(lambda: now):
+        return "dead"
     return "silent" if now - log.touched_s > SILENT_S else "at work"

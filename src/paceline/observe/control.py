@@ -117,8 +117,15 @@ def read_events(directory: Path) -> list[Event]:
 def parse(lines: Iterable[bytes]) -> Iterable[Event]:
     """The events on some lines; what is none is passed over."""
     for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            yield from events([deeply(json.loads(line))])
+
+
+def events(rows: Iterable[Any]) -> Iterable[Event]:
+    """The events that some JSON stands for; what is none is passed over."""
+    for row in rows:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            said = deeply(json.loads(line))
+            said = dict(row)
             event = Event(float(said.pop("at_s", 0.0)), str(said.pop("kind")), said)
             Standing().add(event)  # what has no sense is found here
             yield event

@@ -9,10 +9,14 @@ incomplete line waits for its end, and a line that is no event is passed over, s
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from paceline.processes import is_gone
 
 from . import control
 from .control import Standing
@@ -23,6 +27,7 @@ from .read import LOG_NAME, take
 from .summary import Shares
 
 LAG_S = 2.0  # between what a worker has done and what its log says
+DEAD_S = 5.0  # that a log has not grown, before its process is looked for
 POINTS = 512  # of a curve
 WINDOW_S = 10.0  # the rate is that of the last ten seconds of the log
 
@@ -37,6 +42,7 @@ class Snapshot:
         minibatches_per_s: of all workers together, lately.
         epoch: the furthest pass over the data that a worker has begun.
         epoch_done: share of that pass which is done, where its length is known.
+        epoch_left_s: seconds to the end of that pass for the slowest worker, at its rate lately.
         loss: latest report of the value named `loss`, or of another loss where none is so named.
         exchange_share: share of the measured time that went into waiting and exchanging.
         data_share: share of it that went into waiting for data.
@@ -57,6 +63,7 @@ class Snapshot:
     lost: tuple[int, ...] = ()
     data_share: float = 0.0
     standing: Standing | None = None
+    epoch_left_s: float | None = None
 
     @property
     def total(self) -> int:
@@ -65,28 +72,34 @@ class Snapshot:
 
 
 class Live:
-    """Follows the logs of the newest run in a directory."""
+    """Follows the logs of the newest run in a directory.
 
-    def __init__(self, directory: str | Path) -> None:
+    Args:
+        directory: of the logs.
+        debug: whether to tell every event of a control plane, also what is no news.
+    """
+
+    def __init__(self, directory: str | Path, debug: bool = False) -> None:
         self.directory = Path(directory)
         self.news = Collected()
         self._number = 1
         self._followers: dict[int, Follower] = {}
-        self._standing = _ControlFollower(self.directory / control.NAME)
-        self._control = Growing(self.directory / CONTROL)
-        self._finished = False  # as the control plane says
+        self._control = _Control(self.directory / CONTROL, debug)
 
     def poll(self) -> Snapshot:
         """Read what is new, and sum up."""
         self._look_for_files()
+        start_s = self._start_s()
         for follower in self._followers.values():
-            follower.read(self.news)
-        for event in self._control.read():
-            self.news.add(of_control(event, _seconds(event)))
-            self._finished = self._finished or event.get("kind") == "finished"
-        self._standing.read()
-        found = _sum_up(self.workers) if self._followers else Snapshot()
-        return replace(found, standing=self._standing.standing)
+            follower.read(self.news, start_s)
+        self._control.read(self.news, start_s)
+        found = _sum_up(self.workers, self._control.lost) if self._followers else Snapshot()
+        return replace(found, standing=self._control.standing)
+
+    def _start_s(self) -> float:
+        """When an elastic run began, by the clock of the host of its first worker; 0 for others, who begin together."""
+        told = [log.began_unix_s for log in self._followers.values() if log.began_unix_s]
+        return min(told, default=0.0) if self._control.standing is not None else 0.0
 
     @property
     def workers(self) -> list[Follower]:
@@ -95,12 +108,14 @@ class Live:
 
     @property
     def over(self) -> bool:
-        """Whether every worker of the run has closed it, or was lost."""
-        if self._finished:
+        """Whether every worker of the run has closed it, was lost, or is seen to be dead."""
+        if self._control.finished:
             return True
         logs = self.workers
-        lost = set().union(*(log.lost for log in logs)) if logs else set()
-        ended = {log.rank for log in logs if log.closed} | lost
+        lost = set().union(self._control.lost, *(log.lost for log in logs))
+        ended = {log.rank for log in logs if log.closed or log.dead()} | lost
+        if self._control.standing is not None:  # others may still come, unless nobody is left who was there
+            return bool(logs) and all(log.rank in ended for log in logs) and self._control.silent
         return bool(logs) and len(ended) >= max(log.size for log in logs)
 
     def _look_for_files(self) -> None:
@@ -121,26 +136,44 @@ class Live:
                 self._followers[rank] = Follower(path, rank, number)
 
 
-class _ControlFollower:
-    """The growing log of a control plane, where there is one."""
+class _Control:
+    """What the growing log of a control plane tells, where there is one.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Attributes:
+        standing: of the run; None where there is no control plane.
+        lost: workers that were lost.
+        finished: the run has come to its end, or was given up.
+    """
+
+    def __init__(self, path: Path, debug: bool) -> None:
+        self.path, self._debug = path, debug
         self.standing: Standing | None = None
-        self._offset = 0
-        self._rest = b""
+        self.lost: set[int] = set()
+        self.finished = False
+        self._growing = Growing(path)
+        self._began_unix_s = 0.0
 
-    def read(self) -> None:
+    @property
+    def silent(self) -> bool:
+        """Whether it has said nothing for `DEAD_S`."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            return time.time() - self.path.stat().st_mtime > DEAD_S
         except OSError:
+            return True
+
+    def read(self, news: Collected, start_s: float) -> None:
+        """Take in what is new."""
+        if not self.path.exists():
             return
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
         self.standing = self.standing or Standing()
-        for event in control.parse(lines):
+        for event in control.events(self._growing.read()):
+            if event.kind == "began":
+                self._began_unix_s = float(event.facts.get("unix_s") or 0.0)
+            if self._debug or control.tells(event.kind, event.facts, self.standing):
+                ahead_s = self._began_unix_s - start_s if self._began_unix_s and start_s else 0.0
+                news.add(of_control(event, event.at_s + ahead_s))
+            self.lost |= {int(event.facts["worker"])} if event.kind == "lost" else set()
+            self.finished = self.finished or event.kind in ("finished", "ended")
             self.standing.add(event)
 
 
@@ -167,11 +200,19 @@ class Follower:
         self.left_out: Counter[int] = Counter()  # rank -> contributions, of all workers
         self.spent: deque[tuple[float, Exchange]] = deque()  # lines of the log, of the last window
         self.curve: list[float] = []  # the loss, thinned out
+        self.began_unix_s = self.ahead_s = 0.0  # when its log began; how much later than the run
+        self.inherited = 0  # minibatches that its count began with
+        self._own = 0  # minibatches that the lines of exchanges tell of
+        self._about: dict[str, Any] = {}  # its process
         self._every, self._seen = 1, 0
         self._growing = Growing(path)
 
-    def read(self, news: Collected) -> None:
-        """Take in what is new."""
+    def dead(self, clock: Callable[[], float] = time.time) -> bool:
+        """Whether its process has ended without a word, as far as that can be seen from here."""
+        return not self.closed and clock() - self.touched_s > DEAD_S and is_gone(self.host, self._about)
+
+    def read(self, news: Collected, start_s: float = 0.0) -> None:
+        """Take in what is new, in a run that began at `start_s` of the wall clock, where that is known."""
         with contextlib.suppress(OSError):
             self.touched_s = self.path.stat().st_mtime
         for line in self._growing.read():
@@ -179,7 +220,8 @@ class Follower:
             try:
                 take(event, line)
                 self._add(event)
-                news.add(of_worker(self.rank, line, _seconds(line)))
+                self.ahead_s = self.began_unix_s - start_s if start_s and self.began_unix_s else 0.0
+                news.add(of_worker(self.rank, line, _seconds(line) + self.ahead_s))
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
 
@@ -187,6 +229,8 @@ class Follower:
         if event.attach:
             self.size = int(event.attach.get("size", 0))
             self.rule, self.host = str(event.attach.get("rule", "")), event.host
+            self.began_unix_s = float(event.attach.get("unix_s") or 0.0) - event.last_at_s
+            self._about = event.attach
         self.at_s = max(self.at_s, event.last_at_s)
         self.closed = self.closed or event.closed is not None
         self.failed = self.failed or bool(event.errors)
@@ -197,6 +241,7 @@ class Follower:
             self.busy_s += line.measured_s
             self.data_s += line.data_s or 0.0
             self.exchange_s += line.wait_s + line.exchange_s
+            self._count(line)
             self._advance(line.at_s, line.total_minibatches)
             self._push(line)
             self._spend(line)
@@ -208,6 +253,16 @@ class Follower:
                     self._draw(value.value)
             self._advance(value.at_s, value.total_minibatches)
 
+    def _count(self, line: Exchange) -> None:
+        """Find out with which count it began: that of a checkpoint, or of the worker that gave it its state."""
+        self._own += line.minibatches
+        more = line.total_minibatches - self._own - self.inherited if line.minibatches else 0
+        if more:
+            self.inherited += more
+            self.minibatches = max(0, self.minibatches - more)
+            self.epoch_start = max(0, self.epoch_start - more)
+            self.track.clear()
+
     def _start_of_next_epoch(self) -> int:
         """Minibatches done when a pass begins. The last line may be a moment old; if no more than a
         moment's work is missing to the end of the pass before, that pass was finished."""
@@ -215,7 +270,7 @@ class Follower:
         return finished if finished - self.minibatches <= LAG_S * self.rate else self.minibatches
 
     def _advance(self, at_s: float, minibatches: int) -> None:
-        self.minibatches = max(self.minibatches, minibatches)
+        self.minibatches = max(self.minibatches, minibatches - self.inherited)
         self.track.append((at_s, self.minibatches))
         while self.track[0][0] < at_s - WINDOW_S and len(self.track) > 2:
             self.track.popleft()
@@ -279,6 +334,13 @@ class Follower:
         done = (self.minibatches - self.epoch_start) / self.epoch_batches
         return min(1.0, max(0.0, done))
 
+    @property
+    def epoch_left_s(self) -> float | None:
+        """Seconds to the end of the worker's pass, at the rate of the window."""
+        if self.epoch_done is None or not self.epoch_batches or not self.rate:
+            return None
+        return (1.0 - self.epoch_done) * self.epoch_batches / self.rate
+
 
 def _seconds(event: dict[str, Any]) -> float:
     try:
@@ -287,13 +349,15 @@ def _seconds(event: dict[str, Any]) -> float:
         return 0.0
 
 
-def _sum_up(logs: list[Follower]) -> Snapshot:
+def _sum_up(logs: list[Follower], gone: set[int]) -> Snapshot:
     busy = sum(log.busy_s for log in logs)
-    lost = set().union(*(log.lost for log in logs))
+    lost = set().union(gone, *(log.lost for log in logs))
     at_work = [log for log in logs if log.rank not in lost]
     epochs = [log.epoch for log in logs if log.epoch is not None]
     epoch = max(epochs, default=None)
     done = [log.epoch_done for log in at_work if log.epoch == epoch and log.epoch_done is not None]
+    here = [log for log in at_work if log.epoch == epoch and not log.closed]
+    left = [log.epoch_left_s for log in here if log.epoch_left_s is not None]
     return Snapshot(
         size=max(log.size for log in logs),
         rule=next((log.rule for log in logs if log.rule), ""),
@@ -301,6 +365,7 @@ def _sum_up(logs: list[Follower]) -> Snapshot:
         minibatches_per_s=sum(log.rate for log in at_work),
         epoch=epoch,
         epoch_done=sum(done) / len(done) if done else None,
+        epoch_left_s=max(left, default=None),
         loss=_latest_loss(logs),
         exchange_share=sum(log.exchange_s for log in logs) / busy if busy else 0.0,
         delay=_mean_delay(at_work),

@@ -10,6 +10,8 @@ from typing import Any
 
 from paceline.visible import deeply
 
+from .control import Event
+
 CONTROL = "control.jsonl"
 """The log of an elastic run's control plane, beside those of the workers."""
 
@@ -65,10 +67,9 @@ def _waiting(event: dict[str, Any], at_s: float) -> News:
     return News(at_s, "waiting", f"the exchange failed: {words or 'nobody is missing'}")
 
 
-def of_control(event: dict[str, Any], at_s: float) -> News | None:
-    """What a line of the control plane's log has to tell."""
-    kind = str(event.get("kind", ""))
-    return News(at_s, f"control {kind} {at_s}", f"{kind}: {_facts(event)}".rstrip(": ")) if kind else None
+def of_control(event: Event, at_s: float) -> News:
+    """What an event of the control plane has to tell."""
+    return News(at_s, f"control {event.kind} {at_s}", event.text)
 
 
 def _facts(event: dict[str, Any]) -> str:

@@ -31,8 +31,8 @@ SOURCES = (
     "processes of all loaders: while others still have batches, the device goes on. Corrupt files were fetched again."
 )
 EVENTS = (
-    "What the control plane and the launcher saw, in time since the first worker began. Workers are named by numbers that "
-    "are never used twice."
+    "What the control plane and the launcher saw, in time since the first worker began. Workers are named by numbers "
+    "that are never used twice."
 )
 WAITING_TO_GO_ON = (
     "Asynchronous workers wait for an answer that is late and, under a bounded staleness, for the slowest worker."
@@ -92,6 +92,7 @@ def write_report(
     *,
     title: str | None = None,
     extra: ExtraTable | None = None,
+    debug: bool = False,
 ) -> Path:
     """Write `output/index.html` and its pictures; returns the page's path.
 
@@ -100,6 +101,7 @@ def write_report(
         output: directory of the page, made where it does not exist; or the page itself, `*.html`.
         title: of the page; by default it names the runs.
         extra: a table of the caller's own for the top.
+        debug: whether to list every event of elastic runs, also what is no news.
     """
     runs = load(directories)
     html = Path(output)
@@ -108,7 +110,7 @@ def write_report(
     html.parent.mkdir(parents=True, exist_ok=True)
     name = title or _title(runs)
     drawn = draw_all(runs)  # first: without matplotlib nothing is written
-    html.write_text(page.whole_page(name, _body(runs, name, drawn, extra)), encoding="utf-8")
+    html.write_text(page.whole_page(name, _body(runs, name, drawn, extra, debug)), encoding="utf-8")
     for stem, caption, _, figure in drawn:
         page.save_png(figure, html.parent / f"{stem}.png", f"{caption}: {name}")
     return html
@@ -148,6 +150,7 @@ def _body(
     name: str,
     drawn: list[tuple[str, str, str, Figure]],
     extra: ExtraTable | None,
+    debug: bool,
 ) -> list[str]:
     parts = [f"<h1>{escape(name)}</h1>", _lead(runs)]
     if extra is not None:
@@ -168,7 +171,7 @@ def _body(
         parts.append(page.figure_block(figure, title, caption, number))
     for run in runs:
         parts += [page.heading(_workers_title(run, runs)), page.table(worker_rows(run))]
-        parts += _events(run, len(runs) > 1)
+        parts += _events(run, len(runs) > 1, debug)
     parts.append(_footer(runs))
     return parts
 
@@ -180,9 +183,9 @@ def _pushes(runs: list[RunLog]) -> list[str]:
     return [page.heading("Pushes and lost workers"), page.table(rows)] if rows else []
 
 
-def _events(run: RunLog, named: bool) -> list[str]:
+def _events(run: RunLog, named: bool, debug: bool) -> list[str]:
     """A table of who came and went, in elastic runs."""
-    rows = event_rows(run)
+    rows = event_rows(run, debug=debug)
     title = f"Events of {run.label}" if named else "Events"
     return [page.heading(title), page.table(rows, EVENTS)] if rows else []
 

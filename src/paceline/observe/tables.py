@@ -25,6 +25,7 @@ from .summary import (
     value_text,
 )
 
+
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
     """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
     rows = []
