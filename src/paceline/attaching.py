@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from paceline import attached
 from paceline.errors import UnsupportedError
 from paceline.fragments import Modules
 from paceline.guards import Guard, make_guard
@@ -146,6 +147,7 @@ def prepare(
         start=os.environ.get("PACELINE_RESUME") or None,
         **further,
     )
+    attached.note()
     return chosen, _of_a_search(settings)
 
 

@@ -118,7 +118,7 @@ def test_every_worker_knows_who_it_is(script: Script, tmp_path: Path) -> None:
         "--workers", 2, "--rule", "bmuf(period=4)", "--timeout", 30, "--log", "log", path,
         "--", "--lr", 0.1, "--",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1 and "The rule bmuf(period=4) was never used" in result.stderr, result.output
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     for rank in range(2):
         wanted = f"[{rank}] {rank} 2 {rank} bmuf(period=4) 30 {threads} {tmp_path / 'log'}"
@@ -326,7 +326,7 @@ RESTARTED = """
 @pytest.mark.processes
 def test_all_workers_are_started_again_when_one_fails(script: Script, tmp_path: Path) -> None:
     path = script(RESTARTED.format(last=1, bad=1))
-    result = run("--workers", 2, "--restarts", 1, "--log", "log", path)
+    result = run("--as-is", "--workers", 2, "--restarts", 1, "--log", "log", path)
     assert result.exit_code == 0, result.output
     for line in ("[0] start 1", "[1] start 0", "[1] start 1"):
         assert line in result.stdout.splitlines()
@@ -347,7 +347,7 @@ def test_after_so_many_restarts_the_run_has_failed(script: Script) -> None:
 @pytest.mark.processes
 def test_two_hosts_start_again_together(script: Script) -> None:
     path = script(RESTARTED.format(last=1, bad=2))
-    common = ["--restarts", 2, "--hosts", 2, "--master", f"127.0.0.1:{free_port()}", "--timeout", 60]
+    common = ["--as-is", "--restarts", 2, "--hosts", 2, "--master", f"127.0.0.1:{free_port()}", "--timeout", 60]
     with (
         started(*common, "--host-index", 0, "--log", "a", path) as first,
         started(*common, "--host-index", 1, "--log", "b", path) as second,

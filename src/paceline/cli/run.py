@@ -119,6 +119,12 @@ def command(
             "--random-data", help="The program makes its samples itself, at random: each worker draws others."
         ),
     ] = False,
+    force_zero_lines: Annotated[
+        bool,
+        typer.Option(
+            "--force-zero-lines", help="Hide the cluster from a program that knows of one: it runs as on one device."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
@@ -136,9 +142,10 @@ def command(
     elif elastic is None or workers != 0:
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
     speaks = checks.check_rule(rule)
+    wishes = zero.Wishes(as_is, force_zero_lines, random_data)
     doors.check(tls, job, in_the_clear)
     if elastic is not None or join is not None:
-        zero.refuse_elastic(script, as_is, random_data)
+        zero.refuse_elastic(script, wishes)
         if elastic is not None:
             host_options.one_launcher()
         asked = elastic_run.Asked(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
@@ -147,9 +154,9 @@ def command(
             return elastic_run.show(asked, what, environment, log, (tls, job, in_the_clear))
         raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
     assert script is not None
-    bare = zero.serves(script, as_is, random_data)
-    what = program(script, arguments or [], bare)
     cluster, found = host_options.cluster(host_options.Asked(workers, hosts, host_index, master), timeout)
+    bare = zero.serves(script, wishes, cluster.size)
+    what = program(script, arguments or [], bare)
     log = log or host_options.logs(found)
     if print_only:
         place = dry.directory(log)
@@ -165,6 +172,8 @@ def command(
     started = time.monotonic()
     outcome = _run(cluster, what, added, directory, quiet, restarts, bare)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
+    if code == 0 and zero.all_alone(directory, wishes, arguments, cluster.size, rule):
+        code = 1
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
         sys.stderr.flush()

@@ -56,6 +56,12 @@ def command(
             "--random-data", help="The program makes its samples itself, at random: each worker draws others."
         ),
     ] = False,
+    force_zero_lines: Annotated[
+        bool,
+        typer.Option(
+            "--force-zero-lines", help="Hide the cluster from a program that knows of one: it runs as on one device."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the first worker's output: no status, no closing words.")
     ] = False,
@@ -71,11 +77,15 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     checks.check_script(script)
     checks.check_rule(rule)
-    lines = "as-is" if not zero.serves(script, as_is, random_data) else "random-data" if random_data else "zero"
+    wishes = zero.Wishes(as_is, force_zero_lines, random_data)
+    lines = "as-is" if not zero.serves(script, wishes, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, Cluster(workers), overwrite)
     started = time.monotonic()
     outcome = _run((workers, hosts), [lines, str(script), *(arguments or [])], rule, directory, quiet)
-    raise typer.Exit(_conclude(outcome, workers, directory, time.monotonic() - started, quiet))
+    code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
+    if code == 0 and zero.all_alone(directory, wishes, arguments, workers, rule):
+        code = 1
+    raise typer.Exit(code)
 
 
 def _run(size: tuple[int, int], program: list[str], rule: str | None, directory: Path, quiet: bool) -> Outcome:

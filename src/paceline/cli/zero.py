@@ -5,35 +5,99 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.zero import hashing, mentions
+from rich.text import Text
+
+from paceline import attached
+from paceline.zero import doors, hashing, mentions
 
 from .cluster import Cluster
-from .console import err, refuse
+from .console import err, error_panel, refuse
 
 SEED = "PACELINE_SEED"  # of paceline.zero.seeds, which loads torch
 
 
-def serves(script: Path, as_is: bool, random_data: bool) -> bool:
-    """Whether zero lines go around the program; says why not, where a user may wonder."""
-    if as_is:
-        if random_data:
+@dataclass(frozen=True)
+class Wishes:
+    """What the options say about zero lines.
+
+    Attributes:
+        as_is: start the program as it is.
+        force: go around it though it knows a cluster.
+        random_data: the program makes its samples itself, at random.
+    """
+
+    as_is: bool = False
+    force: bool = False
+    random_data: bool = False
+
+
+def serves(script: Path, wishes: Wishes, workers: int) -> bool:
+    """Whether zero lines go around the program; says why not, where a user may wonder.
+
+    Refused is what would do the whole job on each of several workers, where that is known before it begins.
+    """
+    if wishes.as_is:
+        if wishes.random_data:
             refuse("--random-data is for programs that are started with zero lines around them: leave out --as-is")
+        if wishes.force:
+            refuse("--as-is and --force-zero-lines exclude each other: give one of them")
         return False
     names = mentions.imported(script)
+    own = any(name.split(".")[0] == "paceline" for name in names)
+    if wishes.force:
+        if own:
+            refuse(f"--force-zero-lines is for programs that do not know of paceline, and {script.name} {_why('')}")
+        return True
     if mentions.bare(names):
         return True
-    other = mentions.other_cluster(names) if "torch" in names else ""
-    if random_data:
+    other = mentions.other_cluster(names) if not own else ""
+    if wishes.random_data:
         refuse(f"--random-data is for programs on one device as they are, and {script.name} {_why(other)}")
+    framework, door = doors.of_framework(names) if not own else ("", "")
+    why, door = (_why(other), doors.of_cluster(other)) if other else (f"trains with {framework}", door)
+    if workers > 1 and (other or framework):
+        _refuse_copies(script, workers, why, door)
     if other:
         err().print(f"{script.name} {_why(other)}: it is started as it is")
     return False
 
 
+def _refuse_copies(script: Path, workers: int, why: str, door: str) -> None:
+    refuse(
+        f"{script.name} {why}, and does not attach paceline: {workers} workers would each do the whole job. To share "
+        f"it, {door}. --as-is starts {workers} of it as they are"
+    )
+
+
 def _why(other: str) -> str:
     return f"uses {other}, which makes a cluster itself" if other else "attaches paceline itself, or does not use torch"
+
+
+def all_alone(directory: Path, wishes: Wishes, arguments: Sequence[str] | None, workers: int, rule: str | None) -> bool:
+    """Whether each of several workers has done the whole job, though nobody wished it; says so.
+
+    Args:
+        directory: of the logs.
+        arguments: of the program.
+        wishes: the options.
+        workers: of all hosts.
+        rule: that was asked for, if any.
+    """
+    wished = (wishes.as_is and rule is None) or attached.asks_for_help(arguments or ())
+    if workers == 1 or wished or not attached.missing(directory):
+        return False
+    under = f" The rule {rule} was never used." if rule is not None else ""
+    what = f"nothing attached paceline: each of the {workers} workers has done the whole job by itself.{under}"
+    hint = (
+        "add paceline.attach and run.share to the program, or take the door of its framework (docs/frameworks.md); "
+        "--as-is says that so many copies are wanted"
+    )
+    err().print(error_panel("the work was not shared", Text(what, style="bold red"), Text(hint, style="default")))
+    return True
 
 
 def environment(cluster: Cluster, bare: bool, random_data: bool) -> dict[str, str]:
@@ -51,11 +115,12 @@ def environment(cluster: Cluster, bare: bool, random_data: bool) -> dict[str, st
     return added
 
 
-def refuse_elastic(script: Path | None, as_is: bool, random_data: bool) -> None:
+def refuse_elastic(script: Path | None, wishes: Wishes) -> None:
     """Workers that come and go need a program that attaches."""
-    if random_data:
-        refuse("--random-data is not for --elastic: there the program has to attach paceline itself")
-    if script is not None and not as_is and mentions.unaware(script):
+    for option, given in (("--random-data", wishes.random_data), ("--force-zero-lines", wishes.force)):
+        if given:
+            refuse(f"{option} is not for --elastic: there the program has to attach paceline itself")
+    if script is not None and not wishes.as_is and mentions.unaware(script):
         refuse(
             f"{script.name} does not attach paceline, and with --elastic it has to: add run = paceline.attach(model, "
             "optimizer) before its loop, and run.share(loader) to its loop"

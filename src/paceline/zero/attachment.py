@@ -8,6 +8,8 @@ another optimizer and trains with that one (the next fold, the next phase) begin
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,23 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from paceline.attached import asks_for_help
 from paceline.attaching import attach
 from paceline.checks import MARK
 from paceline.rule import is_block
 from paceline.session import Run
 from paceline.zero import find, refusals
 from paceline.zero.agreement import Agreement
+from paceline.zero.alone import Alone
 from paceline.zero.loaders import Loaders
 from paceline.zero.models import GlobalView, StateDicts
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place
 from paceline.zero.seeds import Streams
 from paceline.zero.words import Words, here
+
+BY_HAND = 10
+"""Backward passes without any optimizer, after which it is clear that the program steps by hand."""
 
 
 class Zero:
@@ -52,6 +59,7 @@ class Zero:
         self._loaders = Loaders(place.size, words, self._here, self._comes, *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
+        self._backwards = 0
 
     def _here(self) -> str:
         return here(self._script)
@@ -64,7 +72,9 @@ class Zero:
         patches.hook(register_module_forward_pre_hook, self._before_forward)
         patches.replace(Optimizer, "__init__", self._noticing)
         self._loaders.install(patches)
+        Alone(self._here).install(patches)
         if self._place.size > 1:
+            patches.replace(torch.autograd, "backward", self._backward)
             patches.hook(register_optimizer_step_post_hook, self._after_step)
             patches.replace(nn.Module, "state_dict", self._states.state_dict)
             patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
@@ -79,6 +89,18 @@ class Zero:
             self._fresh = True
 
         return noticed
+
+    def _backward(self, original: Any) -> Any:
+        """`torch.autograd.backward`: a program that computes gradients and has no optimizer steps by hand."""
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not self._made and self._view is None and not self._own and not multiprocessing.parent_process():
+                self._backwards += 1
+                if self._backwards == BY_HAND:
+                    raise refusals.by_hand(self._here(), self._place.size)
+            return original(*args, **kwargs)
+
+        return backward
 
     def _saving(self, original: Any) -> Any:
         """`torch.save`: a model, or parts of it, with the global parameters."""
@@ -176,7 +198,9 @@ class Zero:
             self._loaders.judge()
             self._end_run()
         elif not self._own:
-            self._words.say("no optimizer of torch trained anything: the workers have done the same, each by itself")
+            if self._place.size > 1 and not asks_for_help(sys.argv):
+                raise refusals.nothing_attached(self._script.name, self._place.size)
+            self._words.say("no optimizer of torch trained anything")
 
     def _end_run(self) -> None:
         assert self._view is not None

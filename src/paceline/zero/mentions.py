@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.zero import doors
+
 OTHERS = (
     "accelerate",
     "deepspeed",
@@ -19,11 +21,25 @@ OTHERS = (
     "mpi4py",
 )
 """Libraries that make a cluster themselves."""
+ON_TORCH = (
+    "torchvision",
+    "torchaudio",
+    "timm",
+    "transformers",
+    "diffusers",
+    "skorch",
+    "torch_geometric",
+    "monai",
+    "ignite",
+)
+"""Libraries by which a program uses torch without naming it."""
+REACHED = ("torch", "transformers")
+"""Modules whose attributes say what a program uses."""
 MOST_FILES = 500
 
 
 def imported(script: Path) -> set[str]:
-    """Dotted names that the program and its local modules import or reach through attributes of `torch`."""
+    """Dotted names that the program and its local modules import, or reach through attributes of `torch`."""
     folder, found = script.resolve().parent, set[str]()
     waiting, seen = [script.resolve()], set[Path]()
     while waiting and len(seen) < MOST_FILES:
@@ -48,8 +64,8 @@ def _names(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
-            yield f"torch.{node.attr}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in REACHED:
+            yield f"{node.value.id}.{node.attr}"
 
 
 def _local(folder: Path, name: str) -> Iterator[Path]:
@@ -66,7 +82,7 @@ def other_cluster(names: set[str]) -> str:
         first = name.split(".")[0]
         if first in OTHERS or name.startswith("torch.distributed") or "DistributedDataParallel" in name:
             return name
-        if name == "transformers.Trainer" or name.startswith("transformers.trainer"):
+        if first == "trl" or (first == "transformers" and name.endswith("Trainer")) or "transformers.trainer" in name:
             return name
     return ""
 
@@ -79,4 +95,5 @@ def unaware(script: Path) -> bool:
 def bare(names: set[str]) -> bool:
     """The same of the names that it imports."""
     tops = {name.split(".")[0] for name in names}
-    return "torch" in tops and "paceline" not in tops and not other_cluster(names)
+    on_torch = "torch" in tops or not tops.isdisjoint(ON_TORCH)
+    return on_torch and "paceline" not in tops and not other_cluster(names) and not doors.of_framework(names)[0]

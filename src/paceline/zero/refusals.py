@@ -93,7 +93,26 @@ def distributed(where: str) -> Refusal:
     """The program has a cluster of its own."""
     return refusal(
         f"{where}: the program starts torch.distributed itself; say `paceline run --as-is` to start it without zero "
-        "lines, or, to let paceline average instead of DistributedDataParallel"
+        "lines, or, to let paceline average instead of DistributedDataParallel, let it run as on one device (zero "
+        "lines hide RANK and WORLD_SIZE from it), or take the cluster out and"
+    )
+
+
+def nothing_attached(program: str, workers: int) -> Refusal:
+    """The program has come to its end without an optimizer of torch that stepped."""
+    return refusal(
+        f"{program}: no optimizer of torch trained anything in this process: each of the {workers} workers has done "
+        "the whole job by itself. A framework that owns the loop, or processes that the program starts, need a door "
+        "(docs/frameworks.md); `paceline run --as-is` says that so many copies are wanted. Where the program "
+        "steps by itself"
+    )
+
+
+def by_hand(where: str, workers: int) -> Refusal:
+    """Gradients are computed, and there is no optimizer."""
+    return refusal(
+        f"{where}: the program computes gradients and has made no optimizer of torch, so {workers} workers would each "
+        "do the whole job. Let an optimizer step (torch.optim.SGD(model.parameters(), lr=..) for p -= lr * p.grad), or"
     )
 
 
