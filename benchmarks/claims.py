@@ -35,7 +35,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
-DEADLINE_S = 300.0
 TOOLS = {"speech": "espeak-ng"}
 """What a benchmark needs beside Python, by its name."""
 ROOTED = ("faults", "forecast", "network")
@@ -117,7 +116,7 @@ def copy_for(place: Path) -> None:
     shutil.copytree(RECORDS, place / "records", ignore=shutil.ignore_patterns("quick", "__pycache__"))
 
 
-def run(claim: Claim, place: Path, show: bool) -> None:
+def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     """Run it in the copy, and read what it printed."""
     record = claim.name.partition("records/")[2].rstrip("/")
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
@@ -133,11 +132,11 @@ def run(claim: Claim, place: Path, show: bool) -> None:
         start_new_session=True,  # so that what it has started ends with it
     )
     try:
-        told, _ = process.communicate(timeout=DEADLINE_S)
+        told, _ = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         told, _ = process.communicate()
-        claim.wrong.append(f"takes longer than {DEADLINE_S:g} s")
+        claim.wrong.append(f"takes longer than {deadline_s:g} s")
     if show:
         print(told, flush=True)
     if process.returncode:
@@ -218,7 +217,7 @@ def gone(claim: Claim, of_documents: dict[str, set[str]]) -> Iterator[str]:
 # -- all of it --------------------------------------------------------------------------------------------------------
 
 
-def tried(name: str, place: Path, show: bool) -> Claim:
+def tried(name: str, place: Path, deadline_s: float, show: bool) -> Claim:
     """One command from its beginning to its end."""
     claim, began = Claim(name), time.monotonic()
     record = name.partition("records/")[2].rstrip("/")
@@ -227,7 +226,7 @@ def tried(name: str, place: Path, show: bool) -> Claim:
         return claim
     claim.skipped = missing_here(used_by(record) if record else [Path(name).stem])
     if not claim.skipped:
-        run(claim, place, show)
+        run(claim, place, deadline_s, show)
         if not claim.wrong:
             claim.wrong.extend(gone(claim, quoted()))
     claim.seconds = time.monotonic() - began
@@ -241,13 +240,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="records/NAME or benchmarks/NAME.py; all if left out")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--deadline", type=float, default=300.0, help="seconds for one of them")
     parser.add_argument("--show", action="store_true", help="what they print")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="paceline-claims-") as folder:
         copy_for(Path(folder))
         with ThreadPoolExecutor(options.jobs) as pool:
-            claims = list(pool.map(lambda name: tried(name, Path(folder), options.show), wanted(options.names)))
+            claims = list(
+                pool.map(lambda name: tried(name, Path(folder), options.deadline, options.show), wanted(options.names))
+            )
     failed = {claim.name: claim.wrong for claim in claims if claim.wrong}
     skipped = {claim.name: claim.skipped for claim in claims if claim.skipped}
     ran = len(claims) - len(skipped)

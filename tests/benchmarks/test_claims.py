@@ -103,5 +103,5 @@ def test_a_benchmark_without_a_last_line_of_json_is_found(claims: ModuleType) ->
 def test_a_command_that_fails_is_a_claim_that_cannot_be_made(claims: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("print('what it was doing')\nraise SystemExit(3)\n", encoding="utf-8")
     claim = claims.Claim("broken.py")
-    claims.run(claim, tmp_path, show=False)
+    claims.run(claim, tmp_path, 60.0, show=False)
     assert claim.wrong == ["ends with exit code 3; it printed last:\nwhat it was doing"]
