@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +248,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-claims-") as folder:
         copy_for(Path(folder))
         with ThreadPoolExecutor(options.jobs) as pool:
-            claims = list(
-                pool.map(lambda name: tried(name, Path(folder), options.deadline, options.show), wanted(options.names))
-            )
+            trying = partial(tried, place=Path(folder), deadline_s=options.deadline, show=options.show)
+            claims = list(pool.map(trying, wanted(options.names)))
     failed = {claim.name: claim.wrong for claim in claims if claim.wrong}
     skipped = {claim.name: claim.skipped for claim in claims if claim.skipped}
     ran = len(claims) - len(skipped)

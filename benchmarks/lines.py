@@ -74,7 +74,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
-        options.workers, options.minibatches, options.rates, options.seeds = [1, 8], 1024, [2e-3], 1
+        options.workers, options.minibatches, options.rates, options.seeds = [1, 8], 128, [2e-3], 1
+        options.exponents = options.exponents and [0.5, 0.7]
     bad = [number for number in options.workers if number < 1 or CHUNK % number]
     if bad or options.minibatches < 1 or options.minibatches % CHUNK:
         parser.error(f"workers must divide {CHUNK} (got {bad}), and minibatches be a multiple of it")

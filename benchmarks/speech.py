@@ -82,6 +82,7 @@ def parse_arguments() -> argparse.Namespace:
     if options.quick:
         options.workers, options.minibatches, options.rates, options.seeds = [4], 64, options.rates[:1], 1
         options.utterances, options.hidden = 512, 16
+        options.exponents = options.exponents and [0.5, 0.7]
     bad = [number for number in options.workers if number < 1 or CHUNK % number]
     if bad or options.minibatches < 1 or options.minibatches % CHUNK:
         parser.error(f"workers must divide {CHUNK} (got {bad}), and minibatches be a multiple of it")

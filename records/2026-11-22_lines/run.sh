@@ -6,7 +6,7 @@
 lines() { # name, then arguments of the benchmark
     bench lines "$1" --period 8 --minibatches 32768 "${@:2}"
 }
-lines every-method --workers 1 8 32 --seeds 1
+[ -n "$quick" ] || lines every-method --workers 1 8 32 --seeds 1
 lines table --workers 1 8 32 64 --seeds 3 --block-rate 4e-3 --plot "$results/table.png" \
     --methods serial "serial, beta1 .5" "sync, rate times root N" "compensated, beta1 .5, gain auto" "compensated, gain auto" \
     "moments averaged, gain auto"
