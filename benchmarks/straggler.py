@@ -7,7 +7,7 @@ the same time: their speeds add up to what could be had. Then they run under `as
 
     python benchmarks/straggler.py [--seconds 20] [--repeats 3]
 
-The last line is a JSON object: `ratio`, samples per second under `asgd` over the sum of the workers' own, the median of
+The last line is a JSON object: `ratio`, samples per second under asgd over the sum of the workers' own, the median of
 the repeats; and the same of the others.
 """
 
