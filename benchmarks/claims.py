@@ -193,6 +193,8 @@ def has(figures: Any, key: str) -> bool:
         return any(has(one, key) for one in figures)
     if not isinstance(figures, dict):
         return False
+    if first.isupper() and not figures:  # a table of names that has none this time
+        return True
     inner = [value for name, value in figures.items() if name == first or first.isupper()]
     return any(not rest or has(value, rest) for value in inner) or any(has(one, key) for one in figures.values())
 

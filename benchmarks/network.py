@@ -23,8 +23,8 @@ measures only what the links carry.
 
     python benchmarks/network.py [--rows ddp,bmuf] [--rules "bmuf=bmuf(period=32, overlap=32)"] [--raw] [--check]
 
-The last line is a JSON object: `efficiency.NAME`, with `--raw` also `efficiency_raw.NAME`, `skipped.NAME` with the
-reason, and the setting.
+The last line is a JSON object: `efficiency.NAME`, `skipped.NAME` with the reason, and the setting; with `--raw` the
+efficiencies at scale 1, too.
 """
 
 from __future__ import annotations
@@ -434,7 +434,7 @@ def parse() -> argparse.Namespace:
     add("--worker", default="", help=argparse.SUPPRESS)
     add("--rule", default="", help=argparse.SUPPRESS)
     add("--answer", default="", help=argparse.SUPPRESS)
-    options = _quick.parse(parser, workers=2, rows="ddp,sync,one_bit,bmuf", steps=3, blocks=1, raw=False)
+    options = _quick.parse(parser, workers=2, rows="sync,bmuf", steps=3, blocks=1, raw=False)
     given = dict(text.split("=", 1) for text in options.rules)
     options.texts = RULES | given
     options.rows = [name for name in options.rows.split(",") if name]

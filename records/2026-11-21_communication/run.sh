@@ -3,7 +3,7 @@
 # Runs the three benchmarks of communication (as root, for network namespaces) and keeps their last line; then plots.
 . "$(dirname "$0")/../common.sh"
 bench network network "$@"
-bench network network_scale8 --scale 8
+[ -n "$quick" ] || bench network network_scale8 --scale 8
 bench hierarchical hierarchical
 bench codecs codecs
 "$python" "$here/plot.py"

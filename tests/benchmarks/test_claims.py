@@ -56,6 +56,7 @@ def test_every_benchmark_is_run(claims: ModuleType) -> None:
         ({"efficiency": {"bmuf": 0.9}}, "efficiency.bmuf", True),
         ({"efficiency": {"bmuf": 0.9}}, "efficiency.ddp", False),
         ({"copies": {"int8": 2.0}}, "copies.NAME", True),
+        ({"copies": {}}, "copies.NAME", True),
         ({"cells": [{"error": 0.1}]}, "error", True),
         ({"cells": [{"error": 0.1}]}, "cells.error", True),
         ([{"a": None}], "a", True),
