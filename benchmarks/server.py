@@ -21,6 +21,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,12 +31,12 @@ from torch import nn
 
 import paceline
 from paceline.asynchronous.clocks import Clocks
+from paceline.asynchronous.leases import DataWays
 from paceline.asynchronous.piece import Piece
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Steps
-from paceline.data.book import Mark
 from paceline.data.ledger import Ledger
 from paceline.outer import Sum
 from paceline.schedule import Bounded
@@ -65,8 +66,9 @@ def service_of(rank: int, cuts: list[Any]) -> ThreadedService:
     pieces = {number: piece(number) for number in range(len(cuts))} if rank == 1 else {}
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     owners = dict.fromkeys(range(len(cuts)), 1)
-    data: tuple[Ledger, Callable[[], list[Mark]], bool] = (Ledger(), list, False)
-    return ThreadedService(connect(60.0), Server(rank, pieces, piece), owners, data, 60.0, None, nothing, nothing)
+    server = Server(rank, pieces, piece, push_bytes=4 * sum(cut.numel for cut in cuts))
+    reports: Any = SimpleNamespace(lost=nothing, takeover=nothing, inexact=nothing)
+    return ThreadedService(connect(60.0), server, owners, DataWays(Ledger()), 60.0, None, reports)
 
 
 def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:

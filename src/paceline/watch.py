@@ -275,6 +275,11 @@ class Watch:
         )
         self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
 
+    def inexact(self, what: str) -> None:
+        """Samples may not be in the model exactly once; `what` says which, as people read it."""
+        logger.warning("not exactly once: %s", what)
+        self.note("inexact", what=what)
+
     def _write(self, block: int, warmup: bool) -> None:
         with self._lock:
             self._write_line(block, warmup)

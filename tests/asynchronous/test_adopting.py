@@ -33,11 +33,18 @@ def test_the_new_owner_learns_how_far_each_worker_is() -> None:
     assert server.may_start(7, 1)
 
 
-def test_a_new_owner_begins_with_the_newest_values_it_knows() -> None:
-    """The replica is taken where it is newer than what was pulled, and for the optimizer's state in any case."""
-    for version, fill, wanted in ((9, 2.0, 2.0), (3, 2.0, 1.0)):
-        old = piece(7, version=5, fill=1.0)
-        server = Server(0, {}, lambda number, v=version, f=fill: piece(number, v, f))
-        server.keep_replica(*old.snapshot())
-        assert server.adopt(7) == (max(5, version), "replica")
-        assert server.pieces[7].anchor.tolist() == [wanted] * 4
+def test_a_new_owner_begins_with_the_replica_that_says_which_pushes_it_holds() -> None:
+    """Also where this worker has pulled newer values: nobody could say what is in those."""
+    old = piece(7, fill=1.0)
+    for number in (1, 2, 3):
+        old.push(torch.ones(4), Arriving(1, number, 0, 1, marks=[(0, 0, number, number + 1)]))
+    server = Server(0, {}, lambda number: piece(number, 9, 2.0))
+    server.keep_replica(*old.snapshot())
+    assert server.adopt(7) == (3, "replica")
+    new = server.pieces[7]
+    before = new.anchor.clone()
+    for number in (2, 3):  # sent again
+        new.push(torch.ones(4), Arriving(1, number, 0, 1, marks=[(0, 0, number, number + 1)]))
+    assert torch.equal(new.anchor, before) and torch.equal(before, old.anchor)
+    new.push(torch.ones(4), Arriving(1, 4, 0, 1))
+    assert not torch.equal(new.anchor, before)

@@ -52,7 +52,7 @@ def test_push_and_read() -> None:
 def test_the_sender_of_what_is_not_finite_is_told() -> None:
     one = server()
     answer = tell(one, 1, float("nan"))
-    assert answer.delay == REFUSED and refused(answer) and not refused(tell(one, 1, 1.0))
+    assert answer.delay == REFUSED and refused(answer) and not refused(tell(one, 1, 1.0, clock=2))
     assert look(one) == ([-1.0] * 4, 1)
 
 

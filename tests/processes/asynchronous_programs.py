@@ -23,6 +23,7 @@ from torch import nn
 
 import paceline
 from paceline.asynchronous import meeting
+from paceline.asynchronous.safekeeping import Safekeeping
 from paceline.asynchronous.threads import ThreadedService
 from paceline.transport import Transport, process
 from paceline.transport.channel import HEADER_BYTES, Header, Late, Listener, connect
@@ -137,11 +138,11 @@ def traffic(directory: Path, say: Saying) -> None:
     """What is counted, what the channels have sent, and what the formula says."""
     steps, counted = 9, []
     counts, Transport.sent = Transport.sent, lambda self, n: (counted.append(n), counts(self, n))[1]
-    replicate = ThreadedService._replicate
+    applied, secure = Safekeeping.applied, Safekeeping.secure
     try:
         for name in ("replicas", "exact"):
             if name == "exact":
-                ThreadedService._replicate = lambda self, piece: None
+                Safekeeping.applied, Safekeeping.secure = lambda self, piece: None, lambda self: None
             counted.clear()
             run, _ = train("ssp(staleness=1)", steps, wide())
             service = run._engine._service
@@ -149,7 +150,7 @@ def traffic(directory: Path, say: Saying) -> None:
             sent = [channel.bytes_sent for channel in (*channels, *service._incoming.values())]
             say.found[name] = {"channels": sum(sent), "counted": sum(counted), "all": run.bytes_sent}
     finally:
-        Transport.sent, ThreadedService._replicate = counts, replicate
+        Transport.sent, Safekeeping.applied, Safekeeping.secure = counts, applied, secure
     numel = sum(p.numel() for p in wide().parameters())
     pieces = run.rule.topology.pieces(numel, WORKERS)
     own = [cut.numel for cut in pieces if cut.owner == RANK]

@@ -29,7 +29,6 @@ class BlockStream(Stream):
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
-        self._sent = [host(span.fragment) for span in self.spans]
         self.since = 0
 
     def stepped(self) -> None:
@@ -51,7 +50,8 @@ class BlockStream(Stream):
         if ill and self._schedule.staleness is None:
             self._tally.refused += 1
             return
-        for span, base, then, sent in zip(self.spans, self._base, self._then, self._sent, strict=True):
+        values = [rooms.take() for rooms in self._rooms]
+        for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
             span.mark()  # a displacement is measured from what was pulled last
             span.read(then)
             if self._elastic is not None:
@@ -60,7 +60,7 @@ class BlockStream(Stream):
                 torch.sub(then, base, out=sent)
             if ill:
                 sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
-        self._ticket = self._push(self._sent, minibatches)
+        self._ticket = self._push(values, minibatches)
 
     def _restart(self) -> None:
         """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""

@@ -120,8 +120,9 @@ class ClockedService:
                 delays.append(0)
                 continue
             settings = ticket.settings.get(ask.span, {})
-            marks = ticket.marks if ask.piece == KEEPING else ()
-            arriving = Arriving(self._rank, ticket.clock, ask.version, ticket.minibatches, settings, marks)
+            arriving = Arriving(self._rank, ticket.clock, ask.version, ticket.minibatches, settings, ticket.marks)
+            if ask.piece == KEEPING:
+                self._hub.ledger.done(self._rank, ticket.marks)
             delays.append(server.push(ask.piece, ask.values, arriving, ask.out).delay)
         self._hub.held[owner].append((self._rank, ticket, asks, delays))
         self._release(owner)
@@ -144,6 +145,8 @@ class ClockedService:
     def _answer(self, ticket: Ticket, answers: list[tuple[Ask, int, int]]) -> None:
         for ask, version, delay in answers:
             ticket.answered(ask.piece, version, delay)
+        if ticket.done:
+            ticket.release()
         ticket.answered_at = self._clock.now
 
     def done(self, ticket: Ticket) -> bool:
@@ -169,6 +172,12 @@ class ClockedService:
         self._cluster.check()
         if self._hub.failed:
             raise PeerLostError(f"virtual worker {self._hub.failed[0]} failed; its error is the one that is raised")
+
+    def secure(self, rests: bool = True) -> None:
+        """Virtual workers are not lost."""
+
+    def begin_anew(self) -> None:
+        """Nobody has replicas."""
 
     def settle(self) -> None:
         """Everybody is here."""

@@ -24,7 +24,7 @@ class GradientStream(Stream):
 
     def __init__(self, optimizer: Optimizer, *args: Any) -> None:
         super().__init__(*args)
-        self._gathered = [Gathered(span) for span in self.spans]
+        self._gathered = [Gathered(span, rooms) for span, rooms in zip(self.spans, self._rooms, strict=True)]
         self._parameters = [p for span in self.spans for p in span.fragment.tensors]
         self._optimizer = optimizer
         self._hidden: list[tuple[Tensor, Tensor]] = []

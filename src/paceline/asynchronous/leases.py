@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases of data under an asynchronous rule: the owner of the first piece keeps the ledger, the others ask it.
 
-A mark travels inside the push that it is about, and is applied with it under the piece's lock; so the ledger is as old
-or as new as the piece's values, in a replica and in a checkpoint too. A worker that has nothing left to do asks again
-and again: the answer is work that somebody lost has left, or that the epoch is over for everybody.
+Places are done when every piece has the push that they went into, at its owner and at its heir: their worker says so
+then. So what a lost worker had pushed to some owners only is done once more, and the pieces that have it pass it over
+(:mod:`.numbered`). A worker that has nothing left to do first makes all of its pushes safe. Then it asks again and
+again: the answer is work that somebody lost has left, or that the epoch is over for everybody.
 
-When the keeper is lost, the owner of its piece keeps the ledger. What it has is as old as the values that it goes on
-from. It leases nothing before every worker that lives has said what it holds; all else that is not done is free.
+When the keeper is lost, the owner of its piece keeps the ledger, as old as what it was told last. It leases nothing
+before every worker that lives has said what it holds; all else that is not done is free. What of it is in the pieces
+already is passed over there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.asynchronous.lines import DONE, ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
@@ -31,20 +34,34 @@ NOTHING, WORK, OVER = range(3)
 """Answers: nothing at present; a lease; nothing for anybody any more."""
 
 
+@dataclass(frozen=True)
+class DataWays:
+    """What a worker's desk needs of its data.
+
+    Attributes:
+        ledger: this worker's; of use once it owns the first piece.
+        holding: gives the places that this worker holds and has not pushed.
+        push_rest: pushes what this worker has made and not pushed.
+        bounded: whether others wait for this worker's clock.
+    """
+
+    ledger: Ledger
+    holding: Callable[[], list[Mark]] = list
+    push_rest: Callable[[], None] = lambda: None
+    bounded: bool = False
+
+
 class Desk:
     """A worker's way to the ledger, and the ledger where this worker keeps it.
 
     Args:
         service: the connection to the others.
-        ledger: this worker's; of use once it owns the first piece.
-        holding: gives the places that this worker holds and has not pushed.
-        bounded: whether others wait for this worker's clock.
+        data: where places come from and go.
     """
 
-    def __init__(
-        self, service: ThreadedService, ledger: Ledger, holding: Callable[[], list[Mark]], bounded: bool
-    ) -> None:
-        self._service, self._ledger, self._holding, self._bounded = service, ledger, holding, bounded
+    def __init__(self, service: ThreadedService, data: DataWays) -> None:
+        self._service, self._data, self._ledger = service, data, data.ledger
+        self.resting = False  # whether nobody is to wait for this worker's clock
         self._numbers = 0
         self._answers: dict[int, tuple[int, ...]] = {}
         self._question: tuple[int, Question] | None = None
@@ -64,20 +81,22 @@ class Desk:
     def ask(self, question: Question) -> Mark | None:
         """A lease; None where there is none, and with `dry` only when the epoch is over for everybody."""
         pause, longest = ASK_AGAIN_S
-        resting = not self._bounded
+        first = replace(question, dry=False)
         while True:
             self.report()
-            kind, *mark = self._inquire(question)
+            kind, *mark = self._inquire(first)
             if kind == WORK:
                 loader, epoch, begin, end = mark[:4]
                 return loader, epoch, begin, end
             if kind == OVER or not question.dry:
                 return None
-            if not resting:
-                resting = True
-                self._rest()
-            self._service.pause(pause)
-            pause = min(longest, 2 * pause)
+            if first is question:
+                self._service.pause(pause)
+                pause = min(longest, 2 * pause)
+            else:  # with nothing to lose it may say that it waits
+                self._data.push_rest()
+                self._service.secure()
+                first = question
 
     def _inquire(self, question: Question) -> tuple[int, ...]:
         """Ask, and wait for the answer; a new keeper is asked anew."""
@@ -104,10 +123,23 @@ class Desk:
                 self._answers[numbers[0]] = numbers[1:]
                 self._service.changed.notify_all()
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Nobody is to wait for this worker's clock while it has nothing to do."""
-        self._service.lines[self._service.members.rank].say(REST, ())
-        self._service.say_all(REST, ())
+        if self._data.bounded and not self.resting:
+            self.resting = True
+            self._service.lines[self._service.members.rank].say(REST, ())
+            self._service.say_all(REST, ())
+
+    def rest_again(self) -> None:
+        """A new owner of pieces does not know yet that this worker rests."""
+        if self.resting:
+            self.resting = False
+            self.rest()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether others wait for this worker's clock."""
+        return self._data.bounded
 
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over; it will not do these places of its leases."""
@@ -124,7 +156,7 @@ class Desk:
                 self._ledger.learn(news)
 
     def done(self, marks: list[Mark]) -> None:
-        """This worker has used these places for something else than a push, and has no more to push."""
+        """What was made of these places is in every piece for good, or is for none."""
         if marks:
             self._tell(DONE, (), [list(mark) for mark in marks])
 
@@ -140,7 +172,8 @@ class Desk:
         """Tell a new keeper what this worker holds."""
         if self._report_due:
             self._report_due = False
-            self._tell(HOLDS, (), [list(mark) for mark in self._holding()])
+            held = [*self._service.safekeeping.marks, *self._data.holding()]
+            self._tell(HOLDS, (), [list(mark) for mark in held])
 
     # -- keeping: the threads that serve ----------------------------------------------------------
 

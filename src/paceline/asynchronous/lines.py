@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from paceline.asynchronous.meeting import HELLO
-from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Settings
 from paceline.errors import PeerLostError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 SETTINGS, PUSH, PULL, ANSWER, STILL_HERE, REPLICA, OUT, CLOCKS, FINISH, BYE = range(HELLO + 1, HELLO + 11)
 LEASE, LEASED, LEFT, ENDS, DONE, WAITS, HOLDS, REST = range(BYE + 1, BYE + 9)
+MARKS, KEPT, SECURE, SAFE, ALIVE, HERE = range(REST + 1, REST + 7)
 """Kinds of frames."""
 LEDGER = (LEASE, LEFT, ENDS, DONE, WAITS, HOLDS)
 """What is for the keeper of the ledger."""
@@ -44,7 +44,8 @@ class Line:
         self.rank, self.channel, self._service = rank, channel, service
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._settings: dict[int, Settings] = {}
-        self._since = self.said_at = time.monotonic()
+        self._marked = 0  # the exchange whose places were said last
+        self.spoke_at = self._since = self.said_at = time.monotonic()
         self._open, self._counting = 0, threading.Lock()
         self._over, self._left = False, threading.Event()
         self._bell, self._ear = socket.socketpair()  # ends the wait for an answer when there is something to send
@@ -56,6 +57,11 @@ class Line:
         self._opened()
         self._put(lambda: self._send(ticket, ask))
 
+    def beat(self) -> None:
+        """Say that this process lives; its program says nothing by that."""
+        self.spoke_at = time.monotonic()
+        self._put(lambda: self._write(ALIVE, (), None, None))
+
     def inquire(self, kind: int, numbers: tuple[int, ...]) -> None:
         """Send a question that is only numbers, and so is its answer."""
         self._opened()
@@ -63,7 +69,7 @@ class Line:
 
     def _opened(self) -> None:
         """A question is on its way."""
-        self.said_at = time.monotonic()
+        self.spoke_at = self.said_at = time.monotonic()
         with self._counting:
             if self._open == 0:
                 self._since = time.monotonic()
@@ -71,7 +77,7 @@ class Line:
 
     def say(self, kind: int, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Send a word that has no answer."""
-        self.said_at = time.monotonic()
+        self.spoke_at = self.said_at = time.monotonic()
         self._put(lambda: self._write(kind, numbers, body, note))
 
     def flush(self, timeout_s: float) -> None:
@@ -98,9 +104,12 @@ class Line:
         if self._settings.get(ask.span) != settings:
             self._settings[ask.span] = settings
             self._write(SETTINGS, (ask.span,), None, settings)
+        if ticket.marks and self._marked != ticket.number:
+            self._marked = ticket.number
+            self._write(MARKS, (ticket.number,), None, ticket.marks)
         wants = int(ask.out is not None)
         numbers = (ask.piece, ticket.clock, ask.version, ticket.minibatches, ticket.number, ask.span, wants)
-        self._write(PUSH, numbers, ask.values, ticket.marks or None if ask.piece == KEEPING else None)
+        self._write(PUSH, numbers, ask.values, None)
 
     def _write(self, kind: int, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         self._service.send(self.channel, kind, numbers, body, note, meanwhile=self._receive)
@@ -144,10 +153,13 @@ class Line:
             self._since = time.monotonic()
             self._open -= frame.kind in (ANSWER, LEASED)
         if frame.kind == OUT:
-            self._service.told(frame.numbers[0], str(frame.note))
+            self._service.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
         elif frame.kind == ANSWER:
-            piece, version, delay, number = frame.numbers[:4]
+            piece, version, delay, number, safe = frame.numbers[:5]
+            self._service.safekeeping.safe(self.rank, [(piece, safe)])
             self._service.answer(number, piece, version, delay, frame.note, self.rank)
+        elif frame.kind == KEPT:
+            self._service.safekeeping.replica_kept(self.rank, *frame.numbers[:2])
         elif frame.kind == LEASED:
             self._service.desk.answered(frame.numbers)
 

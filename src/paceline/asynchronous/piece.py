@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.asynchronous.clocks import Clocks
+from paceline.asynchronous.numbered import Numbered
 from paceline.asynchronous.ways import Arriving, Way
 from paceline.data.ledger import Ledger
 from paceline.outer.arrival import Push
@@ -43,6 +44,7 @@ class Piece:
     ) -> None:
         self.number, self.anchor, self.clocks = number, anchor, clocks
         self.version = 0
+        self.numbered = Numbered()
         self.lock = threading.Lock()
         self.ledger: Ledger | None = None
         self.news: dict[int, Any] = {}  # reader -> what of the ledger goes with the values that it was given
@@ -58,11 +60,14 @@ class Piece:
 
     @torch.no_grad()
     def push(self, values: Tensor, arriving: Arriving) -> int:
-        """Apply what a worker sends, shape (n,), which is used up; its delay, or `REFUSED`."""
+        """Apply what a worker sends, shape (n,), which is used up, unless the piece has it; its delay, or `REFUSED`.
+
+        The samples of numbers that are refused count as taken: they would be refused again.
+        """
         with self.lock:
             self.version = max(self.version, arriving.version)  # a successor may know less than a worker has seen
             self.clocks.tick(arriving.sender, arriving.clock)
-            if self._had(arriving):
+            if not self.numbered.is_new(arriving.sender, arriving.clock, arriving.marks):
                 return self.version - arriving.version
             if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                 return REFUSED
@@ -78,17 +83,6 @@ class Piece:
             self._way.apply(values, self.anchor, origin, arriving, push)
             self.version += 1
             return delay
-
-    def _had(self, arriving: Arriving) -> bool:
-        """Mark the places of the data that a push is made of; whether it was applied already.
-
-        A push whose answer was lost with its owner is sent again, to an owner who may have it. Numbers that will be
-        refused are marked, too: those samples would be refused again.
-        """
-        if self.ledger is None or not arriving.marks:
-            return False
-        with self.ledger.lock:
-            return self.ledger.done(arriving.sender, arriving.marks) == 0
 
     def _origin(self, arriving: Arriving) -> Tensor | None:
         """The values at which a push was computed; those of the beginning where the worker has none of us."""
@@ -168,6 +162,7 @@ class Piece:
             "piece": self.number,
             "version": self.version,
             "clocks": self.clocks.state(),
+            "numbered": self.numbered.state(),
             "tensors": list(self._way.tensors()),
             "numbers": self._way.numbers(),
         }
@@ -180,12 +175,13 @@ class Piece:
 
     def _take(self, about: dict[str, Any], anchor: Tensor, tensors: dict[str, Tensor]) -> None:
         self.version = int(about["version"])
+        self.numbered.load(about.get("numbered", {}))
         self.anchor.copy_(anchor)
         self._way.load(tensors, about["numbers"])
         self.clocks.load(about["clocks"])
         if self.ledger is not None and about.get("ledger") is not None:
             with self.ledger.lock:
-                self.ledger.load(about["ledger"])
+                self.ledger.catch_up(about["ledger"])
         self.origins.clear()
         if self._first is not None:
             self._first.copy_(anchor)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.asynchronous.piece import REFUSED, Piece
 from paceline.asynchronous.ways import Arriving
+
+REPLICA, PULLED = "replica", "last pulled values"
+"""What a new owner makes a piece of."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,18 @@ class Server:
         pieces: number -> piece.
         make: makes a piece of this number that is not ours yet, with the values that this worker pulled last.
         reads_before: whether an answer holds the values from before the push (elastic averaging).
+        push_bytes: what a worker pushes to all owners together.
     """
 
     def __init__(
-        self, rank: int, pieces: dict[int, Piece], make: Callable[[int], Piece], reads_before: bool = False
+        self,
+        rank: int,
+        pieces: dict[int, Piece],
+        make: Callable[[int], Piece],
+        reads_before: bool = False,
+        push_bytes: int = 0,
     ) -> None:
+        self.push_bytes = push_bytes
         self.rank, self.pieces, self._make, self._reads_before = rank, pieces, make, reads_before
         self.gone: set[int] = set()  # done, or lost
         self._replicas: dict[int, tuple[dict[str, Any], Tensor]] = {}
@@ -55,6 +64,12 @@ class Server:
             piece.pull(arriving.sender, out)
         delay = piece.push(values, arriving)
         return Answer(delay, piece.clocks.may_start(arriving.sender))
+
+    def repeated(self, number: int) -> int:
+        """Samples that piece `number` had to take twice since the last call."""
+        numbered = self.pieces[number].numbered
+        found, numbered.repeated = numbered.repeated, 0
+        return found
 
     def may_start(self, number: int, rank: int) -> bool:
         """Whether the bound lets worker `rank` go on, as piece `number` sees it."""
@@ -91,6 +106,10 @@ class Server:
 
     # -- neighbours -------------------------------------------------------------------------------
 
+    def begin_replica(self, number: int) -> None:
+        """All workers begin with the same values, so that the heir of piece `number` has its first replica."""
+        self.keep_replica(*self._make(number).snapshot())
+
     def keep_replica(self, about: dict[str, Any], row: Tensor) -> None:
         """Keep the newest state of a neighbour's piece."""
         self._replicas[int(about["piece"])] = (about, row)
@@ -98,19 +117,16 @@ class Server:
     def adopt(self, number: int) -> tuple[int, str]:
         """Become the owner of a piece whose owner was lost: (its version, what it was made of).
 
-        The values are the newest that are known here, the optimizer's state is the replica's, where there is one.
+        A replica says which pushes it holds; what came after it is sent again by those who live. Where the replica went
+        with the worker that kept it, the values are those that this worker pulled last: nobody knows what is in them.
         """
         if number in self.pieces:
             return self.pieces[number].version, "own"
         piece = self._make(number)
-        source = "last pulled values"
+        source = PULLED
         if number in self._replicas:
-            about, row = self._replicas.pop(number)
-            if piece.version > about["version"]:  # of the replica only what the optimizer keeps is of use
-                about = {**about, "version": piece.version, "ledger": None}
-                row = torch.cat([piece.anchor, row[piece.anchor.numel() :]])
-            piece.restore(about, row)
-            source = "replica"
+            piece.restore(*self._replicas.pop(number))
+            source = REPLICA
         for rank in self.gone:
             piece.leave(rank)
         self.pieces[number] = piece

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,10 +11,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from paceline.asynchronous.later import Once
-from paceline.asynchronous.piece import REFUSED
+from paceline.asynchronous.piece import KEEPING, REFUSED
 from paceline.asynchronous.ways import Settings
 from paceline.data.book import Mark
 from paceline.data.supply import Leases
+
+
+def _nothing() -> None:
+    """Nothing is to be let go."""
 
 
 @dataclass
@@ -53,6 +57,7 @@ class Ticket:
         looks: whether a bare pull only looks, and no gradient will be computed at what it brings.
         marks: places of the data that the pushed numbers are made of.
         asked_at, answered_at: seconds on the service's clock.
+        release: called when nobody needs the pushed values any more.
     """
 
     number: int
@@ -64,6 +69,7 @@ class Ticket:
     marks: list[Mark] = field(default_factory=list)
     asked_at: float = 0.0
     answered_at: float = 0.0
+    release: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
         self._open = {ask.piece: ask for ask in self.asks}
@@ -77,6 +83,11 @@ class Ticket:
         ask = self._open.pop(piece, None)
         if ask is not None:
             ask.version, ask.delay, ask.news = version, delay, news
+
+    @property
+    def keeping(self) -> bool:
+        """Whether the first piece is pushed to, with whose pushes the places of the data are counted."""
+        return any(ask.piece == KEEPING and ask.values is not None for ask in self.asks)
 
     @property
     def waiting(self) -> list[Ask]:
@@ -113,7 +124,7 @@ class Service(Protocol):
         """Seconds on the clock by which this worker lives."""
 
     def exchange(self, ticket: Ticket) -> None:
-        """Send it on its way."""
+        """Send it on its way; where too many pushes are kept to be sent again, not before some need not be."""
 
     def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
         """Send it in so many seconds, or when what is returned is called before."""
@@ -126,6 +137,16 @@ class Service(Protocol):
 
     def taking(self) -> AbstractContextManager[object]:
         """Inside, nobody is given up: what was pulled and what is known of the ledger belong together."""
+
+    def secure(self, rests: bool = True) -> None:
+        """Return when no push of this worker can be lost with the one owner that has it.
+
+        Args:
+            rests: whether nobody is to wait for this worker's clock until its next push.
+        """
+
+    def begin_anew(self) -> None:
+        """This worker's pieces were put in the place of others, as by a checkpoint; before `settle`."""
 
     def settle(self) -> None:
         """Return when every worker has come here, with nothing under way."""

@@ -102,6 +102,22 @@ class Span:
             one.version = asks[one.number].version
 
 
+class Rooms:
+    """Flat tensors of a fragment's size in host memory: taken for a push, and given back when nobody needs it."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """One that nobody uses; shape (numel,)."""
+        return self._free.pop() if self._free else host(self._fragment)
+
+    def give(self, flat: Tensor) -> None:
+        """Nobody uses it any more; from any thread."""
+        self._free.append(flat)
+
+
 def host(fragment: Fragment) -> Tensor:
     """Room for a fragment's values in host memory, touched; pinned where the model is on CUDA."""
     return fragment.zeros(torch.device("cpu"))
@@ -179,24 +195,25 @@ def _refuse(pairs: Named) -> None:
 
 
 class Gathered:
-    """A span's gradients since the last push, as their sum, in one of two flat tensors while the other is sent.
+    """A span's gradients since the last push, as their sum, in a flat tensor while others are sent.
 
     Args:
         span: the parameters.
+        rooms: where flat tensors come from.
     """
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, rooms: Rooms) -> None:
         self._fragment = span.fragment
         device = span.fragment.device
         self._device = None if device.type == "cpu" else torch.zeros(span.numel, dtype=span.pulled.dtype, device=device)
-        self._flats = [host(span.fragment), host(span.fragment)]
+        self._rooms, self._flat = rooms, rooms.take()
         self._views: dict[int, list[Tensor]] = {}
         self.minibatches = 0
 
     @property
     def _filled(self) -> Tensor:
         """Where gradients are gathered: beside the parameters."""
-        return self._flats[0] if self._device is None else self._device
+        return self._flat if self._device is None else self._device
 
     def _in(self, flat: Tensor) -> list[Tensor]:
         """The flat tensor in the parameters' shapes and strides: in the order of their memory, as values are."""
@@ -246,13 +263,13 @@ class Gathered:
 
     @torch.no_grad()
     def mean(self) -> Tensor:
-        """The mean of what was gathered, shape (numel,), in host memory; it stays as it is until the next but one."""
-        flat = self._flats[0]
+        """The mean of what was gathered, shape (numel,), in host memory, which the caller gives back to the rooms."""
+        flat = self._flat
         if self._device is not None:
             flat.copy_(self._device)
         if self.minibatches > 1:
             flat.div_(self.minibatches)
-        self._flats.reverse()
+        self._flat = self._rooms.take()
         self.minibatches = 0
         return flat
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Service, Ticket
-from paceline.asynchronous.spans import Span, host
+from paceline.asynchronous.spans import Rooms, Span
 from paceline.data.book import Mark
 from paceline.schedule.bounded import Bounded
 
@@ -46,6 +47,12 @@ class Tally:
 
 def _nothing() -> None:
     """Nothing is left to ask."""
+
+
+def _give_back(taken: list[tuple[Rooms, Tensor]]) -> None:
+    """Nobody needs pushed values any more."""
+    for rooms, flat in taken:
+        rooms.give(flat)
 
 
 class Stream(ABC):
@@ -77,7 +84,8 @@ class Stream(ABC):
         self._ticket: Ticket | None = None
         self._silent: Ticket | None = None  # a push whose answer holds no values
         self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
-        self._sent_buffers = [host(span.fragment) for span in buffers]
+        self._rooms = [Rooms(span.fragment) for span in spans]
+        self._buffer_rooms = [Rooms(span.fragment) for span in buffers]
         self.clock = 0
 
     def retime(self, schedule: Bounded) -> None:
@@ -92,20 +100,22 @@ class Stream(ABC):
     # -- exchanges --------------------------------------------------------------------------------
 
     def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> Ticket:
-        """Send `values`, one flat tensor for each span; ask for what the owners make of them, if they are wanted."""
+        """Send `values`, one flat tensor of each span's rooms; ask for what the owners make of it, where wanted."""
         asks: list[Ask] = []
         for span, flat in zip(self.spans, values, strict=True):
             asks += span.asks(flat, answered)
-        for span, room in zip(self.buffers, self._sent_buffers, strict=True):
+        taken = list(zip(self._rooms, values, strict=True))
+        for span, rooms in zip(self.buffers, self._buffer_rooms, strict=True):
+            room = rooms.take()
+            taken.append((rooms, room))
             if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
                 span.write(span.pulled)
             span.mark()
             asks += span.asks(span.read(room), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
-        keeping = any(ask.piece == KEEPING for ask in asks)
-        marks = self._marks() if keeping else []
-        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings, marks=marks)
+        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings, marks=self._marks())
+        ticket.release = partial(_give_back, taken)
         self._service.exchange(ticket)
         return ticket
 

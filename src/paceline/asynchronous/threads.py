@@ -14,65 +14,56 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.asynchronous.later import Later, Once
-from paceline.asynchronous.leases import Desk
+from paceline.asynchronous.leases import DataWays, Desk
 from paceline.asynchronous.lines import (
-    ANSWER,
     BYE,
     CLOCKS,
     FINISH,
-    LEDGER,
+    HERE,
     OUT,
-    PULL,
-    PUSH,
-    REPLICA,
-    REST,
-    SETTINGS,
     STILL_HERE,
     Line,
     OwnLine,
-    fresh,
 )
 from paceline.asynchronous.meeting import meet
-from paceline.asynchronous.members import LOOK_EVERY_S, Members, Pulse
+from paceline.asynchronous.members import LOOK_EVERY_S, Members, Pulse, silence
 from paceline.asynchronous.piece import KEEPING, NOBODY
-from paceline.asynchronous.server import Server
+from paceline.asynchronous.quorum import Quorum, identity, is_gone
+from paceline.asynchronous.safekeeping import Safekeeping
+from paceline.asynchronous.server import PULLED, Answer, Server
 from paceline.asynchronous.service import Ask, Ticket
-from paceline.asynchronous.ways import Arriving, Settings
-from paceline.data.book import Mark
-from paceline.data.ledger import Ledger
+from paceline.asynchronous.serving import Serving
+from paceline.asynchronous.ways import Arriving
 from paceline.data.supply import Leases
-from paceline.errors import MismatchError, PacelineError, PeerLostError
+from paceline.errors import PacelineError, PeerLostError
 from paceline.transport import Transport
-from paceline.transport.channel import TLS, Channel, Frame, Header
+from paceline.transport.channel import TLS, Channel
 
 OUT_S = 0.25
 """How long the word that this worker was given up may be on its way beside a connection that has ended."""
 GOODBYE_S = 2.0
 """How long a goodbye may be on its way when the connection beside it has ended already."""
-REPLICATE_EVERY = 16
-"""A piece goes to the neighbour after so many updates of each worker."""
 
 
-class _Spaces:
-    """Buffers of one thread, kept and touched: the first write to new memory costs more than the network."""
+class Reports(Protocol):
+    """Who is told what has become of workers."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, torch.dtype, str], Tensor] = {}
+    def lost(self, rank: int, why: str, taken_over: Sequence[int]) -> None:
+        """A worker is lost; who owns its slices from now on."""
 
-    def like(self, anchor: Tensor, use: str) -> Tensor:
-        key = (anchor.numel(), anchor.dtype, use)
-        if key not in self._kept:
-            self._kept[key] = torch.zeros_like(anchor)
-        return self._kept[key]
+    def takeover(self, slice_of: int, version: int, source: str) -> None:
+        """This worker owns slices of a lost one, and what it made them of."""
+
+    def inexact(self, what: str) -> None:
+        """Some samples may not be in the model exactly once; which, as people read it."""
 
 
 class ThreadedService:
@@ -82,11 +73,10 @@ class ThreadedService:
         transport: the connection over which workers found each other; used to begin and to end, not between.
         server: what this worker owns.
         owners: piece -> rank.
-        data: the ledger, what gives the places that this worker holds, and whether others wait for its clock.
+        data: where this worker's places of the data come from and go.
         timeout_s: deadline of every wait for another worker, seconds.
         tls: certificates, where the network is not trusted.
-        on_lost: called with (rank, why, successors) when a worker is lost.
-        on_takeover: called with (rank, version, source) when this worker takes over pieces.
+        reports: hears what becomes of workers; from any thread.
     """
 
     def __init__(
@@ -94,20 +84,23 @@ class ThreadedService:
         transport: Transport,
         server: Server,
         owners: dict[int, int],
-        data: tuple[Ledger, Callable[[], list[Mark]], bool],
+        data: DataWays,
         timeout_s: float,
         tls: TLS | None,
-        on_lost: Callable[[int, str, list[int]], None],
-        on_takeover: Callable[[int, int, str], None],
+        reports: Reports,
     ) -> None:
-        self._transport, self._server, self._timeout_s = transport, server, timeout_s
-        self._on_lost, self._on_takeover = on_lost, on_takeover
+        self._transport, self.server, self._timeout_s = transport, server, timeout_s
+        self._reports = reports
         world = transport.world
         self.members = Members(world.rank, world.size, owners)
+        self._quorum = Quorum(world.size, timeout_s)
+        self._identities = transport.gather_json(identity())
+        self.safekeeping = Safekeeping(self, owners, timeout_s)
         self._changed = threading.Condition(threading.RLock())
         self._tickets: dict[int, Ticket] = {}
-        self._replicate_at: dict[int, int] = {}  # piece -> version at which the neighbour gets it
         self._seen = 0  # how many were lost when the final model was pulled
+        self._settled = 0  # how often all have waited for all
+        self._parted = False
         self._clocks: dict[int, int] = {}  # piece -> to which this worker has come with its last push of it
         self._failure: BaseException | None = None
         self._closing = False
@@ -116,7 +109,7 @@ class ThreadedService:
         self._later = Later()
         self._threads: list[threading.Thread] = []
         self._lines: dict[int, Line] = {}
-        self.desk = Desk(self, *data)
+        self.desk = Desk(self, data)
         outgoing, self._incoming = meet(transport, timeout_s, tls)
         try:
             self._begin(outgoing)
@@ -132,7 +125,7 @@ class ThreadedService:
         self._lines[self.members.rank] = OwnLine(self, self.members.rank)
         bodies: dict[str, Callable[[], None]] = {}
         for rank, channel in self._incoming.items():
-            bodies[f"serve-{rank}"] = partial(self._serve, rank, channel)
+            bodies[f"serve-{rank}"] = Serving(self, rank, channel).run
         bodies |= {f"line-{line.rank}": line.run for line in self._lines.values()}
         threads = torch.get_num_threads()
         ready = threading.Barrier(1 + len(bodies))
@@ -157,128 +150,72 @@ class ThreadedService:
 
     # -- serving ----------------------------------------------------------------------------------
 
-    def _serve(self, rank: int, channel: Channel) -> None:
-        """Answer one worker until it leaves."""
-        spaces, settings = _Spaces(), dict[int, Settings]()
-
-        def place(header: Header) -> Tensor:
-            if header.kind != PUSH:
-                return fresh(header)
-            return spaces.like(self._anchor(header.numbers[0]), "in")
-
-        try:
-            while not self._closing:
-                frame = channel.receive(place)
-                self.members.heard[rank] = time.monotonic()
-                if rank in self.members.lost:  # what it says no longer counts
-                    return
-                self._handle(rank, channel, frame, spaces, settings)
-        except PeerLostError as error:
-            self.cut_off(rank, str(error))
-
-    def _anchor(self, piece: int) -> Tensor:
-        if piece not in self._server.pieces:
-            raise MismatchError(
-                self._transport.world.sign(f"was asked for piece {piece}, which belongs to another worker")
-            )
-        return self._server.pieces[piece].anchor
-
-    def _handle(
-        self, rank: int, channel: Channel, frame: Frame, spaces: _Spaces, settings: dict[int, Settings]
-    ) -> None:
-        numbers = frame.numbers
-        if frame.kind == SETTINGS:
-            settings[numbers[0]] = frame.note
-        elif frame.kind == PUSH:
-            piece, clock, version, minibatches, ticket, span, answered_with_values = numbers[:7]
-            assert frame.body is not None
-            arriving = Arriving(rank, clock, version, minibatches, settings.get(span, {}), frame.note or ())
-            out = spaces.like(frame.body, "out") if answered_with_values else None
-            still_here = partial(self.send, channel, STILL_HERE, (piece,))
-            delay = self._push(piece, frame.body, arriving, out, still_here)
-            answered = self._server.read(piece, rank, out, after_push=True)
-            self.send(channel, ANSWER, (piece, answered, delay, ticket), out, self._server.news(piece, rank))
-            self._replicate(piece)
-        elif frame.kind == PULL:
-            piece, ticket, looks = numbers[:3]
-            out = spaces.like(self._anchor(piece), "out")
-            answered = self._server.read(piece, NOBODY if looks else rank, out, after_push=False)
-            self.send(channel, ANSWER, (piece, answered, 0, ticket), out, self._server.news(piece, rank))
-        elif frame.kind == REPLICA:
-            assert frame.body is not None
-            self._server.keep_replica(frame.note, frame.body)
-        elif frame.kind == CLOCKS:
-            with self._changed:
-                self._server.tick(rank, frame.note)
-                self._changed.notify_all()
-        elif frame.kind == OUT:
-            self.told(numbers[0], str(frame.note))
-        elif frame.kind in LEDGER:
-            self.desk.handle(rank, channel, frame)
-        elif frame.kind == REST:
-            self.rests(rank)
-        elif frame.kind in (FINISH, BYE):
-            with self._changed:
-                self._leaves(rank, frame.kind, numbers[0])
-
     def rests(self, rank: int) -> None:
         """Worker `rank` has nothing to do for now."""
         with self._changed:
-            self._server.rest(rank)
+            self.server.rest(rank)
             self._changed.notify_all()
 
-    def _push(
-        self, piece: int, values: Tensor, arriving: Arriving, out: Tensor | None, still_here: Callable[[], None]
-    ) -> int:
-        """Apply a push; return when its sender may go on."""
-        answer = self._server.push(piece, values, arriving, out)
+    def ticked(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
+        """Worker `rank` says how far it is, of pieces whose owner was lost."""
+        with self._changed:
+            self.server.tick(rank, clocks)
+            self._changed.notify_all()
+
+    def push(self, piece: int, values: Tensor, arriving: Arriving, out: Tensor | None) -> Answer:
+        """Apply a push to a piece of this worker."""
+        answer = self.server.push(piece, values, arriving, out)
+        repeated = self.server.repeated(piece)
+        if repeated:
+            self._reports.inexact(
+                f"{repeated} samples are in slices of {self._transport.world.name(self.members.rank)} twice: after a "
+                "loss they were pushed together with others"
+            )
         with self._changed:
             self._changed.notify_all()
-        if not answer.may_start:
-            self._hold_back(piece, arriving.sender, still_here)
-        return answer.delay
+        return answer
 
-    def _hold_back(self, piece: int, rank: int, still_here: Callable[[], None]) -> None:
-        """Wait until the slowest have caught up; who makes no push for too long is given up."""
-        said = time.monotonic()
-        while True:
-            with self._changed:
-                if self._closing or rank in self.members.lost or self._server.may_start(piece, rank):
-                    return
-                self._changed.wait(LOOK_EVERY_S)
-                slow = self._server.pieces[piece].clocks.holding_up(rank)
-            self.give_up_silent(slow, "made no step", 0.0)
-            if time.monotonic() - said > self._timeout_s / 4:
-                still_here()
-                said = time.monotonic()
+    def held_back(self, piece: int, rank: int) -> bool:
+        """Wait a little for the slowest; whether `rank` has to wait on. Whose program makes no step is given up."""
+        with self._changed:
+            if self._closing or rank in self.members.lost or self.server.may_start(piece, rank):
+                return False
+            self._changed.wait(LOOK_EVERY_S)
+            slow = self.server.pieces[piece].clocks.holding_up(rank)
+        self.give_up_silent(slow, "made no step", 0.0)
+        return True
 
     def give_up_silent(self, ranks: list[int], what: str, since: float) -> None:
-        """Give up who has said nothing since the deadline; the wait for it began at `since`."""
+        """Give up whose program has done nothing since the deadline; the wait for it began at `since`."""
         for rank in ranks:
-            if rank != self.members.rank and self._pulse.overdue(max(since, self.members.heard[rank])):
-                self.lost(rank, f"{what} for {self._timeout_s:g} s")
+            if rank != self.members.rank and self._pulse.overdue(max(since, self.members.acted[rank])):
+                self.lost(rank, f"{what} for {self._timeout_s:g} s", gone=True)  # it lives, and hears that it is out
 
     def _look_out(self) -> None:
-        """Give up those who owe an answer for too long, whatever the training thread does meanwhile."""
-        while not self._over.wait(LOOK_EVERY_S):
-            self._pulse.beat()
+        """Say that this process lives, and give up who does not say so, whatever the training thread does meanwhile."""
+        quiet_s = silence(self._timeout_s)
+        while not self._over.wait(min(LOOK_EVERY_S, quiet_s / 4)):
+            now = self._pulse.beat()
             for rank in self.members.live:
-                since = self._lines[rank].waiting_since
-                if rank != self.members.rank and since is not None and self._pulse.overdue(since):
-                    self.lost(rank, f"did not answer within {self._timeout_s:g} s")
+                if rank == self.members.rank:
+                    continue
+                line = self._lines[rank]
+                if now - line.spoke_at > quiet_s / 4:
+                    line.beat()
+                heard = max(self.members.heard[rank], line.channel.heard_at, self._incoming[rank].heard_at)
+                since = line.waiting_since
+                if self._pulse.silent(heard) and rank not in self.members.parted:
+                    self.lost(rank, f"gave no sign of life for {quiet_s:g} s")
+                elif since is not None and self._pulse.overdue(since):
+                    self.lost(rank, f"did not answer within {self._timeout_s:g} s", gone=True)
 
-    def _replicate(self, piece: int) -> None:
-        """Now and then, and at once where nobody has one, send a piece to the neighbour who would take it over."""
-        with self._changed:
-            heir, live = self.members.successor(self.members.rank), len(self.members.live)
-            version, every = self._server.pieces[piece].version, REPLICATE_EVERY * live
-            # not all at the same time: the first comes after one to `every` updates
-            due = self._replicate_at.setdefault(piece, version + 1 + piece % every)
-            if live == 1 or version < due:
-                return
-            self._replicate_at[piece] = version + every
-        about, row = self._server.pieces[piece].snapshot()
-        self._lines[heir].say(REPLICA, (piece,), row, about)
+    def names(self, ranks: list[int]) -> str:
+        """Workers as people read them."""
+        return self._transport.world.names(ranks)
+
+    def sign(self, message: str) -> str:
+        """A message with this worker's rank and host."""
+        return self._transport.world.sign(message)
 
     def send(
         self,
@@ -315,11 +252,14 @@ class ThreadedService:
 
     def exchange(self, ticket: Ticket) -> None:
         """Hand every part to the line of its owner; called by the training thread alone."""
+        if ticket.clock:
+            self.desk.resting = False
+            self.safekeeping.keep(ticket)
         self._ask(ticket)
         self.desk.report()  # behind the push, whose places this worker no longer holds
 
     def _ask(self, ticket: Ticket) -> None:
-        self._raise_failure()
+        self.check()
         with self._changed:
             ticket.asked_at = self.now()
             self._tickets[ticket.number] = ticket
@@ -357,7 +297,7 @@ class ThreadedService:
 
     def done(self, ticket: Ticket) -> bool:
         """Whether it is answered."""
-        self._raise_failure()
+        self.check()
         return ticket.done
 
     def wait(self, ticket: Ticket) -> None:
@@ -367,7 +307,7 @@ class ThreadedService:
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait for what another thread does; raises what has broken the cluster."""
         while not ready():
-            self._raise_failure()
+            self.check()
             with self._changed:
                 if not ready():
                     self._changed.wait(LOOK_EVERY_S)
@@ -375,7 +315,7 @@ class ThreadedService:
 
     def pause(self, seconds: float) -> None:
         """Wait a little for news of others."""
-        self._raise_failure()
+        self.check()
         with self._changed:
             self._changed.wait(seconds)
             self._remind()
@@ -396,49 +336,66 @@ class ThreadedService:
         stood_s = self._pulse.stood_still()
         if stood_s:
             self._given_up(f"this process stood still for {stood_s:.0f} s")
-        self.lost(rank, why)
+        if rank in members.lost or self._closing:
+            return
+        self.lost(rank, why, is_gone(self._identities[rank]))
 
-    def lost(self, rank: int, why: str) -> None:
-        """Go on without a worker: its pieces and what was asked of it go to its successor."""
+    def lost(self, rank: int, why: str, gone: bool = False) -> None:
+        """Go on without a worker: its pieces and what was asked of it go to its successor.
+
+        Args:
+            rank: of the worker.
+            why: as people read it.
+            gone: whether it is known not to go on by itself; else it may do so, on the other side of a cut.
+        """
         members = self.members
         with self._changed:
             if self._closing or self._failure or rank in members.lost or rank == members.rank:
                 return  # who has failed decides nothing about others
-            if rank == members.successor(members.rank):  # the replicas are gone with it
-                self._replicate_at = dict.fromkeys(self._server.pieces, 0)
+            if gone:
+                self._quorum.gone(rank)
+            elif not self._quorum.missed(rank, time.monotonic()):
+                self._cut_from_most(rank, why)
+                return
+            was_heir = rank == members.heir
             members.lost[rank] = why
-            self._server.leave(rank)
-            moved = [piece for piece, owner in members.owners.items() if owner == rank]
-            kept = KEEPING in moved
+            self.server.leave(rank)
+            moved = members.moved(rank)
             heir = members.successor(rank)
-            for piece in moved:
-                members.owners[piece] = heir
-            self._on_lost(rank, why, [heir] if moved else [])
+            self._reports.lost(rank, why, [heir] if moved else [])
             if heir == members.rank:
                 self._take_over(rank, moved)
             for other in members.live:
                 if other != members.rank:
-                    self._lines[other].say(OUT, (rank,), note=why)
+                    self._lines[other].say(OUT, (rank, int(gone)), note=why)
             self._dismiss(rank, why)
+            if was_heir:  # the replicas are gone with it
+                self.safekeeping.renew(set(self.server.pieces) - set(moved if heir == members.rank else ()))
             self._ask_again(heir, set(moved))
-            self.desk.lost(rank, kept)
+            self.desk.lost(rank, KEEPING in moved)
             self._changed.notify_all()
 
     def _ask_again(self, heir: int, moved: set[int]) -> None:
-        """Ask the new owner what the lost one has not answered, and tell it how far this worker is.
+        """Send the new owner what the lost one may not have left it, and tell it how far this worker is.
 
         The lost one knew that, and its replica is older: without it the new owner would hold the others back for a
         worker that is ahead of them, and waits for them.
         """
-        waiting = [(t, ask) for t in self._tickets.values() for ask in t.waiting if ask.piece in moved]
-        for ticket, ask in waiting:
+        waiting = {(t.number, ask.piece) for t in self._tickets.values() for ask in t.waiting}
+        pushed = set()
+        for ticket, ask in self.safekeeping.again(moved, waiting):
             self._lines[heir].ask(ticket, ask)
-        pushed = {ask.piece for _, ask in waiting if ask.values is not None}
+            pushed.add(ask.piece)
+        for ticket in list(self._tickets.values()):
+            for ask in ticket.waiting:
+                if ask.piece in moved and ask.values is None:
+                    self._lines[heir].ask(ticket, ask)
         clocks = [[piece, self._clocks[piece]] for piece in sorted(moved - pushed) if piece in self._clocks]
         if heir == self.members.rank:
-            self._server.tick(heir, clocks)
+            self.server.tick(heir, clocks)
         elif clocks:
             self._lines[heir].say(CLOCKS, (), note=clocks)
+        self.desk.rest_again()
 
     def _dismiss(self, rank: int, why: str) -> None:
         """Tell a lost worker so, over whichever connection takes it, and hear no more of it."""
@@ -449,22 +406,41 @@ class ThreadedService:
         self._incoming[rank].close()
 
     def _take_over(self, rank: int, pieces: list[int]) -> None:
-        made = [self._server.adopt(piece) for piece in pieces]
-        self._replicate_at |= dict.fromkeys(pieces, 0)
+        made = [self.server.adopt(piece) for piece in pieces]
+        self.safekeeping.renew(pieces)
         for source in sorted({source for _, source in made}):
-            self._on_takeover(rank, max(version for version, what in made if what == source), source)
+            self._reports.takeover(rank, max(version for version, what in made if what == source), source)
+        world = self._transport.world
+        if PULLED in {source for _, source in made}:
+            self._reports.inexact(
+                f"slices of {world.name(rank)} went with the worker that kept their replica: they go on from what "
+                f"{world.name(world.rank)} pulled last, so that some of the newest updates of all workers are lost "
+                "there, and others may be in them twice"
+            )
 
-    def told(self, rank: int, why: str) -> None:
-        """Another worker has given somebody up."""
+    def told(self, rank: int, why: str, gone: bool = False) -> None:
+        """Another worker has given somebody up, or says that it leaves."""
         if rank == self.members.rank:
             self._given_up(why)
         else:
-            self.lost(rank, why)
+            self.lost(rank, why, gone)
+
+    def _cut_from_most(self, rank: int, why: str) -> None:
+        """This side of a cut is not the one that goes on."""
+        name = self._transport.world.name(rank)
+        self._fail(
+            PeerLostError(
+                self.sign(
+                    f"this worker is cut off from most of the {self._quorum.counted} workers ({name}: {why}), which "
+                    "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
+                )
+            )
+        )
 
     def _given_up(self, why: str) -> None:
         self._fail(
             PeerLostError(
-                self._transport.world.sign(
+                self.sign(
                     f"the other workers went on without this one ({why}); its last steps are not in the model. "
                     "Start it again, or give a longer timeout_s"
                 )
@@ -477,35 +453,62 @@ class ThreadedService:
                 self._failure = error
             self._changed.notify_all()
 
-    def _raise_failure(self) -> None:
+    def check(self) -> None:
+        """Raise what has broken the cluster."""
         if self._failure is not None:
             raise self._failure
 
     # -- the end ----------------------------------------------------------------------------------
 
+    def secure(self, rests: bool = True) -> None:
+        """Wait until no push of this worker can be lost with one owner."""
+        if rests:
+            self.desk.rest()
+        self.safekeeping.secure()
+
+    def begin_anew(self) -> None:
+        """This worker's pieces were put in the place of others: those at its heir are of no use any more."""
+        self.safekeeping.renew(list(self.server.pieces))
+
     def settle(self) -> None:
         """Everybody is here, with nothing under way."""
-        if self.members.lost:
-            raise PeerLostError(
-                self._transport.world.sign(
-                    f"{self._transport.world.names(sorted(self.members.lost))} left, and workers can no longer come "
-                    "to one point together, which a checkpoint needs; start again from the last one"
+        self._settled += 1
+        self._say_for_all(HERE, self._settled)
+        began = time.monotonic()
+        while True:
+            self.check()
+            if self.members.lost:
+                raise PeerLostError(
+                    self.sign(
+                        f"{self.names(sorted(self.members.lost))} left, and workers can no longer "
+                        "come to one point together, which a checkpoint needs; start again from the last one"
+                    )
                 )
-            )
-        self._transport.barrier()
+            with self._changed:
+                missing = [rank for rank in self.members.live if self.members.here.get(rank, 0) < self._settled]
+                if not missing:
+                    return
+                self._changed.wait(LOOK_EVERY_S)
+                self._remind()
+            self.give_up_silent(missing, "did not come to a point where all wait for all", began)
 
-    def _leaves(self, rank: int, kind: int, seen: int) -> None:
-        if kind == FINISH:
-            self.members.finished.add(rank)
-        else:
-            self.members.parted[rank] = seen
-        self._server.leave(rank)
-        self.desk.finished(rank)
-        self._changed.notify_all()
+    def says(self, rank: int, kind: int, seen: int) -> None:
+        """Worker `rank` has no more to push, has the final model, or waits for all."""
+        with self._changed:
+            if kind == HERE:
+                self.members.here[rank] = seen
+            elif kind == FINISH:
+                self.members.finished.add(rank)
+            else:
+                self.members.parted[rank] = seen
+            if kind != HERE:
+                self.server.leave(rank)
+                self.desk.finished(rank)
+            self._changed.notify_all()
 
     def finish(self) -> None:
         """Say that this worker is done, and wait for the others."""
-        self._take_leave(FINISH)
+        self._say_for_all(FINISH, self._seen)
         self._wait_for(lambda rank: rank in self.members.finished, "made no step")
         self._seen = len(self.members.lost)
 
@@ -516,11 +519,12 @@ class ThreadedService:
         new owner; it has to pull again.
         """
         if len(self.members.lost) == self._seen:
-            self._take_leave(BYE)
+            self._say_for_all(BYE, self._seen)
             self._wait_for(self._has_parted, "took no leave")
         if len(self.members.lost) != self._seen:
             self._seen = len(self.members.lost)
             return False
+        self._parted = True
         for rank in self.members.live:
             self._lines[rank].flush(GOODBYE_S)
         return True
@@ -529,23 +533,23 @@ class ThreadedService:
         """Whether nobody has to wait for `rank`; nor for anybody once there is somebody new to be mourned."""
         return len(self.members.lost) != self._seen or self.members.parted.get(rank) == self._seen
 
-    def _take_leave(self, kind: int) -> None:
+    def _say_for_all(self, kind: int, number: int) -> None:
         with self._changed:
-            self._leaves(self.members.rank, kind, self._seen)
-            self.say_all(kind, (self._seen,))
+            self.says(self.members.rank, kind, number)
+            self.say_all(kind, (number,))
 
-    def say_all(self, kind: int, numbers: tuple[int, ...]) -> None:
+    def say_all(self, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
         """A word to all others that live."""
         with self._changed:
             for rank in self.members.live:
                 if rank != self.members.rank:
-                    self._lines[rank].say(kind, numbers)
+                    self._lines[rank].say(kind, numbers, note=note)
 
     def _wait_for(self, ready: Callable[[int], bool], what: str) -> None:
         """Wait until all who take part are ready; who is silent too long is given up."""
         began = time.monotonic()
         while True:
-            self._raise_failure()
+            self.check()
             with self._changed:
                 missing = [rank for rank in self.members.live if not ready(rank)]
                 if not missing:
@@ -558,6 +562,12 @@ class ThreadedService:
         with self._changed:
             if self._closing:
                 return
+            leaves_early = bool(self._lines) and not self._parted and self._failure is None
+            if leaves_early:  # others need not guess whether it goes on
+                self.say_all(OUT, (self.members.rank, 1), "it has left before the end")
+        for line in self._lines.values() if leaves_early else ():
+            line.flush(OUT_S)
+        with self._changed:
             self._closing = True
             self._over.set()
             self._later.close()
@@ -605,18 +615,20 @@ class ThreadedService:
 
     def serve_own(self, ticket: Ticket, ask: Ask) -> None:
         """Answer this worker's own question."""
-        rank = self.members.rank
+        rank, delay = self.members.rank, 0
         if ask.values is not None:
             settings = ticket.settings.get(ask.span, {})
             arriving = Arriving(rank, ticket.clock, ask.version, ticket.minibatches, settings, ticket.marks)
-            delay = self._push(ask.piece, ask.values, arriving, ask.out, lambda: None)
-        else:
-            delay = 0
+            answer = self.push(ask.piece, ask.values, arriving, ask.out)
+            delay = answer.delay
+            while not answer.may_start and self.held_back(ask.piece, rank):
+                pass
         reader = NOBODY if ticket.looks else rank
-        version = self._server.read(ask.piece, reader, ask.out, after_push=ask.values is not None)
+        version = self.server.read(ask.piece, reader, ask.out, after_push=ask.values is not None)
+        self.safekeeping.safe(rank, [(ask.piece, self.safekeeping.up_to(ask.piece, rank))])
         self.answer(ticket.number, ask.piece, version, delay, None, rank)
         if ask.values is not None:
-            self._replicate(ask.piece)
+            self.safekeeping.applied(ask.piece)
 
 
 def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], None]:

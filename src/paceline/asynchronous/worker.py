@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from paceline.asynchronous.block_stream import BlockStream
 from paceline.asynchronous.clocked import ClockedService
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.gradient_stream import GradientStream
+from paceline.asynchronous.hand import Hand
+from paceline.asynchronous.leases import DataWays
 from paceline.asynchronous.piece import KEEPING, Piece
 from paceline.asynchronous.regroup import OldPieces, cut_anew, of_one, old_clocks
 from paceline.asynchronous.server import Server
@@ -107,20 +110,28 @@ class Asynchronous:
             span.read(span.pulled)
             span.incoming.copy_(span.pulled)
         pieces = {n: self._piece(n) for n, owner in self._layout.owners.items() if owner == world.rank}
-        self._server = Server(world.rank, pieces, self._piece, isinstance(self.rule.outer, Elastic))
+        push_bytes = sum(span.numel * span.pulled.element_size() for span in self._layout.spans)
+        self._server = Server(world.rank, pieces, self._piece, isinstance(self.rule.outer, Elastic), push_bytes)
+        self._hand = Hand(self._feed.take_marks, len(self._owned))
         self._service = self._connect()
         numbers = itertools.count(1)
         self._streams: list[Stream] = []
         for k, (optimizer, _) in enumerate(self._owned):
             with_buffers = buffers if k == len(self._owned) - 1 else []
             number = lambda: next(numbers)  # noqa: E731
-            shared = (self._service, self._schedule, spans[k], with_buffers, number, self._marks, self._tally)
+            marks = partial(self._marks, k)
+            shared = (self._service, self._schedule, spans[k], with_buffers, number, marks, self._tally)
             self._streams.append(self._stream(optimizer, shared))
 
-    def _marks(self) -> list[Mark]:
-        """The places of the data that go with a push: all that this worker has in hand."""
-        self._pushed = self._flow.steps + int(self._gradient)  # gradients go before their step is counted
-        return self._feed.take_marks()
+    def _marks(self, stream: int) -> list[Mark]:
+        """The places of the data that go with a stream's push: all that this worker has in hand."""
+        if stream == 0:
+            self._pushed = self._flow.steps + int(self._gradient)  # gradients go before their step is counted
+        return self._hand.push(stream)
+
+    def _holding(self) -> list[Mark]:
+        """The places whose work is not on its way to the global model yet."""
+        return [*self._hand.waiting, *self._feed.holding()]
 
     def _stream(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Stream:
         if self._gradient:
@@ -158,16 +169,12 @@ class Asynchronous:
         transport, owners = self._transport, self._layout.owners
         if isinstance(transport, VirtualTransport):
             return ClockedService(transport, self._server, owners, self._ledger)
-        return ThreadedService(
-            transport,
-            self._server,
-            owners,
-            (self._ledger, self._feed.holding, self._schedule.staleness is not None),
-            self._settings.timeout_s,
-            self._settings.tls,
-            self._watch.lost,
-            self._watch.takeover,
+        data = DataWays(self._ledger, self._holding, self._flush, self._schedule.staleness is not None)
+        made = ThreadedService(
+            transport, self._server, owners, data, self._settings.timeout_s, self._settings.tls, self._watch
         )
+        made.safekeeping.shared_by(len(self._owned))
+        return made
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -322,7 +329,8 @@ class Asynchronous:
         began = time.perf_counter()
         self._flush()
         self._note(began)
-        self.leases.done(self._feed.take_marks())  # such as batches of a validation
+        self._service.secure()
+        self.leases.done(self._hand.rest())  # such as batches of a validation
         self._service.finish()
         parted = False
         while not parted:
@@ -369,6 +377,7 @@ class Asynchronous:
             self._flush()
         for stream in self._streams:
             stream.wait()
+        self._service.secure(rests=False)
         self._service.settle()
         for stream in self._streams:
             stream.refresh(looks=True)
@@ -395,6 +404,7 @@ class Asynchronous:
         for stream, saved in zip(self._streams, state["streams"], strict=True):
             stream.load(saved)
         self._service.load(state["service"])
+        self._service.begin_anew()
         self._service.settle()
         for stream in self._streams:
             stream.rested()
@@ -422,6 +432,7 @@ class Asynchronous:
             self._server.pieces[number].load(state)
         for stream, clock in zip(self._streams, clocks, strict=True):
             stream.clock = clock
+        self._service.begin_anew()
         self._service.settle()  # nobody asks before all have what they own
         for stream in self._streams:
             stream.begin()

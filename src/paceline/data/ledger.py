@@ -221,6 +221,17 @@ class Ledger:
             self.ends(loader, epoch, total)
             self._close_settled(loader)
 
+    def catch_up(self, state: dict[str, Any]) -> None:
+        """Be as `state` says, unless what is known here is newer; both are copies of one ledger."""
+        other = Ledger()
+        other.load(state)
+        if other._progress() >= self._progress():
+            self.load(state)
+
+    def _progress(self) -> tuple[int, int]:
+        """Grows with what is done: epochs that are over, and places of those that are not."""
+        return sum(1 + epoch for epoch in self._closed.values()), sum(book.done.total for book in self._books.values())
+
     def _tell(self, loader: int, epoch: int, begin: int, end: int, book: Book) -> None:
         self._number += 1
         self._history.append((loader, epoch, begin, end, book.total, int(book.left)))

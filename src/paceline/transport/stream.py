@@ -56,6 +56,7 @@ class Channel:
     Attributes:
         bytes_sent: headers, notes and bodies of whole frames, without what TLS adds.
         bytes_received: the same of frames that came.
+        heard_at: when something came last, on the clock of `time.monotonic`.
         stall_s: seconds that the rest of a frame may take once it has begun, where a call names no deadline.
     """
 
@@ -65,6 +66,7 @@ class Channel:
         self.stall_s = STALL_S
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.heard_at = time.monotonic()
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._slice = _TLS_SLICE if self._tls else _SLICE
@@ -270,6 +272,7 @@ class Channel:
             except OSError as error:
                 raise self._lost(error) from error
             if got:
+                self.heard_at = time.monotonic()
                 return got
             break
         raise self._lost()
