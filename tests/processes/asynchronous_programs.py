@@ -158,7 +158,7 @@ def traffic(directory: Path, say: Saying) -> None:
     pushes = run.rule.bytes_per_block(WORKERS, numel, rank=RANK) + run.rule.overhead_bytes(WORKERS, numel, rank=RANK)
     pulls = head * (len(pieces) - len(own)) + others * (head * len(own) + 4 * sum(own))
     settings = len(json.dumps(service_settings(run), separators=(",", ":")))
-    words = others * (head + 34 + head + settings + 2 * head)  # hello, settings, finish, bye
+    words = others * (head + 34 + head + settings + 3 * head)  # hello, settings, rest, finish, bye
     say.found["formula"] = steps * pushes + pulls + words
 
 

@@ -67,6 +67,7 @@ class Desk:
         self._question: tuple[int, Question] | None = None
         self._unheard: set[int] = set()  # whose leases a new keeper does not know yet
         self._report_due = False
+        self._kept_since = 0.0  # when this worker became the keeper
 
     @property
     def _keeper(self) -> int:
@@ -204,6 +205,9 @@ class Desk:
         _, loader, epoch, total, unit, most, dry = numbers[:7]
         question = Question(loader, epoch, total, unit, most, bool(dry))
         with self._ledger.lock:
+            unheard = sorted(self._unheard)
+        self._service.give_up_silent(unheard, "did not say what data it holds", self._kept_since)
+        with self._ledger.lock:
             if self._unheard or not self._keeps:
                 return (NOTHING,)
             mark = self._ledger.ask(rank, question, time.monotonic())
@@ -225,7 +229,8 @@ class Desk:
             self._ledger.lost(rank)
             if kept and self._keeps:
                 self._ledger.forget_leases()
-                self._unheard = set(self._service.members.live)
+                members = self._service.members
+                self._unheard, self._kept_since = set(members.live) - members.finished, time.monotonic()
         if kept:
             self._report_due = True
             if self._question is not None:
