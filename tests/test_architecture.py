@@ -53,6 +53,7 @@ FLOORS: dict[str, int] = {
     "pipeline": 4,
     "engine": 4,
     "messages": 4,
+    "mistakes": 4,
     "together": 4,
     "carriers": 4,
     "backward": 4,

@@ -25,7 +25,7 @@ from paceline.settings import Settings
 from paceline.standard_streams import bear_a_full_disk
 from paceline.transport.tls import TLS
 
-FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep")
+FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep", "data")
 """Settings that are taken as they are given."""
 
 
@@ -46,6 +46,7 @@ def attach(
     checkpoint: str | Path | None = None,
     every_blocks: int = 100,
     keep: int = 3,
+    data: str = "shared",
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -87,6 +88,8 @@ def attach(
         every_blocks: exchanges from one step to the next: blocks (of a fragment, where a model has several), or
             minibatches under rules without blocks.
         keep: how many steps are kept; room is needed for one more.
+        data: "shared" warns of a DataLoader that the program trains on without `run.share`; "own" says that each worker
+            brings its own data (samples made at random, files by rank).
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -112,6 +115,7 @@ def attach(
         checkpoint=checkpoint,
         every_blocks=every_blocks,
         keep=keep,
+        data=data,
         **rule_settings,
     )
     return Run(model, optimizer, *chosen)

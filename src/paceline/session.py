@@ -29,6 +29,7 @@ from paceline.flow import Flow
 from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
+from paceline.mistakes import Mistakes
 from paceline.regroup import Old
 from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rule import Rule, is_asynchronous, is_block
@@ -57,6 +58,7 @@ class Run:
 
     Attributes:
         messages: messages of the user's own between workers.
+        mistakes: notices what a program is likely to have forgotten.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
@@ -86,6 +88,7 @@ class Run:
             self._outlets = Outlets(lambda: self.world, self._watch.totals, lambda: self._tuner.knobs.numbers())
             self._watch.told = self._outlets.stands
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
+            self.mistakes = Mistakes(self.world, self._feed, settings.data == "own")
             self._tuner = self._tuning(rule)
             if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()
@@ -206,6 +209,7 @@ class Run:
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._closed:
             return
+        self.mistakes.stepped()
         if self._engine is not None:
             self._engine.after_step(optimizer)
         if optimizer is not self._optimizers[-1] or skipped(optimizer):
@@ -308,6 +312,7 @@ class Run:
         numbers = {name: float(value) for name, value in values.items()}
         for name, value in numbers.items():
             self._watch.value(name, value)
+            self.mistakes.logged(name, value)
         self._outlets.said(numbers, self._flow.steps)
 
     def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:
@@ -748,6 +753,7 @@ class Run:
                 self._engine.leave()
             if self._keeper is not None:
                 self._keeper.finish()
+            self.mistakes.close()
         finally:
             self._detach()
 

@@ -228,9 +228,9 @@ def test_a_program_that_attaches_is_left_alone() -> None:
 def test_a_program_that_evaluates_first_is_attached_outside_of_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[bool] = []
 
-    def noting(*about: Any) -> Any:
+    def noting(*about: Any, **settings: Any) -> Any:
         modes.append(torch.is_inference_mode_enabled())
-        return attach(*about)
+        return attach(*about, **settings)
 
     monkeypatch.setattr("paceline.zero.attachment.attach", noting)
     with zero_lines() as zero:

@@ -128,7 +128,7 @@ class Door:
 
     def attach(self, model: Modules, optimizers: Any, scaler: Any = None) -> Run:
         """Attach to what the framework has made."""
-        self.run = attach(model, optimizers, self._rule, scaler=scaler, **self._settings)
+        self.run = attach(model, optimizers, self._rule, scaler=scaler, data="own", **self._settings)
         self._open = True
         return self.run
 

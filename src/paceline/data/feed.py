@@ -55,7 +55,11 @@ class Feed:
         """Called before the first batch of every pass."""
         self.safe: Callable[[], Callable[[], None] | None] = lambda: None
         """Asked where an iteration of the program's loop is over; what it gives is called if another one follows."""
+        self.empty: Callable[[], None] = lambda: None
+        """Told of a pass in which this worker got no batch."""
+        self._batches = 0  # handed out so far
         self._under_way: dict[Position, object] = {}  # passes, the outermost first, and a token of each
+        self._began: dict[Position, int] = {}  # batches that had been handed out when a pass began
         self._leader: Position | None = None  # the data in whose pass the optimizer steps
         self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
@@ -89,12 +93,16 @@ class Feed:
     def begins(self, position: Position) -> object:
         """A pass over the data of `position` begins; the token that ends it."""
         token = self._under_way[position] = object()
+        self._began[position] = self._batches
         return token
 
     def ends(self, position: Position, token: object) -> None:
         """It is over, or the program has left it."""
         if self._under_way.get(position) is token:  # else another one has begun over the same data
             del self._under_way[position]
+            nothing = self._began.get(position) == self._batches and not position.now.batches
+            if nothing and not position.leased:
+                self.empty()
 
     def asked(self, position: Position) -> Callable[[], None] | None:
         """The program asks for the next batch; what is returned is to be called if there is one.
@@ -112,6 +120,13 @@ class Feed:
         return self._leader is not None
 
     @property
+    def leading(self) -> Share | None:
+        """The shared loader in whose pass the optimizer steps, while one is under way."""
+        if self._leader not in self._under_way:
+            return None
+        return next((share for share in self._recent if share.goes_by(self._leader)), None)
+
+    @property
     def idle(self) -> bool:
         """Whether no batch was handed out since the last step."""
         return not self._since[1]
@@ -122,6 +137,7 @@ class Feed:
         """A batch goes to the program; samples is 0 where unknown."""
         self._since[0] += samples
         self._since[1] += 1
+        self._batches += 1
         self._since[2] += nominal
         self._in_hand += marks
 

@@ -8,6 +8,7 @@ After a resume, iteration goes on behind the last batch. How batches come about 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,9 @@ class Share:
         feed: the run's data, which hears of every batch.
         leases: the way to the ledger; None where the split is even.
     """
+
+    measured = False
+    """Whether the program has asked for the length."""
 
     def __init__(
         self, loader: Iterable[Any], number: int, position: Position, feed: Feed, leases: Leases | None = None
@@ -94,8 +98,13 @@ class Share:
             total = course.plan.places(epoch) if course.plan is not None else len(self.loader)  # type: ignore[arg-type]
         return place / max(1, total) if epoch == self._position.epoch else 0.0
 
+    def goes_by(self, position: Position) -> bool:
+        """Whether `position` says how far this loader is."""
+        return self._position is position
+
     def __len__(self) -> int:
         """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
+        self.measured = self.measured or sys._getframe(1).f_globals.get("__package__", "") != __package__
         if self._course.plan is not None and not self._course.as_it_is:
             return self._batches_of_plan(self._course.plan)
         if self._course.listed is not None:

@@ -100,7 +100,7 @@ def rows(doing: dict[int, Doing]) -> list[dict[str, Any]]:
 def place_of(thread: int) -> str:
     """Where a thread is in the user's program: the innermost frame that is in no library, `train.py:31 main`."""
     frame = innermost = sys._current_frames().get(thread)
-    while frame is not None and _in_library(frame.f_code.co_filename):
+    while frame is not None and in_library(frame.f_code.co_filename):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
@@ -108,7 +108,8 @@ def place_of(thread: int) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
-def _in_library(path: str) -> bool:
+def in_library(path: str) -> bool:
+    """Whether a file is one of paceline, the standard library or an installed package."""
     return path.startswith(("<", *_LIBRARIES)) or "site-packages" in path or "dist-packages" in path
 
 

@@ -136,7 +136,8 @@ class Zero:
         if self._view is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             raise refusals.distributed(self._here())
         with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
-            run = attach(roots[0] if len(roots) == 1 else roots, optimizers[0] if len(optimizers) == 1 else optimizers)
+            chosen = optimizers[0] if len(optimizers) == 1 else optimizers
+            run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="own")  # zero lines say what is split
         self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
         self._view.catch_up = self._loaders.settle
         self._served.update(optimizers)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program of two lines forgets most often, said while it trains: a loader that is not shared, a schedule that
+counts the minibatches of all workers, a loader without batches, a loss that is none.
+
+All of it is a warning, on rank 0 where it holds for all workers. `attach(.., data="own")` says that data are
+meant to be each worker's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import weakref
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from paceline.checks import MARK
+from paceline.data.feed import Feed
+from paceline.transport.witness import in_library
+from paceline.world import World
+
+logger = logging.getLogger("paceline")
+PLAIN = (RandomSampler, SequentialSampler, WeightedRandomSampler)
+"""Samplers over all of a data set; another one may know which part is this worker's."""
+OURS = ("/paceline/data/", "/paceline/adapters/", "/paceline/zero/")
+LARGEST_LOSS = 1e15
+NEAR = 0.02
+_watched: weakref.WeakSet[Mistakes] = weakref.WeakSet()
+
+
+class Mistakes:
+    """Notices what one worker's program does.
+
+    Args:
+        world: this worker.
+        feed: its data.
+        own: whether the data are each worker's own, so that nothing has to be shared.
+    """
+
+    def __init__(self, world: World, feed: Feed, own: bool) -> None:
+        self._world, self._feed, self._own = world, feed, own
+        self._thread = threading.get_ident()
+        self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterators of loaders, their samples, where
+        self._said: set[str] = set()
+        self._schedules: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps within passes
+        feed.empty = self._empty
+        if world.size > 1:
+            _watched.add(self)
+            _watch_loaders_and_schedules()
+
+    def _warn(self, key: str, text: str, everywhere: bool = False) -> None:
+        if key not in self._said and (everywhere or self._world.rank == 0):
+            self._said.add(key)
+            logger.warning("%s", self._world.sign(text))
+
+    # -- data -------------------------------------------------------------------------------------
+
+    def begins(self, loader: Any, iterator: Any) -> None:
+        """The program goes through a loader that is not shared."""
+        if self._own or threading.get_ident() != self._thread or not _whole(loader):
+            return
+        where = _place()
+        if where:
+            self._passes = [one for one in self._passes if one[0]() is not None]
+            self._passes.append((weakref.ref(iterator), _samples(loader), where))
+
+    def stepped(self) -> None:
+        """The optimizer made a step: loaders that the program is in the middle of are what it trains on."""
+        if not self._passes:
+            return
+        for found, samples, where in self._passes:
+            iterator = found()
+            if iterator is not None and getattr(iterator, "_num_yielded", None):
+                many = f" of {samples:,} samples" if samples else ""
+                self._warn(
+                    where,
+                    f"{where}: the program trains on a DataLoader{many} that is not shared, so each of the "
+                    f"{self._world.size} workers goes through all of it. Write `for .. in run.share(loader)`; where "
+                    "the data are each worker's own (samples made at random, files by rank), say attach(.., "
+                    'data="own")',
+                )
+        self._passes = [one for one in self._passes if one[2] not in self._said and one[0]() is not None]
+
+    def _empty(self) -> None:
+        self._warn(
+            "empty",
+            "a shared loader gave this worker no batch in an epoch: it has no samples, or fewer batches than there are "
+            "workers; look at its data set and its batch size",
+            everywhere=True,
+        )
+
+    def logged(self, name: str, value: float) -> None:
+        """A value was written to the event log."""
+        if "loss" in name.lower() and not (math.isfinite(value) and abs(value) < LARGEST_LOSS):
+            self._warn(
+                f"value {name}",
+                f"{name} is {value:g}: the training diverges. Lower the learning rate, clip gradients, or resume from "
+                "a checkpoint",
+                everywhere=True,
+            )
+
+    # -- schedules --------------------------------------------------------------------------------
+
+    def scheduled(self, schedule: Any) -> None:
+        """A scheduler of this run's optimizer made a step."""
+        share = self._feed.leading
+        if share is None:
+            return
+        made = self._schedules[schedule] = self._schedules.get(schedule, 0) + 1
+        horizon = horizon_of(schedule)
+        if made != 2 or horizon is None or share.measured:
+            return
+        try:
+            whole, own = len(share.loader), len(share)  # type: ignore[arg-type]
+        except TypeError:
+            return
+        if whole > own > 0 and horizon[1] % whole == 0:
+            epochs = horizon[1] // whole
+            self._warn(
+                "schedule",
+                f"{type(schedule).__name__} has {horizon[0]}={horizon[1]}, which is {epochs} x {whole}, the "
+                f"minibatches of the whole loader; a worker makes {own} of them in an epoch. If {epochs} epochs are "
+                f"meant, the rate comes only {own / whole:.0%} of the way: count with "
+                "len(run.share(loader)), not with len(loader)",
+            )
+
+    def close(self) -> None:
+        """The run has come to its end."""
+        _watched.discard(self)
+        workers = self._world.size
+        for schedule, made in self._schedules.items():
+            horizon = horizon_of(schedule)
+            if made < 2 or horizon is None:
+                continue
+            went = schedule.last_epoch
+            if abs(went * workers - horizon[1]) <= max(workers, NEAR * horizon[1]):
+                self._warn(
+                    "schedule",
+                    f"{type(schedule).__name__} has {horizon[0]}={horizon[1]}, and each of {workers} workers made "
+                    f"{went} steps: the rate came only {went / horizon[1]:.0%} of the way. Count with "
+                    "len(run.share(loader)), not with len(loader)",
+                )
+
+
+def horizon_of(schedule: Any) -> tuple[str, int] | None:
+    """The steps after which a schedule is over, with the name of the setting; None where it has no end."""
+    for name in ("T_max", "total_steps", "total_iters"):
+        value = getattr(schedule, name, None)
+        if isinstance(value, int) and value > 1:
+            return name, value
+    milestones = getattr(schedule, "milestones", None)
+    if milestones:
+        return "milestones", int(max(milestones))
+    for given in getattr(schedule, "lr_lambdas", ()):
+        value = getattr(given, "keywords", {}).get("num_training_steps")
+        if isinstance(value, int) and value > 1:
+            return "num_training_steps", value
+    return None
+
+
+def _whole(loader: Any) -> bool:
+    """Whether a loader goes through all of its data set, as far as its samplers tell."""
+    batches, sampler = loader.batch_sampler, loader.sampler
+    return type(batches) in (BatchSampler, type(None)) and (
+        isinstance(sampler, PLAIN) or type(sampler).__name__ == "_InfiniteConstantSampler"  # of an iterable data set
+    )
+
+
+def _samples(loader: Any) -> int:
+    try:
+        return len(loader.dataset)
+    except TypeError:
+        return 0
+
+
+def _place() -> str:
+    """Where the program is, as `train.py:31`; "" where paceline itself goes through a loader."""
+    frame, found = sys._getframe(3), ""
+    while frame is not None and not found:
+        path = frame.f_code.co_filename
+        if any(part in path for part in OURS):
+            return ""
+        if not in_library(path):
+            found = f"{path.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+_patched = False
+
+
+def _watch_loaders_and_schedules() -> None:
+    """Notice passes over loaders and steps of schedulers, once for this process; alone, a program is left as it is."""
+    global _patched
+    if _patched:
+        return
+    _patched = True
+    iterate, step = DataLoader.__iter__, LRScheduler.step
+
+    def noticed_iter(loader: Any) -> Any:
+        iterator = iterate(loader)
+        for one in list(_watched):
+            one.begins(loader, iterator)
+        return iterator
+
+    def noticed_step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(schedule, *args, **kwargs)
+        notice = getattr(getattr(schedule.optimizer, MARK, None), "mistakes", None)
+        if notice is not None:
+            notice.scheduled(schedule)
+        return result
+
+    DataLoader.__iter__ = noticed_iter  # type: ignore[method-assign]
+    LRScheduler.step = noticed_step  # type: ignore[method-assign, assignment]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forgotten `run.share`, schedules over all workers' minibatches, loaders without batches, losses that are none."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset
+
+import paceline
+from paceline import mistakes
+from tests.helpers import make_data, make_net, sgd, simulate
+
+Batches = Iterable[Any]
+Choose = Callable[[paceline.Run, DataLoader[Any]], Batches]
+
+
+def train(run: paceline.Run, model: Any, optimizer: Any, batches: Batches, schedule: Any = None) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+
+
+def said_of(program: Callable[[], None], workers: int = 2) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    mistakes.logger.addHandler(handler)
+    try:
+        simulate(program, workers)
+    finally:
+        mistakes.logger.removeHandler(handler)
+    return said
+
+
+def one_epoch(choose: Choose, loader: Callable[[], Any] = lambda: DataLoader(make_data(), 4), **settings: Any) -> Any:
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf(period=4)", **settings)
+        train(run, model, optimizer, choose(run, loader()))
+        run.close()
+
+    return program
+
+
+def bare(run: paceline.Run, loader: Any) -> Any:
+    return loader
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(make_data(16))
+
+
+@pytest.mark.parametrize("choose", [bare, lambda run, loader: (batch for _, batch in enumerate(loader))])
+def test_a_loader_that_is_not_shared_is_named_once(choose: Choose) -> None:
+    said = said_of(one_epoch(choose))
+    assert len(said) == 1, said
+    assert re.match(r"test_mistakes\.py:\d+: .* DataLoader of 48 samples that is not shared", said[0]), said
+    assert "each of the 2 workers" in said[0] and "run.share(loader)" in said[0] and 'data="own"' in said[0]
+
+
+def test_shuffled_and_iterable_data_are_noticed_too() -> None:
+    assert len(said_of(one_epoch(bare, lambda: DataLoader(make_data(), 4, shuffle=True)))) == 1
+    assert len(said_of(one_epoch(bare, lambda: DataLoader(Stream(), 4)))) == 1
+
+
+def test_what_is_meant_or_shared_is_left_alone() -> None:
+    shared: Choose = lambda run, loader: run.share(loader)  # noqa: E731
+    assert said_of(one_epoch(shared)) == []
+    assert said_of(one_epoch(bare, data="own")) == []
+    mine = lambda run, loader: DataLoader(  # noqa: E731
+        make_data(), 4, sampler=DistributedSampler(make_data(), run.world.size, run.world.rank)
+    )
+    assert said_of(one_epoch(mine)) == []
+    assert said_of(one_epoch(lambda run, loader: list(loader)[:3])) == []  # as a loop over random data
+    assert said_of(one_epoch(bare), workers=1) == []
+
+
+def test_an_evaluation_goes_through_a_loader_of_its_own() -> None:
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "sync")
+        held_out = DataLoader(Subset(make_data(), range(12)), 4)
+        for _ in range(2):
+            for x, _y in held_out:
+                model(x)
+            for x, y in run.share(DataLoader(make_data(), 4)):
+                train(run, model, optimizer, [(x, y)])
+                next(iter(held_out))
+        run.close()
+
+    assert said_of(program) == []
+
+
+def test_data_is_shared_or_own() -> None:
+    model = make_net()
+    with pytest.raises(paceline.UnsupportedError, match='data must be "shared" or "own", got \'mine\''):
+        paceline.attach(model, sgd(model.parameters()), data="mine")
+
+
+EPOCHS = 3
+
+
+def scheduled(make: Callable[[Any, int], Any], asks: bool = False) -> Callable[[], None]:
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        loader = DataLoader(make_data(), 4)
+        run = paceline.attach(model, optimizer, "bmuf(period=4)")
+        steps = EPOCHS * len(run.share(loader) if asks else loader)
+        schedule = make(optimizer, steps)
+        for _ in range(EPOCHS):
+            train(run, model, optimizer, run.share(loader), schedule)
+        run.close()
+
+    return program
+
+
+def linear(step: int, *, num_training_steps: int) -> float:
+    return 1 - step / num_training_steps
+
+
+MAKES: dict[str, Callable[[Any, int], Any]] = {
+    "T_max": lambda o, n: lr_scheduler.CosineAnnealingLR(o, T_max=n),
+    "total_steps": lambda o, n: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=n),
+    "total_iters": lambda o, n: lr_scheduler.PolynomialLR(o, total_iters=n),
+    "milestones": lambda o, n: lr_scheduler.MultiStepLR(o, [n // 2, n]),
+    "num_training_steps": lambda o, n: lr_scheduler.LambdaLR(o, partial(linear, num_training_steps=n)),
+}
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_a_schedule_over_the_whole_loader_is_noticed_at_its_second_step(name: str) -> None:
+    (said,) = said_of(scheduled(MAKES[name]), workers=3)
+    assert f"{name}=36, which is 3 x 12" in said and "a worker makes 4 of them" in said, said
+    assert "comes only 33% of the way: count with len(run.share(loader))" in said
+
+
+def test_a_schedule_that_is_no_multiple_is_noticed_at_the_end() -> None:
+    (said,) = said_of(scheduled(lambda o, n: lr_scheduler.CosineAnnealingLR(o, T_max=n + 1)), workers=3)
+    assert "T_max=37, and each of 3 workers made 12 steps" in said
+
+
+def test_right_schedules_are_left_alone() -> None:
+    assert said_of(scheduled(MAKES["T_max"], asks=True)) == []
+    assert said_of(scheduled(lambda o, n: lr_scheduler.ExponentialLR(o, 0.99))) == []
+
+    def by_epochs() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
+        run = paceline.attach(model, optimizer, "bmuf(period=4)")
+        for _ in range(12):
+            train(run, model, optimizer, run.share(DataLoader(make_data(8), 4)))
+            schedule.step()
+        run.close()
+
+    assert said_of(by_epochs) == []
+
+
+def test_a_loader_without_batches_is_said_by_whom_it_leaves_out() -> None:
+    shared: Choose = lambda run, loader: run.share(loader)  # noqa: E731
+    (said,) = said_of(one_epoch(shared, lambda: DataLoader(make_data(2), 4)), workers=3)
+    assert "no batch in an epoch" in said and "[rank 2 of 3" in said
+    assert len(said_of(one_epoch(shared, list))) == 2
+
+
+@pytest.mark.parametrize("value", [4e27, float("nan"), float("-inf")])
+def test_a_loss_that_is_none_is_a_warning_once(value: float) -> None:
+    def program() -> None:
+        model = make_net()
+        run = paceline.attach(model, sgd(model.parameters()))
+        run.log(loss=0.5, accuracy=1e30)
+        for _ in range(3):
+            run.log(train_loss=value)
+        run.close()
+
+    (said,) = said_of(program, workers=1)
+    assert said.startswith(f"train_loss is {value:g}: the training diverges. Lower the learning rate")
