@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +161,13 @@ def test_explain_refuses(arguments: list[object], says: str) -> None:
 )
 def test_model_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
     assert parse_count(text) == count
+
+
+def test_in_a_pipe_no_line_is_cut_in_two(tmp_path: Path) -> None:
+    rule = "bmuf(period=16, overlap=16, codec='int8', momentum=0.93, lr=1.0, warmup=500, local_state='compensate')"
+    about = {"kind": "attach", "at_s": 0.0, "size": 1, "rule": rule, "host": "a"}
+    (tmp_path / "rank-000.jsonl").write_text(json.dumps(about) + "\n")
+    command = [sys.executable, "-m", "paceline", "report", str(tmp_path), "--output", str(tmp_path / "page")]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True).stdout
+    assert any(line.split(maxsplit=1) == ["rule", rule] for line in said.splitlines()), said

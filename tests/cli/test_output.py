@@ -199,9 +199,9 @@ def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog
 
 def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    notes = tmp_path / "file" / "notes"
+    files = Files.of(tmp_path / "file" / "output", 0, 1)
     for program, code in (("exit 7", 7), ("kill -9 $$", -9)):
-        process = Process.start(["sh", "-c", program], os.environ, Files(tmp_path / "o", tmp_path / "e", notes))
+        process = Process.start(["sh", "-c", program], os.environ, files)
         os.waitid(os.P_PID, process.identity.pid, os.WEXITED | os.WNOWAIT)
         assert process.poll() == code
 
@@ -215,3 +215,64 @@ def test_a_full_disk_is_said_once(
     for _ in range(3):
         look.look()
     assert capsys.readouterr().err.count("is on a full disk") == 1
+
+
+def trace(*frames: str, end: str) -> list[str]:
+    """A traceback through functions of some files."""
+    lines = [line for path in frames for line in (f'  File "{path}", line 3, in f', "    f(x)", "    ^^^^")]
+    return ["Traceback (most recent call last):", *lines, end]
+
+
+TORCH = "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py"
+OURS = str(Path(failure.__file__).parents[1] / "session.py")
+
+
+def test_frames_that_are_not_the_users_are_folded(tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    frames = ["<frozen runpy>", OURS, "/home/me/train.py", TORCH, TORCH, OURS, "/home/me/net.py", TORCH]
+    path.write_text("\n".join(trace(*frames, end="ValueError: odd")))
+    words, tail = failure.last_words(path, 0)
+    assert words == "ValueError: odd"
+    assert [line for line in tail if "File" in line or "..." in line] == [
+        "  ... 2 frames of Python, paceline",
+        '  File "/home/me/train.py", line 3, in f',
+        "  ... 3 frames of torch, paceline",
+        '  File "/home/me/net.py", line 3, in f',
+        "  ... 1 frame of torch",
+    ]
+    path.write_text("\n".join(trace(OURS, TORCH, end="ValueError: ours")))  # nothing of the user's to show
+    assert sum("File" in line for line in failure.last_words(path, 0)[1]) == 2
+
+
+def test_the_same_failure_of_all_ranks_is_one_box(tmp_path: Path) -> None:
+    files = {rank: tmp_path / str(rank) for rank in range(5)}
+    for rank, path in files.items():
+        what = "odd" if rank != 3 else "even"
+        path.write_text("\n".join(trace("/home/me/train.py", end=f"ValueError: {what} (rank {rank} on vm)")))
+    assert failure.alike(0, files) == [0, 1, 2, 4]
+    sheet = StringIO()
+    Console(file=sheet, width=100).print(failure.panel(0, 1, files[0], 1, ranks=failure.alike(0, files)))
+    assert "workers 0-2, 4 on" in sheet.getvalue() and "the other 1 here was stopped" in sheet.getvalue()
+
+
+def test_the_same_traceback_is_shown_once(tails: lines.Tails, shown: Shown, tmp_path: Path) -> None:
+    tails.finish()
+    shown.clear()
+    same = trace("/home/me/train.py", end="ValueError: odd in rank {rank}")
+    for rank in range(3):
+        for name in ("out", "err"):
+            (tmp_path / f"{rank}.{name}").touch()
+        tails.follow(rank, tmp_path / f"{rank}.out", tmp_path / f"{rank}.err")
+    for line in same:  # all say it at once, line by line
+        for rank in range(3):
+            with (tmp_path / f"{rank}.err").open("a") as file:
+                file.write(line.format(rank=rank) + "\n")
+        tails.read()
+    with (tmp_path / "1.err").open("a") as file:
+        file.write("after\nTraceback (most recent call last):\n  cut off")
+    tails.finish()
+    assert [line for rank, line, _ in shown if rank == 0] == [line.format(rank=0) for line in same]
+    told = "ValueError: odd in rank 1  (the same traceback as worker 0)"
+    cut = ["Traceback (most recent call last):", "  cut off"]
+    assert [line for rank, line, _ in shown if rank == 1] == [told, "after", *cut]
+    assert len([line for rank, line, _ in shown if rank == 2]) == 1

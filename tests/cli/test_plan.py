@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app, plan_inputs
 from paceline.errors import UnsupportedError
+from paceline.planner import busy
 from paceline.planner.stopwatch import Timed
 
 GIVEN = ("--step-time", 0.1, "--parameters", "1M", "--workers", "1,4", "--rule", "sync", "--rule", "bmuf(period=8)")
@@ -119,3 +120,32 @@ def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(plan_inputs, "time_script", fails)
     result = plan(script)
     assert result.exit_code == 2 and "no optimizer made a step" in said(result)
+
+
+def test_the_answer_comes_first_and_80_columns_hold_it() -> None:
+    arguments = ["plan", "--step-time", "0.1", "--parameters", "25M", "--network", "1gbe", "--price", "2"]
+    lines = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert lines[0].startswith("for 16 workers: ") and max(map(len, lines)) <= 80
+    heads = [line for line in lines if line.startswith(("% at N", "at N="))]
+    assert heads[0].split()[-1] == "1024" and heads[1].split()[-1] == "cost"  # whole, nothing folded
+    assert sum(line.startswith("streaming_diloco()") for line in lines) == 2
+
+
+def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(plan_inputs, "time_script", lambda *_: Timed((0.1,) * 5, ((1000,),), 1))
+    clock = iter((100.0, 100.0 + 1e6))  # of whatever time passes, others use more than there is
+    monkeypatch.setattr(busy, "_busy_s", lambda: next(clock))
+    result = plan(tmp_path / "train.py", "--workers", 2, "--rule", "sync")
+    assert "this machine is busy: other processes used " in result.stderr
+    others = busy.Others()
+    others.cores, others.all_cores = 1.5, 4
+    assert "used 1.5 of its 4 cores" in others.note
+
+
+def test_an_idle_machine_and_one_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for busy_s in (iter((1.0, 1.0)), iter((None, None))):
+        monkeypatch.setattr(busy, "_busy_s", busy_s.__next__)
+        with busy.Others() as others:
+            pass
+        assert others.note == ""

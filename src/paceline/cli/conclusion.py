@@ -53,7 +53,8 @@ def failed(outcome: Outcome) -> int:
     files = {worker.rank: worker.stderr for worker in outcome.workers}
     rank = failure.culprit(outcome.codes, files)
     code = outcome.codes[rank]
-    err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - 1))
+    ranks = failure.alike(rank, files) if code > 0 else [rank]
+    err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - len(ranks), ranks=ranks))
     return failure.exit_code(code)
 
 

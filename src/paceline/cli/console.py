@@ -18,6 +18,7 @@ from rich.text import Text
 from paceline.errors import PacelineError
 from paceline.visible import CONTROL, visible
 
+PIPE_COLUMNS = 4096
 USAGE = 2  # exit code of a command that was asked for something that cannot be
 
 
@@ -32,8 +33,11 @@ class _Safe(Console):
 
 
 def out() -> Console:
-    """Results. Made anew for each command, because tests and pipes change stdout."""
-    return _Safe(highlight=False)
+    """Results. Made anew for each command, because tests and pipes change stdout; in a pipe no line is cut in two."""
+    console = _Safe(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = PIPE_COLUMNS
+    return console
 
 
 def err() -> Console:

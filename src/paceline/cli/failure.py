@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.panel import Panel
@@ -19,6 +19,7 @@ from paceline.observe.read import LOG_NAME
 from paceline.visible import plain
 
 from .console import error_panel, near
+from .frames import folded, ranks_span, without_rank
 from .lines import decode
 
 LOST = 3
@@ -73,8 +74,16 @@ def how_text(code: int) -> str:
     return f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
 
 
-def panel(rank: int, code: int, stderr: Path, stopped: int, verdict: str = "failed") -> Panel:
-    """Everything a person needs to see, the exception's own line first."""
+def alike(rank: int, stderr_of: Mapping[int, Path]) -> list[int]:
+    """The ranks that said the same as this one at their end, itself among them."""
+    said = {other: without_rank(last_words(stderr_of[other], other)[0], other) for other in stderr_of}
+    return [other for other in sorted(said) if other == rank or (said[rank] and said[other] == said[rank])]
+
+
+def panel(
+    rank: int, code: int, stderr: Path, stopped: int, verdict: str = "failed", ranks: Sequence[int] = ()
+) -> Panel:
+    """Everything a person needs to see, the exception's own line first; `ranks` all say the same."""
     words, tail = last_words(stderr, rank)
     how = how_text(code)
     if code < 0 and words:  # the signal is the news, whatever was printed last
@@ -88,7 +97,7 @@ def panel(rank: int, code: int, stderr: Path, stopped: int, verdict: str = "fail
         parts.append(Text("\n".join(["", *tail, ""]), style="dim"))
     below = ["; ".join(facts), advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
     parts.append(Text("\n".join(line for line in below if line), style="default"))
-    return error_panel(f"worker {rank} on {socket.gethostname()} {verdict}", *parts)
+    return error_panel(f"{ranks_span(ranks or [rank])} on {socket.gethostname()} {verdict}", *parts)
 
 
 def advice(code: int, headline: str) -> str:
@@ -131,7 +140,9 @@ def last_words(stderr: Path, rank: int) -> tuple[str, list[str]]:
     behind = end + 1
     while behind < len(lines) and lines[behind].startswith("    "):  # a message of several lines
         behind += 1
-    return "\n".join(lines[end:behind]), [*lines[max(starts[-1], end - TAIL_LINES) : end], *lines[behind:][:4]]
+    trace = folded(lines[starts[-1] : end])
+    kept = trace if len(trace) <= TAIL_LINES else [trace[0], *trace[1 - TAIL_LINES :]]
+    return "\n".join(lines[end:behind]), [*kept, *lines[behind:][:4]]
 
 
 def _tail(path: Path, rank: int) -> list[str]:

@@ -15,6 +15,8 @@ from rich.text import Text
 
 from paceline.visible import coloured
 
+from .frames import Repeats
+
 CHUNK_BYTES = 1 << 18  # read at one look, so that a talkative worker cannot starve the others
 COLOURS = (
     "cyan",
@@ -74,6 +76,7 @@ class Tails:
     def __init__(self, show: Show) -> None:
         self.show = show
         self.tails: list[Tail] = []
+        self._repeats = Repeats()
         self.mute_errors = False  # stderr is then only kept in its file
 
     def __len__(self) -> int:
@@ -87,7 +90,7 @@ class Tails:
     def drop(self, rank: int) -> None:
         """Show all that is left of a worker that ended, and follow it no more."""
         for tail in [tail for tail in self.tails if tail.rank == rank]:
-            self._show(tail, tail.finish())
+            self._end(tail)
             self.tails.remove(tail)
 
     def read(self) -> None:
@@ -98,12 +101,17 @@ class Tails:
     def finish(self) -> None:
         """Show all that is left."""
         for tail in self.tails:
-            self._show(tail, tail.finish())
+            self._end(tail)
+
+    def _end(self, tail: Tail) -> None:
+        self._show(tail, tail.finish())
+        for line in self._repeats.rest(tail.rank) if tail.is_error and not self.mute_errors else ():
+            self.show(tail.rank, line, True)
 
     def _show(self, tail: Tail, lines: Iterable[str]) -> None:
         if self.mute_errors and tail.is_error:
             return
-        for line in lines:
+        for line in self._repeats.pass_on(tail.rank, list(lines)) if tail.is_error else lines:
             self.show(tail.rank, line, tail.is_error)
 
 

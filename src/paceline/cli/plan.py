@@ -139,6 +139,9 @@ def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int,
     from paceline.planner.table import details, efficiencies
 
     console = out()
+    console.print(Text(f"for {focus} workers: {advice.rule}", style="bold"))
+    console.print(Text(advice.why))
+    console.print()
     console.print(
         f"a step takes {seconds_text(work.step_s)} (spread {share_text(work.steps.variation)}), the model has "
         f"{work.layout.numel:,} parameters ({bytes_text(4 * work.layout.numel)})",
@@ -146,12 +149,9 @@ def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int,
     )
     console.print(net.describe(), markup=False)
     console.print()
-    console.print(efficiencies(rows))
+    console.print(efficiencies(rows, console.width))
     console.print()
     console.print(details(rows, focus, priced))
-    console.print()
-    console.print(Text(f"for {focus} workers: {advice.rule}", style="bold"))
-    console.print(Text(advice.why))
 
 
 def _print_json(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from paceline.codec import Layout
 from paceline.errors import RuleError
 from paceline.observe.summary import seconds_text
+from paceline.planner.busy import Others
 from paceline.planner.stopwatch import Timed, time_script
 from paceline.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
 from paceline.planner.workload import Workload
@@ -41,8 +42,11 @@ def workload(asked: Asked, notes: Console) -> Workload:
     """The work that is asked about: what was said goes before what was measured."""
     given, timed = _given_steps(asked), None  # before a program is run for minutes
     if asked.script is not None:
-        timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
+        with Others() as others:
+            timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
         notes.print(f"timed {len(timed.times_s)} steps of {asked.script}", soft_wrap=True, markup=False)
+        if others.note:
+            notes.print(others.note, soft_wrap=True, markup=False)
     moments = asked.moments if asked.moments is not None else timed.moments if timed else 0
     if not 0 <= moments <= 2:
         raise RuleError(f"the optimizer's moments must be 0, 1 or 2, got {moments}")

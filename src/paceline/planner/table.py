@@ -17,23 +17,25 @@ Rows = Sequence[Sequence[Forecast]]
 """For each rule the forecast at each number of workers, the same numbers for all."""
 
 
-def efficiencies(rows: Rows) -> Table:
-    """Rules down, workers across, efficiency in percent."""
+def efficiencies(rows: Rows, width: int = 120) -> Table:
+    """Rules down, workers across, efficiency in percent; in whole percent where there is no room for more."""
+    names = max(len("efficiency, %"), *(len(row[0].rule) for row in rows))
+    wide = names + sum(1 + max(len(f"N={found.workers}"), len("100.0")) for found in rows[0]) <= width
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("efficiency, %", no_wrap=True)
+    table.add_column("efficiency, %" if wide else "% at N =", overflow="fold")
     for found in rows[0]:
-        table.add_column(f"N={found.workers}", justify="right")
+        table.add_column(f"N={found.workers}" if wide else str(found.workers), justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(Text(row[0].rule), *(f"{100 * found.efficiency:.1f}" for found in row))
+        table.add_row(Text(row[0].rule), *(f"{100 * found.efficiency:.{1 if wide else 0}f}" for found in row))
     return table
 
 
 def details(rows: Rows, workers: int, priced: bool) -> Table:
     """At one number of workers: where a minibatch's time goes, an epoch, bytes, and the cost where there is a price."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(f"at N={workers}", no_wrap=True)
-    for name in ("a step", "waits", "exchanges", "speed-up", "epoch", "bytes an epoch", *(["cost"] if priced else [])):
-        table.add_column(name, justify="right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(f"at N={workers}", overflow="fold")
+    for name in ("a step", "waits", "exchange", "speed-up", "epoch", "sent", *(["cost"] if priced else [])):
+        table.add_column(name, justify="right", no_wrap=True)
     for found in at(rows, workers):
         cells = [
             seconds_text(found.step_s),

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tracebacks as the author of a program wants to read them: frames of libraries folded, the same one told once."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+BEGINS = "Traceback (most recent call last)"
+_FRAME = re.compile(r'  File "(.+)", line \d+')
+_PACKAGE = re.compile(r"(?:site|dist)-packages/([^/.]+)")
+
+
+def folded(lines: Sequence[str]) -> list[str]:
+    """A traceback, with a line in place of each row of frames that are not the user's; as it is where none is."""
+    frames, head = _frames(lines)
+    if all(_library(frame[0]) for frame in frames):
+        return list(lines)
+    shown, hidden = list(head), list[str]()
+    for frame in [*frames, None]:
+        name = None if frame is None else _library(frame[0])
+        if name:
+            hidden.append(name)
+            continue
+        if hidden:
+            plural = "s" if len(hidden) > 1 else ""
+            shown.append(f"  ... {len(hidden)} frame{plural} of {', '.join(dict.fromkeys(hidden))}")
+        hidden = []
+        shown += frame or []
+    return shown
+
+
+def _frames(lines: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+    """The lines of each frame, and what stands before the first."""
+    frames, head = list[list[str]](), list[str]()
+    for line in lines:
+        if _FRAME.match(line):
+            frames.append([line])
+        else:
+            (frames[-1] if frames else head).append(line)
+    return frames, head
+
+
+def _library(first: str) -> str:
+    """Whose a frame is; "" for the user's."""
+    found = _FRAME.match(first)
+    path = found[1] if found else ""
+    if path.startswith(PACKAGE):
+        return "paceline"
+    package = _PACKAGE.search(path)
+    if package:
+        return package[1]
+    return "Python" if path.startswith((*LIBRARY, "<")) else ""
+
+
+def without_rank(text: str, rank: int) -> str:
+    """The text as another worker would say it."""
+    return re.sub(rf"\b(rank|worker|RANK)([ =:]?){rank}\b", r"\1\2N", text)
+
+
+def ranks_span(ranks: Sequence[int]) -> str:
+    """`worker 3`, `workers 0-3`, `workers 0, 2-4`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    text = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+    return f"worker{'s' if len(ranks) > 1 else ''} {text}"
+
+
+class Repeats:
+    """Lets a traceback through once: that of another worker which says the same becomes one line."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[str]] = {}  # rank -> a traceback that is not at its end
+        self._first: dict[str, int] = {}  # traceback -> who said it first
+
+    def pass_on(self, rank: int, lines: Sequence[str]) -> list[str]:
+        """What to show of the new lines of a worker's stderr."""
+        shown: list[str] = []
+        for line in lines:
+            block = self._open.get(rank)
+            if line.startswith(BEGINS):
+                shown += self.rest(rank)
+                self._open[rank] = [line]
+            elif block is None:
+                shown.append(line)
+            else:
+                block.append(line)
+                if line and not line.startswith(" "):
+                    shown += self._told(rank, self._open.pop(rank))
+        return shown
+
+    def rest(self, rank: int) -> list[str]:
+        """What was kept of a traceback that was cut off."""
+        return self._open.pop(rank, [])
+
+    def _told(self, rank: int, block: list[str]) -> list[str]:
+        first = self._first.setdefault(without_rank("\n".join(block), rank), rank)
+        return block if first == rank else [f"{block[-1]}  (the same traceback as worker {first})"]
