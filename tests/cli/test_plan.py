@@ -136,7 +136,7 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plan_inputs, "time_script", lambda *_: Timed((0.1,) * 5, ((1000,),), 1))
     clock = iter((100.0, 100.0 + 1e6))  # of whatever time passes, others use more than there is
     monkeypatch.setattr(busy, "_busy_s", lambda: next(clock))
-    result = plan(tmp_path / "train.py", "--workers", 2, "--rule", "sync")
+    result = plan("--workers", 2, "--rule", "sync", tmp_path / "train.py")
     assert "this machine is busy: other processes used " in result.stderr
     others = busy.Others()
     others.cores, others.all_cores = 1.5, 4

@@ -96,6 +96,6 @@ def _not_started(error: BaseException, cluster: Cluster) -> None:
 def _point_at(directory: Path) -> None:
     shown = near(directory)
     if has_run(directory):
-        err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}")
+        err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}", soft_wrap=True)
     else:
-        err().print(f"the workers' output: {os.path.join(shown, 'output')}")
+        err().print(f"the workers' output: {os.path.join(shown, 'output')}", soft_wrap=True)

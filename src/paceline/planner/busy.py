@@ -37,8 +37,8 @@ class Others:
         if self.cores is None or self.cores < MUCH * self.all_cores:
             return ""
         return (
-            f"this machine is busy: other processes used {self.cores:.1f} of its {self.all_cores} cores while the steps "
-            "were timed, so they may be faster alone; time them again when it is idle"
+            f"this machine is busy: other processes used {self.cores:.1f} of its {self.all_cores} cores while the "
+            "steps were timed, so they may be faster alone; time them again when it is idle"
         )
 
 
