@@ -186,7 +186,8 @@ class Course:
         nominal = plan.nominal(self._position.epoch)
         under_way: deque[tuple[Portion, int]] = deque()
         ahead = Ahead(plan, supply, self._position.epoch)
-        self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
+        if self._leases is not None:
+            self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
 
         def tickets(first: Portion) -> Iterator[Ticket]:
             portion: Portion | None = first

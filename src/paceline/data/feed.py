@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from paceline.data.book import Mark
 from paceline.data.position import Position
 from paceline.data.ranges import Ranges
+from paceline.data.registry import Registry
 from paceline.data.share import Share
 from paceline.data.supply import Leases
 from paceline.world import World
@@ -44,8 +45,7 @@ class Feed:
     ) -> None:
         self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
-        self._positions: dict[int, Position] = {}
-        self._kept: list[Any] = []  # whose ids are keys above
+        self._data = Registry()
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[Share] = deque(maxlen=RECENT)
         self._loaded: list[Load] = []
@@ -63,6 +63,7 @@ class Feed:
         self._leader: Position | None = None  # the data in whose pass the optimizer steps
         self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
+        self._rows: list[list[int]] = []  # the last of them
         self._in_hand: list[Mark] = []  # handed out, and not yet on its way to the global model
 
     def share(self, loader: Iterable[Any], even: bool = False) -> Share:
@@ -76,17 +77,25 @@ class Feed:
         if found is not None:
             return found
         data = getattr(loader, "dataset", loader)  # a loader may be built anew for each epoch; its data are the same
-        if id(data) not in self._positions:
-            position = self._positions[id(data)] = Position()
-            self._kept.append(data)
-            if len(self._loaded) >= len(self._positions):
-                self._loaded[len(self._positions) - 1](position)
-        number = list(self._positions).index(id(data))
-        share = Share(loader, number, self._positions[id(data)], self, None if even else self.leases)
+        number = self._data.number(data)
+        if number is None:
+            self._recent = deque((one for one in self._recent if one.again), RECENT)
+            number = self._data.add(data)
+            if len(self._loaded) > number:
+                self._loaded[number](self._positions[number])
+            again = False
+        else:
+            again = True
+        share = Share(loader, number, self._positions[number], self, None if even else self.leases)
+        share.again = again
         self._shares[id(loader)] = share
         self._recent.append(share)
         self._told(data)
         return share
+
+    @property
+    def _positions(self) -> list[Position]:
+        return self._data.positions
 
     # -- where an iteration of the program's loop is over -----------------------------------------
 
@@ -162,13 +171,13 @@ class Feed:
 
     def holding(self) -> list[Mark]:
         """The leased places whose work is not on its way to the global model yet."""
-        held = [mark for position in self._positions.values() for mark in (*position.begun(), *position.held)]
+        held = [mark for position in self._positions for mark in (*position.begun(), *position.held)]
         return [*self._in_hand, *held]
 
     @property
     def epoch(self) -> int:
         """The epoch of the first loader that is under way or comes next."""
-        for position in self._positions.values():
+        for position in self._positions:
             return position.epoch
         return self._epoch
 
@@ -180,20 +189,26 @@ class Feed:
 
     def stepped(self, steps: int) -> int:
         """Step number `steps` was made of what was handed out: the number of samples in it."""
-        if self._leader is None and self._under_way:
+        if self._under_way and self._leader not in self._under_way:  # its data may have been made for one epoch only
             self._leader = next(iter(self._under_way))
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
-        self._steps.append((steps, [[one.epoch, one.now.batches] for one in self._positions.values()]))
+        known, places = len(self._rows), self._positions
+        rows = [*self._rows, *([one.epoch, one.now.batches] for one in places[known:])]
+        for number in self._data.live:
+            rows[number] = [places[number].epoch, places[number].now.batches]
+        self._rows = rows
+        self._steps.append((steps, rows))
         return new
 
     def entered(self, steps: int) -> None:
         """The work of so many steps of this worker is in the global model."""
         while self._steps and self._steps[0][0] <= steps:
             places = self._steps.popleft()[1]
-            for position, (epoch, batches) in zip(self._positions.values(), places, strict=False):
-                position.entered(epoch, batches)
+            for number in self._data.live:
+                if number < len(places):
+                    self._positions[number].entered(*places[number])
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -202,7 +217,7 @@ class Feed:
         return {
             "samples": self.samples,
             "since": self._since,
-            "positions": [position.state() for position in self._positions.values()],
+            "positions": [position.state() for position in self._positions],
             "steps": [[steps, places] for steps, places in self._steps],
             "in_hand": [list(mark) for mark in self._in_hand],
             "ledger": self.leases.state() if self.leases is not None else None,
@@ -210,7 +225,7 @@ class Feed:
 
     def load(self, state: dict[str, Any]) -> None:
         """From a checkpoint of as many workers; loaders that are shared later find their place, too."""
-        self.samples, self._since = state["samples"], state["since"]
+        self.samples, self._since, self._rows = state["samples"], state["since"], []
         self._steps = deque((steps, places) for steps, places in state["steps"])
         self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]
         self._place([_loading(row) for row in state["positions"]])
@@ -241,7 +256,7 @@ class Feed:
 
     def _place(self, loads: list[Load]) -> list[Position]:
         """Give every shared loader its place, and those that are shared later."""
-        self._loaded, shared = loads, list(self._positions.values())
+        self._loaded, shared = loads, list(self._positions)
         places = [*shared[: len(loads)], *(Position() for _ in loads[len(shared) :])]
         for load, position in zip(loads, places, strict=True):
             load(position)

@@ -131,6 +131,15 @@ class Position:
             self._tidy()
 
     @property
+    def settled(self) -> bool:
+        """Whether the work of all that was handed out is in the global model."""
+        return not self.held and all(one.entered == one.batches for one in self._passes.values())
+
+    def strip(self) -> None:
+        """The data are gone: what only another pass would need is not kept."""
+        self.epoch_start, self.generators, self.course, self.begun = None, [], None, list
+
+    @property
     def others(self) -> bool:
         """Whether other workers than these began the epoch."""
         return self.epoch in self.rest

@@ -50,6 +50,8 @@ class Share:
         position.leased = leases is not None
         self._course = Course(loader, number, position, feed, leases)
         self._before = (0, 0, 0)
+        self.again = False
+        """Whether its data had been shared before."""
 
     @property
     def _world(self) -> World:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data that a run shares, numbered in the order in which they came, the same on every worker.
+
+Data that the program has dropped are let go, and only their positions stay: a program may make its batches anew for
+each epoch. What can be referred to weakly is; other data (lists) are kept until nobody else refers to them. When
+that is noticed changes no number, since dropped data cannot be shared again.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from paceline.data.position import Position
+
+OURS = 3
+"""References to data that only a registry holds: its own, and two of the function that counts."""
+
+
+class Registry:
+    """What was shared.
+
+    Attributes:
+        positions: how far this worker is in each, by number.
+        live: numbers of what the program may still go through, or has not finished.
+    """
+
+    def __init__(self) -> None:
+        self.positions: list[Position] = []
+        self.live: list[int] = []
+        self._numbers: dict[int, int] = {}  # id of data -> number
+        self._data: dict[int, Callable[[], Any]] = {}  # number -> gives the data, or None
+        self._held: dict[int, Any] = {}  # number -> data that cannot be referred to weakly
+
+    def number(self, data: Any) -> int | None:
+        """The number of data; None of those that are new."""
+        number = self._numbers.get(id(data))
+        return number if number is not None and self._data[number]() is data else None
+
+    def add(self, data: Any) -> int:
+        """Data that are new: their number."""
+        self._let_go()
+        number = len(self.positions)
+        try:
+            self._data[number] = weakref.ref(data)
+        except TypeError:
+            self._held[number] = data
+            self._data[number] = lambda: self._held.get(number)
+        self._numbers[id(data)] = number
+        self.positions.append(Position())
+        self.live.append(number)
+        return number
+
+    def _let_go(self) -> None:
+        """Forget data that the program has dropped, and finish with positions that nothing can change any more."""
+        for number in [one for one in self._held if _is_dropped(self._held, one)]:
+            del self._held[number]
+        gone = {number for number, data in self._data.items() if data() is None}
+        if gone:
+            self._numbers = {key: number for key, number in self._numbers.items() if number not in gone}
+            self._data = {number: data for number, data in self._data.items() if number not in gone}
+        self.live = [one for one in self.live if one in self._data or not self.positions[one].settled]
+        for number in gone.difference(self.live):
+            self.positions[number].strip()
+
+
+def _is_dropped(held: dict[int, Any], number: int) -> bool:
+    data = held[number]
+    return sys.getrefcount(data) <= OURS
