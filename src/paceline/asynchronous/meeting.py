@@ -8,10 +8,12 @@ end all tell each other whether they met everybody, so that either all begin or 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import threading
 import time
+from collections import deque
 
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
@@ -24,6 +26,9 @@ HELLO = 1
 """The kind of the first frame of a connection: (rank), and the token as its note."""
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""
+
+GUESTS = 256
+"""Connections that have not said who they are, at most, beside one for each worker that is expected."""
 
 Channels = dict[int, Channel]
 
@@ -103,6 +108,7 @@ class _Door:
         self._listener, self._world, self._token = listener, world, token.encode()
         self.incoming: Channels = {}
         self._changed = threading.Condition()
+        self._guests: deque[Channel] = deque()  # that have not said who they are
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="paceline-door", daemon=True).start()
 
@@ -133,7 +139,15 @@ class _Door:
             except OSError:  # too many open files, for instance
                 self._closed.wait(0.1)
                 continue
-            threading.Thread(target=self._admit, args=(channel,), name="paceline-hello", daemon=True).start()
+            self._let_say(channel)
+
+    def _let_say(self, channel: Channel) -> None:
+        """Hear a guest in a thread of its own; of too many, whoever has been silent longest has to go."""
+        with self._changed:
+            if len(self._guests) >= GUESTS + self._world.size:
+                self._guests.popleft().close()
+            self._guests.append(channel)
+        threading.Thread(target=self._admit, args=(channel,), name="paceline-hello", daemon=True).start()
 
     def _admit(self, channel: Channel) -> None:
         """Hear who it is, each in a thread of its own: one who says nothing holds up nobody else."""
@@ -147,6 +161,9 @@ class _Door:
             why: object = "it does not know the token" if not known else f"rank {hello.numbers[0]} is not expected"
         except (PacelineError, OSError, ValueError) as error:  # whatever a stranger may say, or one who gave up
             why = error
+        finally:
+            with self._changed, contextlib.suppress(ValueError):
+                self._guests.remove(channel)
         channel.close()
         turned_away(channel.peer, why)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 MOST_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
+GUESTS = 1024  # connections at a time
 PATIENCE_S = 30.0  # of a server for a peer that says nothing
 TCP_NOTSENT_LOWAT = 25  # keeps what waits in our own buffers out of the measurement
 LENGTH = struct.Struct(">I")
@@ -63,6 +64,7 @@ class Server:
 
     def __init__(self, rank: int, token: str) -> None:
         self.rank, self.token = rank, token
+        self._guests = threading.Semaphore(GUESTS)
         self._socket = socket.create_server(("", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="doctor", daemon=True).start()
@@ -79,9 +81,18 @@ class Server:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
+            if not self._guests.acquire(blocking=False):
+                peer.close()
+                continue
             threading.Thread(target=self._serve, args=(peer,), name="doctor-peer", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
+        try:
+            self._converse(peer)
+        finally:
+            self._guests.release()
+
+    def _converse(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError, KeyError):
             tune(peer, PATIENCE_S)
             if receive(peer)["token"] != self.token:
