@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that count which samples entered, under SIGKILL at the worst moments.
 
-    python benchmarks/counting.py [--mode elastic|restarts] [--kills 30] [--seed 0] [--quick] [--out DIR]
+    python benchmarks/counting.py [--mode elastic|restarts|asgd|dc_asgd] [--kills 30] [--seed 0] [--quick] [--out DIR]
 
 A model whose weights name the samples that entered it, in which epoch and how often (`_faults/counting_model.py`), is
 trained through `paceline run`; processes are killed at places of the program, not at times
-(`_faults/counting_points.py`): one worker, all workers, or the launcher with the control plane. Only the weights with
-which the run ends are read: no ledger, no log.
+(`_faults/counting_points.py`): one worker, all workers, or the launcher with the control plane. Under asynchronous rules
+the model counts in every piece of the parameters (`_faults/counting_pushes.py`), and two owners are killed in each run.
+Only the weights with which the run ends are read: no ledger, no log.
 
 The last line is a JSON object: for each mode `kills` that happened, samples `lost` and `repeated` in the final weights,
 runs that are `unfinished` (a launcher that did not end well, or workers with different weights), `runs` and `seconds`.
@@ -21,11 +22,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from _faults import counting_blocks
+from _faults import counting_blocks, counting_owners
 from _faults.counting_play import Played, summary
 
 Play = Callable[[Path, int, int, bool], list[Played]]
-MODES: dict[str, Play] = {"elastic": counting_blocks.elastic, "restarts": counting_blocks.restarts}
+MODES: dict[str, Play] = {
+    "elastic": counting_blocks.elastic,
+    "restarts": counting_blocks.restarts,
+    "asgd": counting_owners.asgd,
+    "dc_asgd": counting_owners.dc_asgd,
+}
 """Name -> plays so many kills: (directory, kills, seed, quick)."""
 
 
