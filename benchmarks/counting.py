@@ -5,9 +5,9 @@
 
 A model whose weights name the samples that entered it, in which epoch and how often (`_faults/counting_model.py`), is
 trained through `paceline run`; processes are killed at places of the program, not at times
-(`_faults/counting_points.py`): one worker, all workers, or the launcher with the control plane. Under asynchronous rules
-the model counts in every piece of the parameters (`_faults/counting_pushes.py`), and two owners are killed in each run.
-Only the weights with which the run ends are read: no ledger, no log.
+(`_faults/counting_points.py`): one worker, all workers, or the launcher with the control plane. Under asynchronous
+rules the model counts in every piece of the parameters (`_faults/counting_pushes.py`), and two owners are killed in
+each run. Only the weights with which the run ends are read: no ledger, no log.
 
 The last line is a JSON object: for each mode `kills` that happened, samples `lost` and `repeated` in the final weights,
 runs that are `unfinished` (a launcher that did not end well, or workers with different weights), `runs` and `seconds`.
