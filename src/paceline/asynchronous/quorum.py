@@ -53,6 +53,10 @@ class Quorum:
             self._missed[rank] = now
         return majority(self._counted - set(self._missed), self._counted)
 
+    def without(self, rank: int) -> bool:
+        """Whether all others, had they missed `rank`, might have gone on."""
+        return majority(self._counted - {rank}, self._counted)
+
     @property
     def counted(self) -> int:
         """How many are counted."""

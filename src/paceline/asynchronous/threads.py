@@ -334,7 +334,7 @@ class ThreadedService:
             if members.done_with(rank):
                 return
         stood_s = self._pulse.stood_still()
-        if stood_s:
+        if stood_s and self._quorum.without(members.rank):
             self._given_up(f"this process stood still for {stood_s:.0f} s")
         if rank in members.lost or self._closing:
             return
