@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m paceline` is the command `paceline`."""
+"""The command `paceline`, also as `python -m paceline`."""
 
 from __future__ import annotations
 
-from .cli import app
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command. Ctrl-C while its parts are still being loaded is an end like any other."""
+    try:
+        from .cli import app
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped before anything was started\n")
+        sys.stderr.flush()
+        os._exit(130)
+    app(prog_name="paceline")
+
 
 if __name__ == "__main__":
-    app(prog_name="paceline")
+    main()

@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from paceline import attached
-from paceline.errors import UnsupportedError
+from paceline.errors import RuleError, UnsupportedError
 from paceline.fragments import Modules
 from paceline.guards import Guard, make_guard
 from paceline.recipes import make_rule
@@ -96,7 +96,7 @@ def attach(
         The run; use it as a context manager, or call `close()` at the end.
 
     Raises:
-        RuleError: the rule or one of its settings does not exist.
+        RuleError: the rule or one of its settings does not exist, or `paceline run --rule` asks for another one.
         UnsupportedError: the model or the optimizer cannot be served so.
         CheckpointError: `checkpoint` cannot be read.
         MismatchError: the workers disagree on the rule or the model (on every worker alike).
@@ -136,6 +136,8 @@ def prepare(
     if os.environ.get("PACELINE_LOG"):
         bear_a_full_disk()
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
+    if rule is not None:
+        _as_asked(chosen)
     if guard not in (None, "auto") and is_asynchronous(chosen):
         raise UnsupportedError(
             f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
@@ -153,6 +155,17 @@ def prepare(
     )
     attached.note()
     return chosen, _of_a_search(settings)
+
+
+def _as_asked(chosen: Rule) -> None:
+    """Refuse to train under the program's rule where `--rule` asks for another."""
+    asked = os.environ.get("PACELINE_RULE", "")
+    if not os.environ.get("PACELINE_RULE_ASKED") or make_rule(asked, {}).text() == chosen.text():
+        return
+    raise RuleError(
+        f"--rule asks for {asked}, and the program names a rule itself, {chosen.text()}: leave --rule out, or let the "
+        "program leave its rule to the command line (attach(model, optimizer), without rule=)"
+    )
 
 
 def _of_a_search(settings: Settings) -> Settings:

@@ -176,7 +176,26 @@ def check_optimizers(optimizers: list[Optimizer], saved: list[dict[str, Any]]) -
     if own != then:
         raise CheckpointError(
             f"the checkpoint does not fit the optimizers: their groups have {own} parameters here and {then} in the "
-            "checkpoint"
+            "checkpoint; resume with the optimizers that saved it"
+        )
+    for optimizer, one in zip(optimizers, saved, strict=True):
+        for group in one["param_groups"]:
+            lacks = sorted(set(optimizer.defaults) - set(group))
+            has = sorted(set(group) - {*optimizer.defaults, "params", "initial_lr"})
+            if lacks and has:  # a newer torch may only add some
+                raise CheckpointError(
+                    f"the checkpoint was made with another optimizer than {type(optimizer).__name__}: it has "
+                    f"{', '.join(has)}, and lacks {', '.join(lacks)}; resume with the one that saved it"
+                )
+
+
+def check_kinds(path: object, optimizers: list[Optimizer], saved: list[str] | None) -> None:
+    """Raise `CheckpointError` where a checkpoint that names its optimizers names others."""
+    own = [type(optimizer).__name__ for optimizer in optimizers]
+    if saved is not None and saved != own:
+        raise CheckpointError(
+            f"{path} was made with {', '.join(saved)}, and this run trains with {', '.join(own)}; resume with the "
+            "optimizers that saved it, or begin a new run from its global model"
         )
 
 

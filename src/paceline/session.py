@@ -545,7 +545,8 @@ class Run:
     def _about(self) -> dict[str, Any]:
         # the rule as it was attached: what has been tuned since then is in the state
         made = self._flow.steps if self._live is None else self._live.applied
-        return {"rule": self._attached, "minibatches": made, "blocks": self.blocks}
+        kinds = [type(optimizer).__name__ for optimizer in self._optimizers]
+        return {"rule": self._attached, "minibatches": made, "blocks": self.blocks, "optimizers": kinds}
 
     @by_all("run.resume(..)")
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
@@ -607,6 +608,7 @@ class Run:
                 f"{path} was made under the rule {manifest['rule']}, and this run has {self._attached}; "
                 "use the same rule, or begin a new run from its global model"
             )
+        regroup.check_kinds(path, self._optimizers, manifest.get("optimizers"))
         if found.state is not None and self._live is None:
             self._load(path, found.state)
         else:
@@ -657,6 +659,7 @@ class Run:
 
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
+        regroup.check_optimizers(self._optimizers, state["optimizers"])
         self._put(path, state)
         self._tuner.load(state["tuning"])
         if self._engine is not None:

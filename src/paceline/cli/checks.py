@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import socket
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -105,8 +110,42 @@ def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path
     directory = fresh(LOGS) if asked is None else asked
     if asked is not None:
         _clear(directory, cluster, overwrite)
-    directory.mkdir(parents=True, exist_ok=True)
+    with writing(directory, "--log" if asked is not None else "the log directory"):
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):  # who may not write there hears of it now
+            pass
     return directory.resolve()
+
+
+@contextlib.contextmanager
+def writing(place: Path, what: str) -> Iterator[None]:
+    """Refuse a place where nothing can be written."""
+    try:
+        yield
+    except OSError as error:
+        refuse(f"{what} {place}: nothing can be written there ({error.strerror or error}); give another directory")
+
+
+def free_port(cluster: Cluster) -> None:
+    """Refuse, on host 0, a port of `--master` that another program has, and a name that nobody knows."""
+    if cluster.master is None:
+        return
+    name, port = cluster.master
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        refuse(f"--master {name}:{port}: this host does not know {name} ({error.strerror or error})")
+    for family, _, _, _, where in found if cluster.host_index == 0 else ():
+        try:
+            socket.create_server((str(where[0]), port), family=family).close()
+        except OSError as error:  # another one: no address of this host, which may be reached through a router
+            if error.errno == errno.EADDRINUSE:
+                refuse(
+                    f"--master {name}:{port}: another program of this host listens at port {port}; choose a free port, "
+                    "and give it to all hosts"
+                )
+            if error.errno == errno.EACCES:
+                refuse(f"--master {name}:{port}: this user may not listen at port {port}; choose one above 1023")
 
 
 def _clear(directory: Path, cluster: Cluster, overwrite: bool) -> None:

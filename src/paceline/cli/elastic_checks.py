@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from . import kept
-from .console import refuse
+from .console import err, refuse
 from .elastic import reachable
 
+SAY_AFTER_S = 2.0
 FIND_S = 60.0  # that a launcher waits at most for the one that it is to join
 
 
@@ -90,8 +91,16 @@ def join(text: str, timeout_s: float) -> tuple[str, int]:
     """The control plane that is to be joined, when it listens."""
     where = address("--join", text)
     patience = min(FIND_S, timeout_s)
-    until = time.monotonic() + patience
+    began = time.monotonic()
+    until, say_at = began + patience, began + SAY_AFTER_S
     while not reachable(where):
+        if time.monotonic() > say_at:
+            say_at = until
+            err().print(
+                f"nobody listens at {text} yet: waiting for the launcher of the run, for {patience:g} s at most",
+                markup=False,
+                soft_wrap=True,
+            )
         if time.monotonic() > until:
             refuse(
                 f"--join: nobody listens at {text} within {patience:g} s; start `paceline run --elastic MIN:MAX "

@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from .cluster import Cluster
+from .console import err
 from .early import Begun
 from .rendezvous import meeting
 from .signals import Listener
@@ -27,6 +28,8 @@ from .spawn import Command, Worker
 from .workers import GRACE_S, LINGER_S, Agent
 
 LOOK_EVERY_S = 0.05
+SAY_AFTER_S = 3.0
+"""After so long people hear whom the launcher waits for."""
 _KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
 Look = Callable[[list[Worker], bool, dict[int, int]], None]  # the workers so far, whether they are being stopped, lost
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
@@ -51,9 +54,12 @@ def launch(cluster: Cluster, command: Command, look: Look, begun: Begun | None =
         listener.heard += begun.signals.heard if begun is not None else []
         runner = _Runner(cluster, command, begun)
         runner.start()
-        give_up_at = float("inf")
+        give_up_at, say_at = float("inf"), time.monotonic() + SAY_AFTER_S
         while runner.is_alive() and time.monotonic() < give_up_at:
             runner.join(LOOK_EVERY_S)
+            if cluster.master is not None and not runner.workers and time.monotonic() > say_at:
+                say_at = float("inf")
+                err().print(_waits_for(cluster), markup=False, soft_wrap=True)
             look(runner.workers, bool(listener.heard), runner.lost)
             if listener.heard and give_up_at == float("inf"):
                 give_up_at = time.monotonic() + (STOP_S if runner.workers else 1.0)
@@ -61,6 +67,19 @@ def launch(cluster: Cluster, command: Command, look: Look, begun: Begun | None =
         if runner.is_alive() and runner.agent is not None:
             runner.agent.kill()
         return _outcome(runner, listener)
+
+
+def _waits_for(cluster: Cluster) -> str:
+    """Whom this launcher waits for, and how long."""
+    host, port = cluster.master or ("", 0)
+    where, until = f"{host}:{port}", f"{cluster.timeout_s:g} s at most (--timeout)"
+    if cluster.host_index:
+        return f"host {cluster.host_index} waits for host 0 at {where}, {until}; start the same command there"
+    others = f"--host-index 1 to {cluster.hosts - 1}" if cluster.hosts > 2 else "--host-index 1"
+    return (
+        f"host 0 waits at {where} for {cluster.hosts - 1} more of {cluster.hosts} hosts, {until}; start the same "
+        f"command on each with {others}"
+    )
 
 
 def side_by_side(cluster: Cluster, commands: Sequence[Command], look: Callable[[], None]) -> list[Outcome]:

@@ -162,6 +162,7 @@ def command(
         place = dry.directory(log)
         added = environment(cluster, rule, place) | dry.environment(cluster, tls, in_the_clear, place)
         return dry.run(ctx, cluster, found, what, added | zero.environment(cluster, bare, random_data), place)
+    checks.free_port(cluster)
     directory = checks.log_directory(log, cluster, overwrite)
     if in_the_clear and speaks and not quiet:
         doors.say_open()
@@ -210,7 +211,7 @@ def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str
     }
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
-    return added | ({} if rule is None else {"PACELINE_RULE": rule})
+    return added | ({} if rule is None else {"PACELINE_RULE": rule, "PACELINE_RULE_ASKED": "1"})
 
 
 def _run(
