@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import shlex
+import textwrap
 from pathlib import Path
 
+import click
 import pytest
-import torch
-from torch import nn
+import typer
 
 import paceline
+from paceline.cli import app
+from tests.nursery import nursery, surroundings
+
+DEADLINE_S = 120.0
 
 ROOT = Path(paceline.__file__).parents[2]
 README = ROOT / "README.md"
@@ -24,46 +28,72 @@ TEXTS = {path: path.read_text(encoding="utf-8") for path in (README, *sorted((RO
 TEXT = "\n".join(TEXTS.values())
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", flags=re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "console", "sh", "diff", ""}
+"""`python` runs alone as it stands; what changes in a program of the reader's is `diff`."""
+ELSEWHERE = {"start.md"}
+"""Pages whose programs train for minutes: tests/docs/test_start.py runs them on less text."""
+
+
+def fenced(*languages: str) -> list[tuple[Path, int, str]]:
+    """The blocks in some languages: page, line, and what stands there without the indentation of a list."""
+    return [
+        (path, text.count("\n", 0, found.start()) + 1, textwrap.dedent(found[3]))
+        for path, text in TEXTS.items()
+        for found in FENCE.finditer(text)
+        if found[2] in languages
+    ]
 
 
 def commands() -> list[str]:
-    lines = "\n".join(blocks("(?:sh|bash|console|shell)")).replace("\\\n", " ").splitlines()
-    return [line.strip().removeprefix("$ ").strip() for line in lines if line.strip() and not line.startswith("#")]
+    lines = "\n".join(text for _, _, text in fenced("sh", "console")).replace("\\\n", " ").splitlines()
+    typed = [re.sub(r"^[\w.-]*\$ ", "", line.strip()) for line in lines if line.strip() and not line.startswith("#")]
+    return [line.strip() for line in typed]
 
 
-def names() -> dict[str, object]:
-    """What a reader has by then: a model, an optimizer, a loader."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    data = [(torch.randn(3, 4), torch.randint(0, 2, (3,))) for _ in range(4)]
-    return {
-        "torch": torch,
-        "nn": nn,
-        "paceline": paceline,
-        "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
-        "loader": data,
-        "loss_fn": nn.functional.cross_entropy,
-        "criterion": nn.functional.cross_entropy,
-        "__name__": "__main__",
-    }
+PROGRAMS = [block for block in fenced("python") if block[0].name not in ELSEWHERE]
 
 
 def test_there_is_something_to_check() -> None:
-    assert blocks("python"), "the README shows no Python"
-    assert commands(), "the README shows no command"
+    assert len(PROGRAMS) > 15, "the pages show no Python"
+    assert len(commands()) > 20, "the pages show no command"
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    space = names()
-    exec(compile(code, "README.md", "exec"), space)
-    for value in space.values():
-        if isinstance(value, paceline.Run):
-            value.close()
+def test_every_block_says_what_it_is() -> None:
+    """A block that is Python under another name would not be run."""
+    assert {found[2] for text in TEXTS.values() for found in FENCE.finditer(text)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", sorted({block[0] for block in PROGRAMS}), ids=lambda page: page.name)
+def test_every_block_of_a_page_runs_alone_as_it_stands(page: Path, tmp_path: Path) -> None:
+    files = []
+    for _, line, code in (block for block in PROGRAMS if block[0] == page):
+        files.append(tmp_path / f"{page.stem}_line_{line}.py")
+        files[-1].write_text(code, encoding="utf-8")
+    said, environment = tmp_path / "said", {**surroundings(), "TMPDIR": str(tmp_path)}
+    child = nursery().start("tests.docs.run_blocks", list(map(str, files)), environment, tmp_path, said, said)
+    assert child.wait(DEADLINE_S) == 0, said.read_text()
+
+
+def ours() -> list[str]:
+    """The command lines of paceline that the pages show, without what stands for a choice of the reader's."""
+    lines = [line.partition("  #")[0].strip() for line in commands() if line.startswith("paceline ")]
+    return list(dict.fromkeys(line.partition(" | ")[0].partition(" > ")[0] for line in lines))
+
+
+@pytest.mark.parametrize("line", ours())
+def test_a_command_line_of_ours_is_accepted(line: str) -> None:
+    """Its command and its options exist, and stand in an order that is taken."""
+    words = shlex.split(line)[1:]
+    group, context = typer.main.get_command(app), None
+    while True:
+        context = group.make_context(words[0] if context else "paceline", words[bool(context) :], parent=context)
+        if not isinstance(group, click.Group):
+            return
+        words = [*context._protected_args, *context.args]
+        _, found, _ = group.resolve_command(context, words)
+        assert found is not None, line
+        group = found
 
 
 def test_make_targets_exist() -> None:
@@ -71,16 +101,6 @@ def test_make_targets_exist() -> None:
     wanted = {target for line in commands() for target in re.findall(r"^make ([\w-]+)", line)}
     targets = set(re.findall(r"^([\w-]+):", makefile, flags=re.MULTILINE))
     assert wanted <= targets
-
-
-def test_commands_of_ours_exist() -> None:
-    wanted = {word for line in commands() for word in re.findall(r"(?:^|\s)paceline ([a-z]+)", line)}
-    if not wanted:
-        pytest.skip("the README shows no command of ours")
-    said = subprocess.run(
-        [sys.executable, "-m", "paceline", "--help"], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    assert all(re.search(rf"\b{word}\b", said) for word in wanted), said
 
 
 def test_files_that_are_named_exist() -> None:

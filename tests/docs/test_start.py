@@ -24,7 +24,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 def programs() -> list[str]:
     """The page's two, on an eighth of the text."""
-    found = re.findall(r"^```py\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
     return [program.replace("10_000", "1_000").replace("100_000", "12_000") for program in found]
 
 
