@@ -349,7 +349,7 @@ def staggered(owned: Owned, fragments: int) -> list[Owned]:
     """
     if fragments == 1:
         return [owned]
-    named = [(name, p.numel()) for _, pairs in owned for name, p in pairs]
+    named = [(name, p.numel()) for _, pairs in owned for name, p in pairs if p.numel()]
     if len(named) < fragments:
         raise UnsupportedError(
             f"the model has {len(named)} trainable parameters and cannot be exchanged in {fragments} fragments; "
@@ -372,7 +372,7 @@ def staggered(owned: Owned, fragments: int) -> list[Owned]:
         place[layer] = least
         loads[least] += max(numel, 1)
     return [
-        [(optimizer, [(n, p) for n, p in pairs if place[key(n)] == f]) for optimizer, pairs in owned]
+        [(optimizer, [(n, p) for n, p in pairs if place.get(key(n), 0) == f]) for optimizer, pairs in owned]
         for f in range(fragments)
     ]
 

@@ -246,9 +246,14 @@ def _changed(before: list[Slot], now: list[Slot]) -> str:
 def fragments(
     kind: str, named: Iterable[tuple[str, Tensor]], find: Callable[[list[str]], list[Tensor]] | None = None
 ) -> list[Fragment]:
-    """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance."""
+    """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance.
+
+    Tensors without elements (or without any in this worker's shard) have nothing to exchange and stand in none.
+    """
     groups: dict[str, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
+        if not local(tensor).numel():
+            continue
         dtype = str(tensor.dtype).removeprefix("torch.")
         groups.setdefault(f"{kind}/{dtype}/{tensor.device}", []).append((name, tensor))
     return [Fragment(key, group, find) for key, group in groups.items()]

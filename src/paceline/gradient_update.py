@@ -41,7 +41,7 @@ from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, judged, refuse_nothing
 from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.footer import Footer, of_buffers, with_footers
-from paceline.fragments import Modules, fragments
+from paceline.fragments import Modules, fragments, local
 from paceline.guards import Guard, Norms
 from paceline.lanes import LaneChunk, Moves
 from paceline.outer.base import Coefficients
@@ -109,7 +109,8 @@ class GradientUpdate:
         occasion: Occasion,
         guard: Guard | None = None,
     ) -> None:
-        self._rule, self._exchanger, self.kind, self._named, self._occasion = rule, exchanger, kind, named, occasion
+        self._rule, self._exchanger, self.kind, self._occasion = rule, exchanger, kind, occasion
+        self._named = [(name, p) for name, p in named if local(p).numel()]
         self._codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
         self._moments = FirstMoments(optimizer) if isinstance(rule.payload, FirstMoment) else None
         self.scaling = Scaling(occasion.scaler)
@@ -131,7 +132,7 @@ class GradientUpdate:
         self.landed = False
         self.present = 0  # gradients that were there when it landed
         self.problem: NonFiniteError | None = None
-        parameters: list[Tensor] = [p for _, p in named]
+        parameters: list[Tensor] = [p for _, p in self._named]
         self._backward = Backward(parameters, kind, occasion.ends, self._pass_began, self._ready, self._pass_over)
 
     # -- while backward goes on -------------------------------------------------------------------

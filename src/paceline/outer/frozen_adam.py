@@ -56,6 +56,8 @@ def frozen_step(
         step: k, from 1.
         frozen_at: T_w.
     """
+    if parameter.is_complex():  # two real numbers, as for Adam
+        parameter, m, v = (torch.view_as_real(tensor) for tensor in (parameter, m, v))
     root = v.div(1 - betas[1] ** frozen_at).sqrt_()
     update = torch.where(root > 0, m / (1 - betas[0] ** step) / (root + eps), 0.0)
     if decay:
