@@ -86,13 +86,13 @@ def test_who_is_done_or_lost_holds_up_nobody() -> None:
     assert not clocks.may_start(0) and clocks.may_start(1)
     assert clocks.holding_up(0) == [2] and clocks.slowest == 0
     clocks.leave(2)
-    assert clocks.may_start(0) and clocks.slowest == 1 and clocks.active == 2
+    assert clocks.may_start(0) and clocks.slowest == 1 and clocks.sharing(9) == 2
     clocks.tick(0, 4)
     assert clocks.holding_up(0) == [1]
     clocks.leave(1)
     assert clocks.may_start(0) and clocks.holding_up(0) == []
     clocks.leave(0)
-    assert clocks.slowest is None and clocks.active == 1 and clocks.may_start(0)
+    assert clocks.slowest is None and clocks.sharing(99) == 1 and clocks.may_start(0)
 
 
 def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
@@ -100,7 +100,7 @@ def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
     clocks.leave(1)
     clocks.tick(1, 1)
     clocks.tick(0, 50)
-    assert clocks.may_start(0) and clocks.active == 1
+    assert clocks.may_start(0) and clocks.sharing(99) == 1
 
 
 def test_clocks_never_go_back_and_free_workers_never_wait() -> None:
@@ -111,11 +111,11 @@ def test_clocks_never_go_back_and_free_workers_never_wait() -> None:
     assert clocks.may_start(0)
 
 
-def test_a_successor_takes_over_the_clocks_of_those_who_take_part() -> None:
+def test_a_successor_takes_over_the_clocks_and_waits_for_those_who_take_part() -> None:
     clocks = Clocks(bound(1), range(3))
     clocks.leave(2)
     clocks.load([[0, 5], [1, 4], [2, 1]])
-    assert clocks.state() == [[0, 5], [1, 4]]
+    assert clocks.state() == [[0, 5], [1, 4], [2, 1]] and clocks.slowest == 4
 
 
 class Counters(nn.Module):

@@ -69,9 +69,11 @@ def steps(outer: Arrival, kind: type[Optimizer] = torch.optim.SGD, **settings: A
     return lambda anchor: Steps(outer, kind, anchor, given)
 
 
-def push(piece: Piece, values: Tensor, sender: int = 0, version: int | None = None, **settings: Any) -> int:
+def push(
+    piece: Piece, values: Tensor, sender: int = 0, version: int | None = None, clock: int = 0, **settings: Any
+) -> int:
     at = piece.version if version is None else version
-    return piece.push(values.clone(), Arriving(sender, 0, at, 1, settings))
+    return piece.push(values.clone(), Arriving(sender, clock, at, 1, settings))
 
 
 def pull(piece: Piece, reader: int = 0) -> tuple[Tensor, int]:
@@ -307,11 +309,11 @@ def test_the_center_is_pulled_by_a_share_that_stays_when_workers_leave() -> None
 
 def test_a_share_grows_when_workers_leave() -> None:
     piece = piece_of(torch.zeros(1), steps(Share()), workers=4)
-    push(piece, torch.ones(1))
+    push(piece, torch.ones(1), clock=1)
     assert piece.anchor.item() == -0.25
     piece.leave(3)
     piece.leave(2)
-    push(piece, torch.ones(1))
+    push(piece, torch.ones(1), clock=2)
     assert piece.anchor.item() == -0.75
 
 

@@ -30,11 +30,16 @@ class Clocks:
         self._schedule = schedule
         self._clocks = dict.fromkeys(workers, 0)
         self._resting: dict[int, int] = {}
+        self._left: dict[int, int] = {}
 
-    @property
-    def active(self) -> int:
-        """Workers that take part, at least 1."""
-        return max(1, len(self._clocks) + len(self._resting))
+    def sharing(self, clock: int) -> int:
+        """N of a push that brings its worker to `clock`: the workers that make this clock, at least 1.
+
+        Those are all that take part, and those that had come so far when they left: equal workers end one after
+        another, and what the last of them brings is still one part of N.
+        """
+        past = sum(own >= clock for own in self._left.values())
+        return max(1, len(self._clocks) + len(self._resting) + past)
 
     @property
     def slowest(self) -> int | None:
@@ -47,11 +52,14 @@ class Clocks:
             self._clocks[rank] = self._resting.pop(rank)
         if rank in self._clocks:
             self._clocks[rank] = max(self._clocks[rank], clock)
+        elif rank in self._left:
+            self._left[rank] = max(self._left[rank], clock)
 
     def leave(self, rank: int) -> None:
         """Worker `rank` is done, or lost."""
-        self._clocks.pop(rank, None)
-        self._resting.pop(rank, None)
+        for there in (self._clocks, self._resting):
+            if rank in there:
+                self._left[rank] = there.pop(rank)
 
     def rest(self, rank: int) -> None:
         """Worker `rank` has nothing to do for now: until its next step nobody waits for it."""
@@ -72,9 +80,9 @@ class Clocks:
 
     def state(self) -> list[list[int]]:
         """(rank, clock) pairs, for a replica or a checkpoint."""
-        return [[rank, clock] for rank, clock in (self._clocks | self._resting).items()]
+        return [[rank, clock] for rank, clock in (self._clocks | self._resting | self._left).items()]
 
     def load(self, state: Iterable[Iterable[int]]) -> None:
-        """Take over clocks of workers that still take part."""
+        """Take over clocks; who takes part does not change."""
         for rank, clock in state:
             self.tick(rank, clock)

@@ -75,7 +75,7 @@ class Piece:
             push = Push(
                 delay=delay,
                 update=self.version + 1,
-                workers=self.clocks.active,
+                workers=self.clocks.sharing(arriving.clock),
                 lr=0.0,
                 momentum=0.0,
             )

@@ -31,7 +31,7 @@ class Push:
     Attributes:
         delay: tau, updates that were applied to the piece since the version at which the numbers were computed.
         update: t, updates applied to the piece before this one, plus 1: the first is 1.
-        workers: N, workers that take part at present.
+        workers: N, workers that take part in the clock to which the push brings its worker.
         lr: the learning rate that came with it; means nothing for deltas and parameters.
         momentum: the momentum of the worker's SGD; 0.0 for optimizers without.
     """

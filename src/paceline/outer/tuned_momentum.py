@@ -16,7 +16,7 @@ and the weight of the last move is the user's m when
     m_e  = m - (1 - 1/N)                               may be negative
     rate = (1 - m_e) / (1 - m)                         keeps the gain: a steady gradient moves lr / (1 - m) an update
 
-lr is the learning rate, w the parameters, t counts updates.
+lr is the learning rate, w the parameters, t counts updates; N as in :mod:`paceline.outer.share`.
 
 Source: Mitliagkas, Zhang, Hadjis & Re, Allerton 2016, arXiv 1605.09774, who find the best momentum by trying. Where we
 differ: it is computed, and by default the rate rises so that the gain stays; `keep_gain=False` leaves the rate alone.
