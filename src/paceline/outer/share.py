@@ -7,8 +7,8 @@
 When each of N workers has pushed once, a clock is over, and the model has moved about as far as in one synchronous step
 on the mean: exactly as far with plain SGD and equal gradients, lr sum_i g_i / N. It is the learning rate that is
 divided and not the gradient, so this holds for Adam too, whose steps do not feel the size of a gradient. With deltas
-the sum of a clock is model averaging. N counts who makes the clock to which a push belongs, workers that have ended with
-it included: of equal workers the last to end moves the model no farther than the first.
+the sum of a clock is model averaging. N counts who makes the clock to which a push belongs, workers that have ended
+with it included: of equal workers the last to end moves the model no farther than the first.
 
 Source: the division is ours; it makes the bounded staleness of Ho et al., NIPS 2013, end in lockstep's step as s falls.
 """
