@@ -23,6 +23,9 @@ class Carrier(Protocol):
     def target(self, parameter: Tensor) -> Tensor:
         """Where the mean goes; made where it is not there yet."""
 
+    def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
+        """The mean, where the share `missing` of the workers had no gradient and brought zeros."""
+
 
 class Gradients:
     """The gradient, replaced by the mean."""
@@ -36,6 +39,10 @@ class Gradients:
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
         return local(parameter.grad)
+
+    def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
+        """No gradient is one of zero."""
+        return mean
 
 
 class FirstMoments:
@@ -55,11 +62,13 @@ class FirstMoments:
     @torch.no_grad()
     def read(self, parameter: Tensor) -> Tensor | None:
         """b1 m + (1 - b1) g."""
-        if parameter.grad is None:
-            return None
+        return None if parameter.grad is None else self._moment(parameter, parameter.grad)
+
+    def _moment(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The first moment that this gradient makes of the common one."""
         ensure_state(self._optimizer, parameter)
         group = self._group(parameter)
-        gradient = -parameter.grad if group.get("maximize") else parameter.grad
+        gradient = -gradient if group.get("maximize") else gradient
         if group["weight_decay"] and not self._decoupled(group):
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         return torch.lerp(self._optimizer.state[parameter]["exp_avg"], gradient, 1 - float(group["betas"][0]))
@@ -71,6 +80,11 @@ class FirstMoments:
         """The moment itself."""
         ensure_state(self._optimizer, parameter)
         return local(self._optimizer.state[parameter]["exp_avg"])
+
+    @torch.no_grad()
+    def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
+        """A worker without a gradient has a moment all the same: the common one, aged by a step."""
+        return torch.add(mean, local(self._moment(parameter, torch.zeros_like(parameter))), alpha=missing)
 
     def step(self, present: list[Tensor], since: int) -> None:
         """Make the step of the parameters that have a moment, and hide their gradients from the optimizer.

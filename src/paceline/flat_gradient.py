@@ -38,6 +38,8 @@ class FlatGradient:
             for shape, slot in zip(shapes, fragment.slots, strict=True)
         )
         self.has = [False] * len(fragment.tensors)
+        self.missing = [0.0] * len(fragment.tensors)
+        """Of each parameter that some worker has a gradient of, the share of the workers that have none."""
         self.finite = True
         self.judged = False
         """Whether norms are taken: a sum, which finds inf and nan as well, costs half as much."""
@@ -71,7 +73,7 @@ class FlatGradient:
     def forget(self) -> None:
         """Nothing is packed any more."""
         self._packed, self.finite, self.square = 0, True, 0.0
-        self._taken = []
+        self._taken, self.missing = [], [0.0] * len(self.has)
 
     def is_packed(self, number: int) -> bool:
         """Whether the gradient of that parameter has left already."""
@@ -126,11 +128,12 @@ class FlatGradient:
     def unpack(self) -> None:
         """Copy the mean to the gradients; make those that this worker lacked and another had."""
         targets, sources = [], []
-        for has, view, parameter in zip(self.has, self._views_of(self.mean), self.fragment.tensors, strict=True):
+        found = zip(self.has, self.missing, self._views_of(self.mean), self.fragment.tensors, strict=True)
+        for has, missing, view, parameter in found:
             if not has:
                 continue
+            sources.append(self.carrier.completed(parameter, view, missing) if missing else view)
             targets.append(self.carrier.target(parameter))
-            sources.append(view)
         if targets:
             torch._foreach_copy_(targets, sources)
         if self._swap:

@@ -277,7 +277,7 @@ class GradientUpdate:
             for part in self.parts:
                 part.has = [False] * len(part.has)
         if len({f.presence for f in brought}) > 1:
-            self._share_presence()
+            self._share_presence(meeting)
         self.landed, self.problem = True, None
         if meeting.weight > 0:
             self._land(results, meeting)
@@ -402,15 +402,18 @@ class GradientUpdate:
             marks[index] = self.parts[part].has[number]
         return zlib.crc32(bytes(marks))
 
-    def _share_presence(self) -> None:
+    def _share_presence(self, meeting: Meeting) -> None:
         """Workers have gradients for different parameters: whoever lacks one that another has takes it too."""
-        marks = torch.tensor([float(has) for part in self.parts for has in part.has])
+        weight = meeting.headers[self._exchanger.transport.world.rank].factor
+        marks = torch.tensor([[float(has), weight * has] for part in self.parts for has in part.has])
         device = self._exchanger.transport.wire_device(marks.device)
         everybody = marks.to(device)
         self._exchanger.transport.all_reduce(everybody).wait()
-        flags = iter((everybody > 0).tolist())
+        rows = iter(everybody.tolist())
         for part in self.parts:
-            part.has = [next(flags) for _ in part.has]
+            shared = [next(rows) for _ in part.has]
+            part.has = [having > 0 for having, _ in shared]
+            part.missing = [max(0.0, 1 - have / meeting.weight) if meeting.weight else 0.0 for _, have in shared]
 
     # -- the step ---------------------------------------------------------------------------------
 
