@@ -34,11 +34,11 @@ def command(
     debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also what is no news.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
-    from paceline.observe.report import load, write_report  # here, because --help draws nothing
+    from paceline.observe.report import load, write_runs  # here, because --help draws nothing
 
     try:
-        page = write_report(directories, output, title=title, debug=debug)
         runs = load(directories)
+        page = write_runs(runs, output, title=title, debug=debug)
     except PacelineError as error:
         refuse(str(error))
     except OSError as error:

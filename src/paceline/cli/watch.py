@@ -221,13 +221,23 @@ def workers_table(live: Live, shot: Snapshot, width: int, rows: int, now: float)
         cells = _numbers(log, counted, now) if log is not None else [""] * 6
         if any(excluded.values()):
             cells.insert(5, count_text(excluded[rank]))
-        table.add_row(str(rank), log.host if log else "?", Text(states[rank], STYLES.get(states[rank], "")), *cells)
+        told = Text(states[rank], STYLES.get(states[rank], ""))
+        if width < NARROW:
+            table.add_row(str(rank), told, *cells[:2])
+        else:
+            table.add_row(str(rank), log.host if log else "?", told, *cells)
     if len(order) > rows:
         return Group(table, Text(f"and {len(order) - rows} more", style="dim"))
     return table
 
 
+NARROW = 64
+"""Below so many columns only the first two numbers of a worker are shown."""
+
+
 def _columns(width: int, counted: bool, excluded: bool) -> Table:
+    if width < NARROW:
+        return Table("worker", "state", "batches", "/s", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table = Table(box=None, pad_edge=False, padding=(0, 1 if width < 100 else 2, 0, 0))
     table.add_column("worker", justify="right")
     table.add_column("host", no_wrap=True, max_width=12 if width < 100 else 24)

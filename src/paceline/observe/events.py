@@ -16,7 +16,7 @@ class Epoch:
     batches: int | None  # minibatches of this worker in this pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """One or several exchanges of a worker, and the work since the line before."""
 
@@ -146,7 +146,7 @@ class Moment:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """A number that the user's program reported."""
 

@@ -21,6 +21,7 @@ from paceline.visible import deeply
 
 from . import control
 from .events import Cached, Epoch, Exchange, Generation, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
+from .folding import Folding
 from .log import RunLog, WorkerLog
 from .together import put_together
 
@@ -85,7 +86,7 @@ def read_worker(path: Path) -> WorkerLog:
     """One worker's file."""
     match = LOG_NAME.fullmatch(path.name)
     log = WorkerLog(path=path, rank=int(match[1]) if match else 0)
-    taken, cut = 0, False
+    taken, cut, folding = 0, False, Folding(log)
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), start=1):
             if not line.strip(b"\0 \t\r\n"):  # a file system that crashed fills up with zeros
@@ -93,6 +94,7 @@ def read_worker(path: Path) -> WorkerLog:
             try:
                 take(log, parse_line(line))
                 taken += 1
+                folding.look()
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 cut = not line.endswith(b"\n")
                 log.truncated += cut

@@ -103,7 +103,18 @@ def write_report(
         extra: a table of the caller's own for the top.
         debug: whether to list every event of elastic runs, also what is no news.
     """
-    runs = load(directories)
+    return write_runs(load(directories), output, title=title, extra=extra, debug=debug)
+
+
+def write_runs(
+    runs: list[RunLog],
+    output: str | Path,
+    *,
+    title: str | None = None,
+    extra: ExtraTable | None = None,
+    debug: bool = False,
+) -> Path:
+    """The same of runs that were read already."""
     html = Path(output)
     if html.suffix != ".html":
         html = html / "index.html"

@@ -49,8 +49,10 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
 
 def facts(numbers: Summary) -> dict[str, str]:
     """A run's numbers by name, ready to show."""
-    shown = {
-        "workers": workers_text(numbers),
+    count = {"workers": count_text(numbers.workers)}
+    if numbers.in_all != numbers.workers:
+        count = {"workers at most": count_text(numbers.workers), "workers in all": count_text(numbers.in_all)}
+    shown = count | {
         "wall time": seconds_text(numbers.wall_s),
         "minibatches": count_text(numbers.minibatches),
         "samples": count_text(numbers.samples),
