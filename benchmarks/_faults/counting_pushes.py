@@ -13,7 +13,7 @@ Workers are forked from a process that has imported everything, and killed with 
     applied answered   an owner that has applied a push, before and after the answer, and not replicated it
     sends  kept  told  an owner before it sends a replica, before it says that the heir has it, and after
     done               the keeper of the ledger, when it hears that places are done
-    takeover           the heir, when it has just taken slices over
+    heir  takeover     the heir, before and after it takes slices over
     dry  finish  part  a worker that has nothing to do, that ends, that has the final model
 """
 
@@ -143,7 +143,7 @@ class Deaths:
         self.around(Serving, "_answer", after="answered")
         self.around(Safekeeping, "_send_replica", before="sends")
         self.around(Safekeeping, "replica_kept", before="kept", after="told")
-        self.around(ThreadedService, "_take_over", after="takeover")
+        self.around(ThreadedService, "_take_over", before="heir", after="takeover")
         self.around(ThreadedService, "secure", before="dry")
         self.around(ThreadedService, "finish", before="finish")
         self.around(ThreadedService, "part", before="part")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owners of several pieces are killed: every sample is in every piece once, or the run says what may not be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nursery import ROOT, surroundings
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+PROGRAM = ROOT / "benchmarks" / "_faults" / "counting_pushes.py"
+
+
+def verdict(directory: Path, deaths: list[tuple[int, str, int]], **job: Any) -> dict[str, Any]:
+    """What the weights say with which those who live end."""
+    planned = [{"rank": rank, "point": point, "nth": nth} for rank, point, nth in deaths]
+    (directory / "job.json").write_text(json.dumps({"deaths": planned, **job}))
+    command = [sys.executable, str(PROGRAM), str(directory / "job.json"), str(directory / "run")]
+    ended = subprocess.run(command, env=surroundings(), capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert len(found["killed"]) == len(deaths) and not found["errors"] and found["agree"], found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "deaths"),
+    [
+        ("asgd", [(0, "torn", 30), (2, "applied", 60)]),
+        pytest.param("dc_asgd(strength=0.01)", [(3, "stepped", 8)], marks=pytest.mark.slow),
+        pytest.param("asgd", [(0, "finish", 1)], marks=pytest.mark.slow),
+    ],
+)
+def test_every_sample_is_in_every_piece_once(rule: str, deaths: list[tuple[int, str, int]], tmp_path: Path) -> None:
+    found = verdict(tmp_path, deaths, rule=rule)
+    assert (found["lost"], found["repeated"], found["said"]) == (0, 0, [])
+
+
+@pytest.mark.slow
+def test_an_owner_and_its_heir_at_once_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    """The heir dies as it takes over, with the only replica."""
+    found = verdict(tmp_path, [(1, "applied", 60), (2, "heir", 1)])
+    assert found["said"] and "went with the worker that kept their replica" in found["said"][0]
