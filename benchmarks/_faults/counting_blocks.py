@@ -11,6 +11,8 @@ from _faults.counting_play import Played, play, plays
 TRAINING = frozenset({"step", "stepped", "exchange", "summed", "commit", "verdict", "applied"})
 STEPS = frozenset({"written", "finish", "finished", "tidy"})
 CONTROL = frozenset({"record", "recorded", "said"})
+NEWCOMER, RESTORED = Kill("step"), Kill("stepped", 0, "all")
+NEEDS = {"give": NEWCOMER, "take": NEWCOMER} | dict.fromkeys(("resume", "loaded", "resumed"), RESTORED)
 FIRST_EPOCH = [  # what everybody asks first: nobody is left, before anything counts and right after
     Kill("step", 0, "all"),
     Kill("commit", 0, "all"),
@@ -19,7 +21,8 @@ FIRST_EPOCH = [  # what everybody asks first: nobody is left, before anything co
     Kill("exchange", 2, "all"),
 ]
 ELASTIC = [
-    *(Kill(point) for point in ("attach", "holds", "take", "give", *sorted(TRAINING), *sorted(STEPS))),
+    *(Kill(point) for point in ("attach", "holds", "take", "give", "resume", "loaded", "resumed")),
+    *(Kill(point) for point in (*sorted(TRAINING), *sorted(STEPS))),
     *(Kill(point, 0, "all") for point in (*sorted(TRAINING), "written", "finish", "finished", "leave")),
     *(Kill(point, 0, "control") for point in (*sorted(CONTROL), "commit", "verdict")),
     Kill("recorded", 0, "all"),
@@ -36,7 +39,11 @@ LAST = 18  # exchange, of about 20 with three workers
 def elastic(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]:
     """An elastic run of three workers after another."""
     found = []
-    rows = [FIRST_EPOCH] if quick else [FIRST_EPOCH, *plays(ELASTIC, kills, 6, seed, TRAINING | STEPS | CONTROL, LAST)]
+    rows = (
+        [FIRST_EPOCH]
+        if quick
+        else [FIRST_EPOCH, *plays(ELASTIC, kills, 6, seed, TRAINING | STEPS | CONTROL, LAST, NEEDS)]
+    )
     for number, row in enumerate(rows):
         job = Job(f"{directory}/elastic-{number}", checkpoint=f"{directory}/elastic-{number}/steps", kills=row)
         log = f"{job.directory}/log"
@@ -50,7 +57,7 @@ def restarts(directory: Path, kills: int, seed: int, quick: bool) -> list[Played
     """A run of two workers that is started again."""
     found = []
     first = [Kill("step", 0), Kill("stepped", 1, "all"), Kill("resume"), Kill("exchange", 2, "all")]
-    rows = [first] if quick else [first, *plays(RESTARTS, kills, 6, seed, TRAINING | STEPS, LAST)]
+    rows = [first] if quick else [first, *plays(RESTARTS, kills, 6, seed, TRAINING | STEPS, LAST, {"loaded": RESTORED})]
     for number, row in enumerate(rows):
         place = f"{directory}/restarts-{number}"
         job = Job(place, workers=2, checkpoint=f"{place}/steps", every_blocks=1, kills=row)

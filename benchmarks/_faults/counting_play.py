@@ -112,26 +112,28 @@ def judged(job: Job, kills: int, seconds: float) -> Played:
 
 
 def plays(
-    kinds: list[Kill], number: int, most: int, seed: int, training: frozenset[str], last: int
+    kinds: list[Kill], number: int, most: int, seed: int, training: frozenset[str], last: int, needs: dict[str, Kill]
 ) -> list[list[Kill]]:
-    """`number` kills in runs of at most `most`: each kind in its turn, in random order, spread over the training.
+    """`number` kills in runs of about `most`: each kind in its turn, in random order, spread over the training.
 
     Args:
         kinds: to draw from.
-        number: of kills.
+        number: of kills, at least.
         most: in one run.
         seed: of the order.
         training: places that come again and again in the training; others come when a worker does.
         last: exchange by which all of a run have happened.
+        needs: place -> the kill without which nobody comes to it.
     """
     dice, deck, found = random.Random(seed), list[Kill](), list[list[Kill]]()
-    while number > 0:
+    while number > sum(len(row) for row in found):
         row: list[Kill] = []
-        for place in range(min(most, number)):
+        while len(row) < most:
+            exchange = len(row) * last // most
             deck = deck or dice.sample(kinds, len(kinds))
             kill = deck.pop()
-            row.append(replace(kill, exchange=place * last // most) if kill.point in training else kill)
-        number -= len(row)
+            for one in [needs[kill.point], kill] if kill.point in needs else [kill]:
+                row.append(replace(one, exchange=exchange) if one.point in training else one)
         found.append(row)
     return found
 

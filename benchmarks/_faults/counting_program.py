@@ -23,7 +23,8 @@ from _faults.counting_model import Counting
 from _faults.counting_points import Points, in_worker, living
 
 HOLD_S = 60.0
-LOOK_S = 0.01
+LOOK_S, SLOW_S = 0.01, 0.2
+ENTERING = ("attach", "holds", "take", "give", "resume", "loaded", "resumed")
 
 
 class Program:
@@ -74,6 +75,9 @@ class Program:
 
     def hold(self) -> None:
         """Until as many workers are there as the run is to have: a fresh process takes longer than the training."""
+        armed = self.points.armed
+        if armed is not None and armed[1].point in ENTERING:
+            time.sleep(SLOW_S)  # else the training is over before a newcomer is there
         until = time.monotonic() + HOLD_S
         while self.points.armed is not None and len(living(self.job)) < self.job.workers:
             if time.monotonic() > until:

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline import attached
+from paceline import attached, ending
+from paceline.control.errors import OverError
 from paceline.errors import RuleError, UnsupportedError
 from paceline.fragments import Modules
 from paceline.guards import Guard, make_guard
@@ -118,7 +119,10 @@ def attach(
         data=data,
         **rule_settings,
     )
-    return Run(model, optimizer, *chosen)
+    try:
+        return Run(model, optimizer, *chosen)
+    except OverError as error:
+        ending.came_too_late(error)
 
 
 def prepare(

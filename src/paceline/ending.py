@@ -8,11 +8,11 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
-from paceline.control.errors import EXPELLED, GivenUpError
+from paceline.control.errors import EXPELLED, GivenUpError, OverError
 from paceline.errors import UnsupportedError
 from paceline.transport import Transport, virtual
 from paceline.update import Named
@@ -43,6 +43,12 @@ def at_end(run: virtual.Closable) -> Callable[[], None]:
 
     atexit.register(finish)
     return lambda: atexit.unregister(finish)
+
+
+def came_too_late(error: OverError) -> NoReturn:
+    """End a program that came when the others of its run had come to their end: all is well, so with 0."""
+    print(f"paceline: {error}; this worker has nothing left to do", file=sys.stderr, flush=True)
+    raise SystemExit(0) from None
 
 
 def _error() -> BaseException | None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from paceline import asynchronous, checkpoint, checks, elastic, ending, export, randomness, regroup
 from paceline.amp import skipped
 from paceline.blocks import Blocks
-from paceline.checkpoint import Found, Keeper, Lookup, Moment
+from paceline.checkpoint import Found, Keeper, Lookup, Moment, new_run
 from paceline.data.feed import Feed
 from paceline.data.share import Share
 from paceline.driver import Driver, GlobalModel
@@ -156,8 +156,8 @@ class Run:
             )
         shelf = checkpoint.shelf_for(settings.checkpoint)
         # the members of an elastic run hold the same, and nobody can be waited for: the first of them writes
-        among = self._transport if self._live is None else Alone()
-        keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note)
+        among, run = (self._transport, new_run()) if self._live is None else (Alone(), self._live.member.run)
+        keeper = Keeper(shelf, settings.every_blocks, settings.keep, among, _Kept(self), self._watch.note, run)
         if self._elastic is not None:
             self._elastic.on_pause(keeper.now)
         self._feed.safe = self._place
@@ -755,7 +755,7 @@ class Run:
             if self._engine is not None:
                 self._engine.leave()
             if self._keeper is not None:
-                self._keeper.finish()
+                self._keeper.finish(complain=True)
             self.mistakes.close()
         finally:
             self._detach()

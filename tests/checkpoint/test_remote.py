@@ -106,7 +106,7 @@ def test_what_a_store_refuses_is_a_warning(
     def refuse(self: Any, *arguments: Any, **more: Any) -> None:
         raise PermissionError("no, thank you")
 
-    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "open", refuse)
+    monkeypatch.setattr(Remote, "_put_rank", refuse)
     train(RULE, 2, **CHOICES, settings=kept(memory, every=3))  # type: ignore[arg-type]
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 2 and all("no, thank you" in text and "training goes on" in text for text in said)

@@ -38,6 +38,7 @@ MEMBER = """
         member.starts(generation.exchange + 1)
         time.sleep(0.01)
         generation = member.commit(generation.number, generation.exchange + 1, [], {{}}).generation
+        open(os.environ["PACELINE_EXCHANGED"], "w").close()
         {then}
     member.leave()
     print("finished")

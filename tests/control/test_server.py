@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control import Control, GivenUpError, RefusedError, Terms
+from paceline.control import Control, GivenUpError, OverError, RefusedError, Terms
 from paceline.control.client import Member
 from paceline.data.book import Question
 from paceline.errors import CheckpointError, ClosedError, MismatchError, PeerLostError
@@ -38,7 +38,7 @@ def test_an_epoch_is_done_once_by_all(secure: bool, tmp_path: Path) -> None:
             one.leave()
         log.wait("left", worker=2)
         assert server.status()["finished"] and not log.of("lost") and len(log.of("left")) == 3
-        with pytest.raises(RefusedError, match="the run is over"):
+        with pytest.raises(OverError, match="the run is over"):
             member(server.port, tls)
 
 

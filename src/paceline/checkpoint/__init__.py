@@ -16,6 +16,7 @@ all ranks (:mod:`paceline.regroup`).
 from __future__ import annotations
 
 from paceline.checkpoint.agreeing import all_well
+from paceline.checkpoint.claim import new_run
 from paceline.checkpoint.files import (
     FORMAT,
     GLOBAL,
@@ -27,11 +28,12 @@ from paceline.checkpoint.files import (
     read_tensors,
     sha256,
 )
-from paceline.checkpoint.keeper import Keeper, Moment
+from paceline.checkpoint.keeper import Keeper
 from paceline.checkpoint.loading import Found
 from paceline.checkpoint.lookup import Lookup
 from paceline.checkpoint.saving import save
 from paceline.checkpoint.shelf import shelf_for
+from paceline.checkpoint.source import Moment
 
 __all__ = [
     "FORMAT",
@@ -43,6 +45,7 @@ __all__ = [
     "Moment",
     "all_well",
     "checked",
+    "new_run",
     "rank_names",
     "read_json",
     "read_manifest",

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from paceline.checkpoint.agreeing import Directly, WithBeats
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.shelf import Shelf
 from paceline.checkpoint.snapshot import Snapshot
+from paceline.checkpoint.source import Moment, Source
 from paceline.errors import CheckpointError, ClosedError, MismatchError, PacelineError, PeerLostError
 from paceline.transport import Transport
 from paceline.transport.virtual import VirtualTransport
@@ -39,36 +40,6 @@ logger = logging.getLogger("paceline")
 MOST_BEAT_S = 5.0
 BUSY = "the last one was still being written"
 CURE = "call run.checkpoint() at the top of your loop, or go through your data with run.share"
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Where the exchanges of a run stand; the same on all workers between two exchanges.
-
-    Attributes:
-        count: exchanges begun, as `every_blocks` counts them.
-        sequence: number of the last exchange of any kind.
-        left: number of the exchange in which somebody first came with nothing more to bring; None where all are there.
-        better_later: whether something is under way that will have come before the next exchange begins.
-    """
-
-    count: int
-    sequence: int = 0
-    left: int | None = None
-    better_later: bool = False
-
-
-class Source(Protocol):
-    """What is kept: the session."""
-
-    def moment(self) -> Moment:
-        """Where the exchanges stand."""
-
-    def about(self) -> dict[str, Any]:
-        """What the manifest says besides the sums; `minibatches` among it."""
-
-    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """This worker's state, and the global model where it is not the state's "model"; the tensors themselves."""
 
 
 @dataclass
@@ -92,10 +63,11 @@ class Keeper:
         transport: the run's connection; every worker makes its keeper at the same place.
         source: what is kept.
         note: writes an event into the log.
+        run: the name of this run, as its first worker says it.
 
     Raises:
         MismatchError: workers want different things.
-        CheckpointError: the place cannot be read.
+        CheckpointError: the place cannot be read or written, or another run writes there.
     """
 
     def __init__(
@@ -106,6 +78,7 @@ class Keeper:
         transport: Transport,
         source: Source,
         note: Callable[..., None],
+        run: str,
     ) -> None:
         self._shelf, self._every, self._keep = shelf, every, keep
         self._source, self._note = source, note
@@ -123,12 +96,16 @@ class Keeper:
         self._due: Moment | None = None
         self._seen = self._warned = self._told = self._over = False
         self._damaged: list[int] = []
+        self._claim = shelf.claim(self._transport.gather_json(run)[0])
+        self._lost = ""
         self._refusal = self._look()
 
     def _look(self) -> str:
         """Why nothing may be written here before `resumed` was told; nothing where nothing speaks against it."""
         problem, numbers = "", list[int]()
         try:
+            if self._may_make:
+                self._claim.take()
             numbers = self._shelf.numbers()
         except (OSError, CheckpointError) as error:
             problem = str(error)
@@ -138,6 +115,7 @@ class Keeper:
             raise MismatchError(world.sign("the workers were given different every_blocks or keep; give all the same"))
         said = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(told) if one[0]]
         if said:
+            self._claim.release()
             raise CheckpointError(world.sign(f"{self._shelf.shown} cannot be used: {'; '.join(said)}"))
         there = [number for one in told for number in one[1]]
         return self._why_not(max(there)) if there else ""
@@ -175,6 +153,7 @@ class Keeper:
         """
         if self._refusal:
             raise CheckpointError(self._transport.world.sign(self._refusal))
+        self._complain()
         if self._over:
             return
         moment = self._source.moment()
@@ -317,6 +296,8 @@ class Keeper:
             self._skipped(f"no checkpoint after exchange {word.count}: {'; '.join(said)}")
             return
         assert word.content is not None
+        if self._may_make and not self._has_place():
+            return
         number, content = max(one[2] for one in told), word.content
         about = {**word.about, "minibatches": number}
         name = self._shelf.name(number)
@@ -331,6 +312,20 @@ class Keeper:
         self._note("save", path=name, minibatches=number, stopped_s=stopped_s, written_s=written_s, bytes=nbytes)
         if maker:
             self._tidied(lambda: self._shelf.tidy(self._keep))
+
+    def _has_place(self) -> bool:
+        """Whether this run has the place still; if not, it ends with an error, and writes nothing more."""
+        try:
+            self._claim.check()
+        except CheckpointError as error:
+            self._over, self._lost = True, str(error)
+        return not self._lost
+
+    def _complain(self) -> None:
+        """Raise what makes steps impossible from now on."""
+        lost, self._lost = self._lost, ""
+        if lost:
+            raise CheckpointError(self._transport.world.sign(lost))
 
     def _put_aside(self) -> None:
         """What was found damaged is not to be found again, and its numbers will be needed."""
@@ -374,18 +369,21 @@ class Keeper:
                 take()
         self._over = True
 
-    def finish(self) -> None:
+    def finish(self, complain: bool = False) -> None:
         """Return when everything is written; after the workers have parted."""
         if self._thread is not None:
             self._words.put(None)
             self._thread.join()
             self._thread = None
+        if complain:
+            self._complain()
 
     def close(self) -> None:
         """Nothing more is taken, and nobody waits for what is being written."""
         self._over = True
         self._words.put(None)
         self._shelf.close()
+        self._claim.release()
 
 
 def may_work_behind(transport: Transport) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.checkpoint.agreeing import Working, all_well
+from paceline.checkpoint.claim import LEASE, Claim, Lease
 from paceline.checkpoint.files import (
     MANIFEST,
     OURS,
@@ -257,6 +258,27 @@ class Remote:
     def set_aside(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._remove(number, [MANIFEST])
+
+    def claim(self, run: str) -> Claim:
+        return Lease(self.shown, run, self._lease, self._put_lease, self._delete_lease)
+
+    def _lease(self) -> bytes:
+        folder, _, _ = LEASE.rpartition("/")
+        if LEASE not in self._try("listed", lambda: self._store.names(folder)):
+            return b""
+        with tempfile.TemporaryDirectory(prefix="paceline-") as place:
+            file = Path(place) / "lease"
+            self._try("read", lambda: self._store.get(LEASE, file))
+            return file.read_bytes()
+
+    def _put_lease(self, data: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as place:
+            file = Path(place) / "lease"
+            file.write_bytes(data)
+            self._try("written", lambda: self._store.put(file, LEASE))
+
+    def _delete_lease(self) -> None:
+        self._try("tidied", lambda: self._store.delete(LEASE))
 
     def close(self) -> None:
         if self._temporary is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.checkpoint.agreeing import Working
+from paceline.checkpoint.claim import Claim, DirectoryClaim
 from paceline.checkpoint.files import MANIFEST, Content
 from paceline.checkpoint.saving import remove, write
 from paceline.errors import CheckpointError
@@ -69,6 +70,9 @@ class Shelf(Protocol):
     def set_aside(self, numbers: Iterable[int]) -> None:
         """These steps are damaged and shall not be found again."""
 
+    def claim(self, run: str) -> Claim:
+        """What a run has of the place, which nobody has taken yet."""
+
     def close(self) -> None:
         """Give back what was only needed to read steps."""
 
@@ -77,7 +81,7 @@ class Directory:
     """Steps in a directory.
 
     Args:
-        path: of the directory; it is made with the first step.
+        path: of the directory; a run that is to write there makes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,6 +136,9 @@ class Directory:
                     if path.exists() and target.exists():
                         remove(target)
                     path.rename(target)
+
+    def claim(self, run: str) -> Claim:
+        return DirectoryClaim(self._path, run)
 
     def close(self) -> None:
         """Nothing was made to read."""

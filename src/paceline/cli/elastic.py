@@ -257,12 +257,18 @@ class Launcher:
     def _done(self) -> bool:
         if self.workers.over:  # the others get the timeout to come to their end
             waited = self._over_at > float("-inf") and time.monotonic() - self._over_at > self.plan.timeout_s
-            return waited or not (self.workers.running or self._others())
+            return waited or not (self._working or self._others())
         if self.workers.running:
             return self._starved
         if self.workers.waiting:
             return self._gone
         return not self._others() if self.plan.workers else False
+
+    @property
+    def _working(self) -> list[int]:
+        """Places whose workers are not at their end; when the training is, who took no part in it is not waited for."""
+        finished = bool(self.status.get("finished"))
+        return [n for n, _, process in self.workers.running if not finished or process.files.exchanged.exists()]
 
     def _others(self) -> bool:
         """Whether workers of other hosts still need the control plane that we host."""
@@ -274,7 +280,7 @@ class Launcher:
         ending.why = str(self.status.get("ended", ""))
         if self._starved and not ending.why:
             ending.why = f"a worker's place was given up, and the run waits without it: {self.status['paused']}"
-        ending.left_behind = [number for number, _, _ in self.workers.running]
+        ending.left_behind = self._working
         if not ending.left_behind and self._gone:
             ending.gone = self.plan.address
         deaths = len(self.workers.deaths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -206,6 +207,7 @@ def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
         "PACELINE_LOG": str(directory),
+        "PACELINE_RUN": secrets.token_hex(8),
         "PACELINE_TIMEOUT_S": f"{cluster.timeout_s:g}",
         "PYTHONUNBUFFERED": "1",
     }

@@ -12,7 +12,7 @@ from paceline.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.control.client import Member
-    from paceline.control.errors import EXPELLED, GivenUpError, RefusedError
+    from paceline.control.errors import EXPELLED, GivenUpError, OverError, RefusedError
     from paceline.control.server import Control
     from paceline.control.terms import About, Generation, Place, Terms, Verdict
 else:
@@ -25,6 +25,7 @@ else:
             "Generation": "terms",
             "GivenUpError": "errors",
             "Member": "client",
+            "OverError": "errors",
             "Place": "terms",
             "RefusedError": "errors",
             "Terms": "terms",
@@ -39,6 +40,7 @@ __all__ = [
     "Generation",
     "GivenUpError",
     "Member",
+    "OverError",
     "Place",
     "RefusedError",
     "Terms",

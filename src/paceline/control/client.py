@@ -37,13 +37,15 @@ class Member(Hearing):
 
     Attributes:
         worker: its number; it is final once :meth:`enter` has returned.
+        run: the name of the run.
         generation: the newest that is known; its number is 0 before this worker is a member.
         called: the highest exchange to which this worker was called, 0 for none.
         paused: why the run waits for workers; "" where it does not.
         saves: whether this worker is the one that writes a checkpoint while it waits.
 
     Raises:
-        RefusedError: this worker runs another program, there is no room, or the run is over.
+        OverError: the run is over.
+        RefusedError: this worker runs another program, or there is no room.
         PeerLostError: the control plane cannot be reached.
     """
 

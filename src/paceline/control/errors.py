@@ -13,5 +13,9 @@ class GivenUpError(PeerLostError):
     """The control plane has given this worker up and the others go on without it; a fresh process may come."""
 
 
+class OverError(GivenUpError):
+    """This worker came when the others had come to the end of the program: it has nothing to do, and all is well."""
+
+
 class RefusedError(MismatchError):
-    """The control plane does not take this worker: it runs another program, or there is no room, or the run is over."""
+    """The control plane does not take this worker: it runs another program, there is no room, or it was given up."""

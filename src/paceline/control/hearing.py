@@ -11,9 +11,8 @@ from typing import Any
 
 from paceline.control import check, wire
 from paceline.control.books import WORK
-from paceline.control.errors import GivenUpError
 from paceline.control.holdings import Holdings
-from paceline.control.link import Link, Pulse, Said
+from paceline.control.link import Link, Pulse, Said, given_up
 from paceline.control.terms import About, Generation
 from paceline.errors import MismatchError, PacelineError
 from paceline.transport.channel import TLS, Frame
@@ -33,7 +32,7 @@ class Hearing:
 
     def __init__(self, where: tuple[str, int], about: About, tls: TLS | None, timeout_s: float) -> None:
         self._about, self._timeout_s = about, timeout_s
-        self.worker, self._secret = -1, ""
+        self.worker, self._secret, self.run = -1, "", ""
         self.generation = Generation()
         self.called = 0
         self.paused = ""
@@ -90,7 +89,7 @@ class Hearing:
         said = check.table(frame.note, "a welcome")
         with self._changed:
             self.worker = frame.numbers[0]
-            self._secret = str(said["secret"])
+            self._secret, self.run = str(said["secret"]), check.text(said.get("run", ""), 64, "the name of a run")
             self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
             self._moved = time.monotonic()
 
@@ -98,7 +97,7 @@ class Hearing:
         """What the control plane says."""
         kind = wire.KINDS.get(frame.kind)
         if kind == "given_up":
-            raise GivenUpError(check.text(frame.note, check.REASON, "why"))
+            raise given_up(frame)
         if kind == "generation":
             self._learn(Generation.read(frame.note))
         elif kind == "paused":

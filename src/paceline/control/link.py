@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.control import check, wire
-from paceline.control.errors import GivenUpError, RefusedError
+from paceline.control.errors import GivenUpError, OverError, RefusedError
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.transport.channel import TLS, Channel, Closed, Frame, connect
 
@@ -143,6 +143,8 @@ class Link:
             try:
                 channel = self._connect(min(until, time.monotonic() + ATTEMPT_S))
                 break
+            except OverError:
+                raise
             except GivenUpError:
                 if not self._speaker.afresh():
                     raise
@@ -169,7 +171,7 @@ class Link:
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
             answer = channel.receive(deadline_s=max(0.1, until - time.monotonic()))
             if answer.kind == wire.SAID["given_up"]:
-                raise GivenUpError(check.text(answer.note, check.REASON, "why"))
+                raise given_up(answer)
             if answer.kind == wire.REFUSED:
                 raise RefusedError(f"{self.name} refuses this worker: {check.text(answer.note, check.REASON, 'why')}")
             if answer.kind != wire.WELCOME:
@@ -179,6 +181,11 @@ class Link:
             channel.close()
             raise
         return channel
+
+
+def given_up(frame: Frame) -> GivenUpError:
+    """What a frame of this kind means."""
+    return (OverError if frame.numbers[1] else GivenUpError)(check.text(frame.note, check.REASON, "why"))
 
 
 class Pulse:

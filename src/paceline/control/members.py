@@ -16,11 +16,12 @@ from typing import Any
 from paceline.control.books import Books
 from paceline.control.calls import Calls
 from paceline.control.doubts import Doubts
-from paceline.control.errors import GivenUpError, RefusedError
+from paceline.control.errors import GivenUpError, OverError, RefusedError
 from paceline.control.people import Answer, Person
 from paceline.control.terms import About, Generation, Place, Terms
 from paceline.errors import MismatchError
 
+OVER = "the run is over: its workers have come to the end of the program"
 REMEMBERED = 1024
 """Workers that are gone, of which the reason is remembered."""
 
@@ -62,6 +63,7 @@ class Membership(ABC):
         self.gone: dict[int, str] = {}
         self.fingerprint: dict[str, Any] | None = None
         self.next_worker = 0
+        self.run = secrets.token_hex(8)  # the name of this run, for all its workers and control planes
         self.waits_since: float | None = None  # below the quorum
         self.enough_since: float | None = None  # at the very start: above it
         self.departed: dict[int, Person] = {}  # who died behind a commit that still may go through
@@ -98,6 +100,11 @@ class Membership(ABC):
         """Those who are to be taken in."""
         return [one for one in self.people.values() if not one.member]
 
+    @property
+    def over(self) -> bool:
+        """Whether those who came to the end have left, and whoever is here has nothing left to do."""
+        return self.ended == OVER
+
     # -- coming and going -------------------------------------------------------------------------
 
     @property
@@ -108,8 +115,10 @@ class Membership(ABC):
 
     def join(self, about: About, now: float) -> Person:
         """A worker comes; RefusedError where it cannot be taken."""
-        if self.ended or self.finished:
-            raise RefusedError(self.ended or "the run is over: its workers have come to the end of the program")
+        if self.over or self.finished:
+            raise OverError(OVER)
+        if self.ended:
+            raise RefusedError(self.ended)
         self._compare(about.fingerprint)
         if len(self.people) >= self.terms.max_workers:
             raise RefusedError(
@@ -273,10 +282,10 @@ class Membership(ABC):
 
     def _over(self) -> None:
         """Those who came to the end have left, and who is here came too late to be given anything."""
-        self.ended = "the run is over: its workers have come to the end of the program"
+        self.ended = OVER
         for worker in list(self.people):
-            self.gone[worker] = self.ended
-            self.say(worker, "given_up", note=self.ended)
+            self.gone[worker] = OVER
+            self.say(worker, "given_up", numbers=(1,), note=OVER)
             del self.people[worker]
         self.dirty = True
 

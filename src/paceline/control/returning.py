@@ -26,6 +26,7 @@ def state(register: Register, now: float) -> dict[str, Any]:
         "gone": [[worker, why] for worker, why in register.gone.items()],
         "finished": register.finished,
         "ended": register.ended,
+        "run": register.run,
         "restores": [register.restores, register.restored_from],
         "books": register.books.state(now),
     }
@@ -38,6 +39,7 @@ def load(register: Register, said: dict[str, Any], now: float) -> None:
     register.next_worker, register.fingerprint = said["next_worker"], said["fingerprint"]
     register.gone = {int(worker): str(why) for worker, why in said["gone"]}
     register.finished, register.ended = bool(said["finished"]), str(said["ended"])
+    register.run = str(said.get("run", register.run))
     register.restores, register.restored_from = said.get("restores", [0, -1])
     register.books.load(said["books"], now)
     for one in said["people"]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.control import check, record, returning, wire
 from paceline.control.dispatch import dispatch
-from paceline.control.errors import GivenUpError, RefusedError
+from paceline.control.errors import GivenUpError, OverError, RefusedError
 from paceline.control.line import Line
 from paceline.control.people import Person
 from paceline.control.register import Register
@@ -153,7 +153,8 @@ class Control:
         except (GivenUpError, RefusedError) as error:
             with contextlib.suppress(PacelineError, ValueError):
                 kind = wire.SAID["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
-                channel.send(kind, note=str(error)[: check.REASON], deadline_s=HELLO_S)
+                over = int(isinstance(error, OverError))
+                channel.send(kind, (0, over), note=str(error)[: check.REASON], deadline_s=HELLO_S)
             self._teller.limited("refused", {"peer": channel.peer, "why": str(error)})
             turned_away(channel.peer, error)
         except Exception as error:  # whatever a stranger may say: it must not end anything but its connection
@@ -221,7 +222,7 @@ class Control:
             channel.peer = person.name
             terms = self._register.terms
             note = {"secret": person.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
-            note["quorum_s"] = terms.quorum_s
+            note |= {"quorum_s": terms.quorum_s, "run": self._register.run}
             line.say(wire.WELCOME, (person.worker,), note)
             return person.worker, line
 

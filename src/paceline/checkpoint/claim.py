@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run at a time writes steps into a place, and that the place can be written is known before the training.
+
+In a directory a process of the run holds a POSIX lock on a file, which the kernel gives back however the process ends:
+nothing has to be removed by hand. What stands in the file says who holds it, and for which run, because the workers of
+an elastic run share a place and take over from each other.
+
+Object stores have no locks. There the same stands in an object, a lease, which is renewed while the run lives. A lease
+of another run that is not renewed any more, or whose process is known to be gone, is taken over; a run that finds the
+lease of another one in the place of its own writes no more steps and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import CheckpointError
+from paceline.world import host_name
+
+logger = logging.getLogger("paceline")
+
+LOCK, PROBE, LEASE = ".paceline-lock", ".paceline-probe", "paceline-lease/lease.json"
+PROBE_BYTES = 1 << 16
+WAIT_S = 5.0
+"""Seconds that the processes of an earlier start have to end."""
+RENEW_S = 20.0
+"""Seconds from one renewal of a lease to the next."""
+LOOK_S = 0.05
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_HELD: dict[tuple[int, str], list[int]] = {}  # (process, file) -> handle, claims: a closed handle would drop the lock
+
+
+class Claim(Protocol):
+    """What a run has of a place."""
+
+    def take(self) -> None:
+        """Have it; CheckpointError where it cannot be written, or another run has it."""
+
+    def check(self) -> None:
+        """Before a step is written; CheckpointError where another run has the place by now."""
+
+    def release(self) -> None:
+        """Let another run have it."""
+
+
+def new_run() -> str:
+    """The name of this run; the launcher gives it to all workers and all their starts."""
+    return os.environ.get("PACELINE_RUN") or secrets.token_hex(8)
+
+
+def about(run: str) -> dict[str, Any]:
+    """What stands in a lock or a lease."""
+    return {
+        "run": run,
+        "host": host_name(),
+        "pid": os.getpid(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def in_use(place: str, said: dict[str, Any]) -> CheckpointError:
+    """The error for a place that another run has."""
+    who = f"process {said.get('pid', '?')} on {said.get('host', 'an unknown host')}, since {said.get('since', '?')}"
+    return CheckpointError(
+        f"{place} is in use by another run ({who}), and one run at a time can write its steps into a place; end that "
+        "run, or give checkpoint= another place, such as a folder of its own in this one"
+    )
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+class DirectoryClaim:
+    """A claim on a directory, which is made.
+
+    Args:
+        directory: of the steps.
+        run: the name of the run.
+    """
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self._directory, self._run = directory, run
+        self._key: tuple[int, str] | None = None
+
+    def take(self) -> None:
+        if self._directory.exists() and not self._directory.is_dir():
+            raise CheckpointError(f"{self._directory} is no directory; give one for the steps of this run")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._probe()
+            self._lock()
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._directory} cannot be written ({error.strerror or error}: {error.filename or ''}); give "
+                "checkpoint= a directory in which this user may write, on a disk with room"
+            ) from error
+
+    def check(self) -> None:
+        if self._key is None or not self._same_file(_HELD[self._key][0]):
+            try:
+                self._lock()
+            except FileNotFoundError:
+                pass  # the directory was removed; whoever writes makes it again
+            except OSError as error:
+                raise CheckpointError(f"{self._directory} cannot be written: {error}") from error
+
+    def release(self) -> None:
+        key, self._key = self._key, None
+        held = None if key is None else _HELD.get(key)
+        if key is None or held is None or key[0] != os.getpid():
+            return
+        held[1] -= 1
+        if not held[1]:
+            del _HELD[key]
+            with contextlib.suppress(OSError):
+                os.ftruncate(held[0], 0)
+            os.close(held[0])
+
+    def _probe(self) -> None:
+        """Write as a step is written: a new file."""
+        file = self._directory / PROBE
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(handle, bytes(PROBE_BYTES))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+            with contextlib.suppress(FileNotFoundError):  # another worker has done the same
+                file.unlink()
+
+    def _lock(self) -> None:
+        """Hold the lock, or know that another process of this run does."""
+        self.release()
+        until = time.monotonic() + WAIT_S
+        while True:
+            said = self._try()
+            if said is None or said.get("run") == self._run:
+                return
+            if time.monotonic() > until:
+                raise in_use(str(self._directory), said)
+            time.sleep(LOOK_S)  # a process of an earlier start may be about to end, or a new one to say who it is
+
+    def _try(self) -> dict[str, Any] | None:
+        """None where this process holds the lock now; else what its holder says."""
+        file = self._directory.resolve() / LOCK
+        key = os.getpid(), str(file)
+        held = _HELD.get(key)
+        if held is not None and not self._same_file(held[0]):
+            held = None
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644) if held is None else held[0]
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            try:
+                if error.errno in NO_LOCKS:
+                    logger.warning("%s has no locks: nothing keeps a second run from writing there", self._directory)
+                    return {"run": self._run}
+                return _table(os.pread(handle, 1 << 12, 0))
+            finally:
+                os.close(handle)
+        if held is None:
+            _HELD[key] = held = [handle, 0]
+        held[1] += 1
+        self._key = key
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(about(self._run)).encode(), 0)
+        return None
+
+    def _same_file(self, handle: int) -> bool:
+        """Whether the lock's file is still in its place."""
+        try:
+            mine, there = os.fstat(handle), os.stat(self._directory / LOCK)
+        except OSError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _table(data: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        said = json.loads(data)
+        if isinstance(said, dict):
+            return said
+    return {}
+
+
+# -- object stores -----------------------------------------------------------------------------------------------------
+
+
+class Lease:
+    """A claim on a place without locks.
+
+    Args:
+        shown: the place, as it may stand in a message.
+        run: the name of the run.
+        read: gives the lease's bytes; empty where there is none.
+        write: replaces it.
+        delete: removes it.
+    """
+
+    def __init__(
+        self,
+        shown: str,
+        run: str,
+        read: Callable[[], bytes],
+        write: Callable[[bytes], None],
+        delete: Callable[[], None],
+    ) -> None:
+        self._shown, self._run = shown, run
+        self._read, self._write, self._delete = read, write, delete
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> None:
+        said = _table(self._read())
+        if said and said.get("run") != self._run and not _gone(said):
+            self._await_end(said)
+        self._renew()
+        self._thread = threading.Thread(target=self._keep, name="paceline-lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        said = _table(self._read())
+        if said and said.get("run") != self._run:
+            raise in_use(self._shown, said)
+
+    def release(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(RENEW_S)
+            self._thread = None
+            with contextlib.suppress(CheckpointError):
+                self.check()
+                self._delete()
+
+    def _await_end(self, first: dict[str, Any]) -> None:
+        """A lease that is not renewed for two and a half times as long as it should be belongs to nobody."""
+        logger.warning("%s: waiting to see whether process %s on %s still writes here", *self._who(first))
+        until = time.monotonic() + 2.5 * RENEW_S
+        while time.monotonic() < until:
+            said = _table(self._read())
+            if not said or said.get("run") == self._run:
+                return
+            if said != first:
+                raise in_use(self._shown, said)
+            time.sleep(min(1.0, RENEW_S / 10))
+
+    def _who(self, said: dict[str, Any]) -> tuple[Any, Any, Any]:
+        return self._shown, said.get("pid", "?"), said.get("host", "?")
+
+    def _renew(self) -> None:
+        self._write(json.dumps({**about(self._run), "renewal": secrets.token_hex(4)}).encode())
+
+    def _keep(self) -> None:
+        """Renew it, unless another worker of this run has done so, or another run has it."""
+        last: dict[str, Any] = {}
+        while not self._over.wait(RENEW_S):
+            with contextlib.suppress(CheckpointError):  # the store may be away for a time; a step says what is wrong
+                said = _table(self._read())
+                if said and said.get("run") != self._run:
+                    return
+                if said == last or not said or said.get("pid") == os.getpid():
+                    self._renew()
+                last = _table(self._read())
+
+
+def _gone(said: dict[str, Any]) -> bool:
+    """Whether the process that has written a lease is known to have ended, or is this one."""
+    pid = said.get("pid")
+    if said.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
+        return False
+    if pid == os.getpid():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
