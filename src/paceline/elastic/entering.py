@@ -20,6 +20,7 @@ from paceline.elastic.handover import Given, take
 from paceline.elastic.live import Live
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.starting import take_untrained
+from paceline.transport.calls import AGREEMENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,8 +69,9 @@ class Entering:
                     self.must_resume = False
                 else:
                     self.must_resume = live.generation.restored
-                    checks.broadcast_start(live.transport, self._parts)
-                    take_untrained(live.transport, self._rest)
+                    with live.transport.calling(AGREEMENT):  # for others this is their attach
+                        checks.broadcast_start(live.transport, self._parts)
+                        take_untrained(live.transport, self._rest)
                 return
             except GivenUpError:
                 raise
