@@ -52,8 +52,8 @@ def attach(
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
 
-    All workers start from rank 0's parameters and buffers. With one worker nothing is exchanged and the program is what
-    it was.
+    All workers start from rank 0's parameters and buffers, trained or frozen. With one worker nothing is
+    exchanged and the program is what it was.
 
     >>> import torch, paceline
     >>> model = torch.nn.Linear(4, 1)
