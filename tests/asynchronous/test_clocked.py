@@ -261,7 +261,7 @@ def test_buffers_cost_their_bytes_too() -> None:
     rule = paceline.rule_from_text("asgd(overlap=0)")
     found = simulate(program, 2, uneven())
     want = [rule.bytes_per_block(2, numel, rank=k) + rule.overhead_bytes(2, numel, rank=k) for k in range(2)]
-    assert sum(found) == sum(want) + 2 * (4 * buffers + 2 * FRAME_BYTES) + 2, "and a byte at the second barrier"
+    assert sum(found) == sum(want) + 2 * (4 * buffers + 2 * FRAME_BYTES) + 2 * 8 * WORDS, "and a barrier"
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
