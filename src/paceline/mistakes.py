@@ -38,17 +38,17 @@ class Mistakes:
     Args:
         world: this worker.
         feed: its data.
-        own: whether the data are each worker's own, so that nothing has to be shared.
+        data: as the settings say: "own" where nothing has to be shared, "split" where zero lines see to it.
     """
 
-    def __init__(self, world: World, feed: Feed, own: bool) -> None:
-        self._world, self._feed, self._own = world, feed, own
+    def __init__(self, world: World, feed: Feed, data: str) -> None:
+        self._world, self._feed, self._own = world, feed, data == "own"
         self._thread = threading.get_ident()
         self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterators of loaders, their samples, where
         self._said: set[str] = set()
         self._schedules: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps within passes
         feed.empty = self._empty
-        if world.size > 1:
+        if world.size > 1 and data != "split":
             _watched.add(self)
             _watch_loaders_and_schedules()
 

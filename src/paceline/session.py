@@ -88,7 +88,7 @@ class Run:
             self._outlets = Outlets(lambda: self.world, self._watch.totals, lambda: self._tuner.knobs.numbers())
             self._watch.told = self._outlets.stands
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
-            self.mistakes = Mistakes(self.world, self._feed, settings.data == "own")
+            self.mistakes = Mistakes(self.world, self._feed, settings.data)
             self._tuner = self._tuning(rule)
             if self.world.size > 1 or self._live is not None:
                 self._engine = self._driver()

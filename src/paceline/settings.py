@@ -32,7 +32,8 @@ class Settings:
         checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
         every_blocks: exchanges from one step to the next.
         keep: steps that are kept.
-        data: "shared", or "own" where each worker brings its own and nothing has to be shared.
+        data: "shared", "own" where each worker brings its own and nothing has to be shared, or "split" where zero lines
+            split the program's loaders.
         start: checkpoint from which a run without steps of its own goes on, or None.
         round: of a search, or None.
     """
@@ -58,7 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):
             raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
-        if self.data not in ("shared", "own"):
+        if self.data not in ("shared", "own", "split"):
             raise UnsupportedError(f'data must be "shared" or "own", got {self.data!r}')
         if self.transport not in ("auto", "channel"):
             raise UnsupportedError(f'transport must be "auto" or "channel", got {self.transport!r}')

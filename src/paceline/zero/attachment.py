@@ -25,7 +25,7 @@ from paceline.attaching import attach
 from paceline.checks import MARK
 from paceline.rule import is_block
 from paceline.session import Run
-from paceline.zero import find, refusals
+from paceline.zero import find, refusals, schedules
 from paceline.zero.agreement import Agreement
 from paceline.zero.alone import Alone
 from paceline.zero.loaders import Loaders
@@ -137,7 +137,7 @@ class Zero:
             raise refusals.distributed(self._here())
         with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
-            run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="own")  # zero lines say what is split
+            run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split")
         self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
         self._view.catch_up = self._loaders.settle
         self._served.update(optimizers)
@@ -148,6 +148,9 @@ class Zero:
         steppers = [type(one).__name__ for one in optimizers]
         whose = f"its {steppers[0]}" if len(steppers) == 1 else f"{', '.join(steppers)}; the last closes a minibatch"
         self._words.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
+        for one in optimizers if run.world.size > 1 else ():
+            if advice := schedules.advice(run.rule, one):
+                self._words.say(advice)
 
     # -- what the program does --------------------------------------------------------------------
 
@@ -196,7 +199,7 @@ class Zero:
     def finish(self) -> None:
         """The program has come to its end: all workers end together."""
         if self._view is not None:
-            self._loaders.judge()
+            self._loaders.finish()
             self._end_run()
         elif not self._own:
             if self._place.size > 1 and not asks_for_help(sys.argv):

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import multiprocessing
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,9 +23,11 @@ from torch.utils.data import DataLoader
 from paceline.data.share import Share
 from paceline.session import Run
 from paceline.zero import refusals
+from paceline.zero.lengths import Lengths
 from paceline.zero.models import GlobalView
-from paceline.zero.passes import History, Pass, Passes, at_random, in_turn
+from paceline.zero.passes import History, Pass, Passes, at_random
 from paceline.zero.patches import Patches
+from paceline.zero.schedules import Schedules
 from paceline.zero.words import Words, asked_by_paceline
 
 Around = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
@@ -53,11 +54,10 @@ class Loaders:
     ) -> None:
         self._around = around
         self._workers, self._words, self._where, self._comes = workers, words, where, comes
-        # loader -> where its length was asked for, whether as a part
-        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, bool]] = weakref.WeakKeyDictionary()
-        self._made: weakref.WeakKeyDictionary[DataLoader[Any], None] = weakref.WeakKeyDictionary()  # in their order
         self._passes, self._history = Passes(), History()
         self._view: GlobalView | None = None
+        self._schedules = Schedules(workers, words, where)
+        self._lengths = Lengths(workers, words, where, self._passes, self._history, self._is_training)
         self.split = False
         """Whether steps were made of anything that was split in this run."""
 
@@ -66,24 +66,24 @@ class Loaders:
         """Of training, that are under way."""
         return self._passes.in_training
 
+    def _is_training(self) -> bool:
+        return self._view is None or self._view.trains
+
     # -- standing in ------------------------------------------------------------------------------
 
     def install(self, patches: Patches) -> None:
         """Hook the loaders, and what tells a training from an evaluation."""
-        lengths: set[type] = set()
 
         def noticing(original: Callable[..., None]) -> Callable[..., None]:
             @functools.wraps(original)
             def noticed(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
                 original(loader, *args, **kwargs)
-                self._made[loader] = None
-                for kind in type(loader).__mro__[:-1]:
-                    if issubclass(kind, DataLoader) and "__len__" in vars(kind) and kind not in lengths:
-                        lengths.add(kind)
-                        patches.replace(kind, "__len__", self.length)
+                self._lengths.noticed(loader)
 
             return noticed
 
+        self._lengths.install(patches)
+        self._schedules.install(patches)
         patches.replace(DataLoader, "__iter__", self.iterate)
         patches.replace(DataLoader, "__init__", noticing)
         patches.replace(torch.autograd, "backward", self.backward)
@@ -106,19 +106,6 @@ class Loaders:
             return original(loader)
 
         return iterate
-
-    def length(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
-        """`DataLoader.__len__`: of a worker's part, where the loader is for training or looks as if it were."""
-
-        def length(loader: DataLoader[Any]) -> int:
-            whole = original(loader)
-            if asked_by_paceline() or self._workers == 1:
-                return whole
-            part = self._is_part(loader)
-            self._asked.setdefault(loader, (self._where(), part))
-            return -(-whole // self._workers) if part else whole
-
-        return length
 
     def backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.autograd.backward`."""
@@ -165,7 +152,8 @@ class Loaders:
             Refusal: a part of a pass was given to this worker, and no step was made of it.
         """
         for one in self._passes.left:
-            raise refusals.pass_without_step(one.where, _samples(one.loader), _batches(one))
+            refused = refusals.pass_without_step if one.split else refusals.pass_cut_short
+            raise refused(one.where, _samples(one.loader), _batches(one))
 
     def settle(self) -> None:
         """Judge, and bring in what was done in a pass that the program has left early."""
@@ -173,6 +161,18 @@ class Loaders:
         view = self._view
         if self._passes.unmerged and view is not None and not view.loaded_at and sys.exc_info()[0] is None:
             self._merge(view)
+
+    def finish(self) -> None:
+        """The program has come to its end."""
+        self.judge()
+        if self._workers > 1:
+            self._schedules.ended()
+
+    def _tell_schedules(self, one: Pass) -> None:
+        """A pass of training is over, from a loader whose part the program was never told."""
+        whole = self._lengths.whole(one.loader)
+        if whole and not one.asked:
+            self._schedules.passed(one.rates, one.steps, whole)
 
     def new_run(self) -> None:
         """The run has ended, and a new one begins."""
@@ -228,6 +228,8 @@ class Loaders:
 
     def _begin(self, where: str, loader: DataLoader[Any], view: GlobalView, split: bool) -> Pass:
         one = Pass(where, loader, view.trains, torch.is_grad_enabled(), split)
+        one.asked, one.told_part = self._lengths.was_asked(loader), self._lengths.was_told_part(loader)
+        one.rates = self._schedules.begin()
         self._passes.open.append(one)
         return one
 
@@ -263,8 +265,14 @@ class Loaders:
         self._passes.close(one, complete)
         if one.steps or (not one.split and (complete or one.evaluates)):
             self._history.add(one, one.steps > 0)
-        elif one.suspicious:
+        if one.suspicious or (not complete and not one.steps and one.batches and self._was_cut(one)):
             self._passes.left.append(one)
+
+    def _was_cut(self, one: Pass) -> bool:
+        """Whether the program left a pass where it was told that it ends, which is the end of a part only."""
+        whole = self._lengths.whole(one.loader)
+        told = one.told_part or (one.split and self._lengths.was_told_part(one.loader))
+        return told and one.batches > 1 and one.batches == -(-whole // self._workers) < whole
 
     def _ended(self, one: Pass, view: GlobalView) -> None:
         """This worker has gone through its part."""
@@ -273,6 +281,7 @@ class Loaders:
                 self._history.add(one, True)
             self._say(one)
             self._merge(view)
+            self._tell_schedules(one)
         elif one.backward:
             self._passes.left.append(one)  # gradients were added up, and the step comes next
         else:
@@ -293,35 +302,7 @@ class Loaders:
             else "evaluation: all of them, on every worker"
         )
         self._words.say(f"{one.where}: {_samples(one.loader)}, for {about}")
-        self._check_length(one)
-
-    # -- lengths ----------------------------------------------------------------------------------
-
-    def _is_part(self, loader: DataLoader[Any]) -> bool:
-        """Whether the length that is asked for is that of a worker's part."""
-        for one in reversed(self._passes.open):
-            if one.loader is loader:
-                return one.split
-        if not torch.is_grad_enabled():
-            return False
-        training, uses = self._view is None or self._view.trains, self._history.uses(loader)
-        for known in ({trained for mode, trained in uses if mode is training}, {trained for _, trained in uses}):
-            if len(known) == 1:
-                return known.pop()
-        if uses or not training:
-            return training
-        return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
-
-    def _check_length(self, one: Pass) -> None:
-        """A length that was asked for before it was known what the loader is for."""
-        asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
-        if said_part != one.split and self._workers > 1:
-            told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
-            self._words.say(
-                f"{asked} asked for the length of the loader of {one.where} and was told the batches of {told}; a pass "
-                f"has those of {made}: look whether a schedule or a mean was made from it"
-            )
-            self._asked[one.loader] = (asked, one.split)
+        self._lengths.used(one)
 
 
 def _samples(loader: DataLoader[Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import (
@@ -43,6 +43,9 @@ class Pass:
         complete: whether it has ended.
         full: whether a worker's batches are the loader's own, and no pieces of them.
         said: whether it was said that it is split; None if nothing was said of it.
+        asked: whether the program had asked for the loader's length.
+        told_part: whether it was told that of a part.
+        rates: how far rate schedules were when it began.
     """
 
     where: str
@@ -59,6 +62,9 @@ class Pass:
     complete: bool = False
     full: bool = True
     said: bool | None = None
+    asked: bool = False
+    told_part: bool = False
+    rates: dict[Any, int] = field(default_factory=dict)
 
     @property
     def evaluates(self) -> bool:
@@ -171,6 +177,14 @@ class History:
                 return True in same | other
         found = self._seen.get((where, line, training), set())
         return True in found if len(found) == 1 else None
+
+    def at(self, where: str, loader: DataLoader[Any]) -> set[bool]:
+        """Whether passes of this line over this loader, or over its data, have trained."""
+        for thing in self._keys(loader)[:2]:
+            found = self._seen.get((where, thing, True), set()) | self._seen.get((where, thing, False), set())
+            if found:
+                return found
+        return set()
 
     def uses(self, loader: DataLoader[Any]) -> set[tuple[bool, bool]]:
         """(whether in training mode, whether trained) of the passes over this loader, or another over its data."""

@@ -70,6 +70,15 @@ def pass_without_step(where: str, samples: str, part: str) -> Refusal:
     )
 
 
+def pass_cut_short(where: str, samples: str, part: str) -> Refusal:
+    """An evaluation that ended where a worker's part would."""
+    return Refusal(
+        f"{where} went through {samples} without a step, and left them after {part}, which is what it was told that "
+        "the loader has, since each worker trains on so many: this evaluation is not of all of them. Ask for "
+        "len(loader) inside of torch.no_grad(), or evaluate with a loader of its own"
+    )
+
+
 def step_in_whole_pass(where: str, optimizer: str, loop: str, samples: str, workers: int, gradients: bool) -> Refusal:
     """A pass that was taken for an evaluation is a training."""
     why = "the model was in evaluation mode" if gradients else "gradients were off"

@@ -32,6 +32,12 @@ class Words:
             self._said.add(text)
             print(f"paceline: {text}", file=sys.stderr, flush=True)
 
+    def once(self, about: str, text: str) -> None:
+        """As `say`, once for each `about`, whatever the text."""
+        if about not in self._said:
+            self._said.add(about)
+            self.say(text)
+
 
 def here(script: Path) -> str:
     """`train.py:31`: the line of the user's code that is being run, of the script itself where it is under way."""
