@@ -21,7 +21,7 @@ from paceline.visible import CONTROL, coloured, deeply, plain, visible
 TITLE, CLIPBOARD = "\x1b]0;pwned\x07", "\x1b]52;c;cm0gLXJm\x1b\\"
 CLEAR, C1, LINK = "\x1b[2J\x1b[H", "\x9b2J", "\x1b]8;;http://evil\x07here\x1b]8;;\x07"
 TURNED, BELL, BACK = "\u202eexe.txt\u2066", "\x07", "safe\b\b\b\brm\r"
-EVIL = f"a{TITLE}{CLIPBOARD}{CLEAR}{C1}{LINK}{TURNED}{BELL}{BACK}\x7f\x00\ud800z"
+EVIL = f"a{TITLE}{CLIPBOARD}{CLEAR}{C1}{LINK}{TURNED}{BELL}{BACK}\x7f\x00\ud800[/red][bold]z"
 HTML = '"><script>alert(1)</script><img src=x onerror=alert(1)> --> <!-- $x^{ \\frac'
 
 

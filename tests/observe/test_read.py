@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
 from paceline.observe.events import Source
+from paceline.observe.live import Live
 from paceline.observe.summary import (
     Delays,
     data_sentence,
@@ -315,3 +317,15 @@ def test_sources_that_are_none_are_told(write_run: Write, sources: str) -> None:
     log.write_text(f'{{"kind": "cache", "at_s": 1, "cache": "1", "sources": {sources}}}\n' + log.read_text())
     run = read_run(directory)
     assert run.workers[0].damaged == [1] and "are no events" in warnings(run)[0]
+
+
+def test_what_is_no_file_is_no_log(write_run: Write) -> None:
+    """A pipe would be waited at for ever."""
+    directory = write_run(size=2)
+    os.mkfifo(directory / "rank-002.jsonl")
+    os.mkfifo(directory / "control.jsonl")
+    (directory / "rank-003.jsonl").mkdir()
+    assert [worker.rank for worker in read_run(directory).workers] == [0, 1]
+    live = Live(directory)
+    live.poll()
+    assert [log.rank for log in live.workers] == [0, 1]

@@ -38,6 +38,11 @@ def command(
 
     try:
         runs = load(directories)
+    except PacelineError as error:
+        refuse(str(error))
+    except OSError as error:
+        refuse(f"cannot read the logs: {error}")
+    try:
         page = write_runs(runs, output, title=title, debug=debug)
     except PacelineError as error:
         refuse(str(error))
@@ -61,9 +66,9 @@ def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for row in rows:
-        table.add_column(row["run"], justify="right", overflow="fold")
+        table.add_column(Text(row["run"]), justify="right", overflow="fold")
     for name in dict.fromkeys(key for row in rows for key in row if key != "run"):
-        table.add_row(name, *(row.get(name, "") for row in rows))
+        table.add_row(Text(name), *(Text(row.get(name, "")) for row in rows))
     return table
 
 

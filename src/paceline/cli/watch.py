@@ -225,7 +225,7 @@ def workers_table(live: Live, shot: Snapshot, width: int, rows: int, now: float)
         if width < NARROW:
             table.add_row(str(rank), told, *cells[:2])
         else:
-            table.add_row(str(rank), log.host if log else "?", told, *cells)
+            table.add_row(str(rank), Text(log.host if log else "?"), told, *cells)
     if len(order) > rows:
         return Group(table, Text(f"and {len(order) - rows} more", style="dim"))
     return table

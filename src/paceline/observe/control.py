@@ -107,8 +107,9 @@ def story(events: Iterable[Event], debug: bool = False) -> list[Event]:
 
 def read_events(directory: Path) -> list[Event]:
     """What stands in the log directory of an elastic run; nothing for other runs."""
+    path = directory / NAME
     try:
-        data = (directory / NAME).read_bytes()
+        data = path.read_bytes() if path.is_file() else b""
     except OSError:
         return []
     return list(parse(data.split(b"\n")))

@@ -123,7 +123,7 @@ class Live:
             return
         for path in self.directory.iterdir():
             match = LOG_NAME.fullmatch(path.name)
-            if not match:
+            if not match or not path.is_file():
                 continue
             rank, number = int(match[1]), int(match[2] or 1)
             if self._control.path.exists():  # workers come and go, each with a log of its own
@@ -163,7 +163,7 @@ class _Control:
 
     def read(self, news: Collected, start_s: float) -> None:
         """Take in what is new."""
-        if not self.path.exists():
+        if not self.path.is_file():
             return
         self.standing = self.standing or Standing()
         for event in control.events(self._growing.read()):

@@ -93,6 +93,8 @@ class Growing:
 
     def read(self) -> list[dict[str, Any]]:
         """The events on lines that were completed since the last look."""
+        if not self.path.is_file():
+            return []
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)

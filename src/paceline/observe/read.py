@@ -64,7 +64,7 @@ def read_run(directory: str | Path) -> RunLog:
 
 def has_run(directory: Path) -> bool:
     """Whether `directory` holds any worker's log."""
-    return directory.is_dir() and any(LOG_NAME.fullmatch(p.name) for p in directory.iterdir())
+    return directory.is_dir() and any(LOG_NAME.fullmatch(p.name) and p.is_file() for p in directory.iterdir())
 
 
 def _log_files(directory: Path) -> Iterator[tuple[int, Path]]:
@@ -78,7 +78,7 @@ def _log_files(directory: Path) -> Iterator[tuple[int, Path]]:
         )
     for path in directory.iterdir():
         match = LOG_NAME.fullmatch(path.name)
-        if match:
+        if match and path.is_file():  # whoever waits at a pipe waits for ever
             yield int(match[2] or 1), path
 
 
