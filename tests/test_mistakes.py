@@ -190,3 +190,28 @@ def test_a_loss_that_is_none_is_a_warning_once(value: float) -> None:
 
     (said,) = said_of(program, workers=1)
     assert said.startswith(f"train_loss is {value:g}: the training diverges. Lower the learning rate")
+
+
+def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:
+    model = make_net()
+    run = paceline.attach(model, sgd(model.parameters()))
+    for wrong in (5, None, model):
+        with pytest.raises(paceline.UnsupportedError, match=f"run.share takes a DataLoader.*{type(wrong).__name__}"):
+            run.share(wrong)  # type: ignore[arg-type]
+    for value in ("abc", None, torch.ones(3)):
+        with pytest.raises(paceline.UnsupportedError, match=r"run\.log\(loss=\.\.\) takes a number"):
+            run.log(loss=value)  # type: ignore[arg-type]
+    with pytest.raises(paceline.UnsupportedError, match=r"restore takes what run\.snapshot\(\) gave, got a int"):
+        run.restore(5)
+    run.close()
+
+
+def test_a_value_that_comes_after_the_end_is_not_lost_in_silence() -> None:
+    def program() -> None:
+        model = make_net()
+        run = paceline.attach(model, sgd(model.parameters()))
+        run.close()
+        run.log(loss=1.0)
+
+    (said,) = said_of(program, workers=1)
+    assert said == "run.log after run.close(): it is not written; log before the run is closed"

@@ -18,6 +18,7 @@ from paceline.payload import Delta, FirstMoment
 from paceline.rule import Rule, is_block, steps_with_gradients
 from paceline.transport import Transport
 from paceline.update import Named
+from paceline.world import World
 
 MARK = "_paceline_run"
 
@@ -68,6 +69,17 @@ def check_model(model: Modules) -> None:
                 raise UnsupportedError(
                     f"{prefix}{name} is a buffer without memory; run a batch through the model first"
                 )
+
+
+def check_loader(loader: Any, world: World) -> None:
+    """Refuse what is no iterable of batches."""
+    if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise UnsupportedError(
+            world.sign(
+                "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
+                f"got a {type(loader).__name__}"
+            )
+        )
 
 
 def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Optimizer, Named]]:

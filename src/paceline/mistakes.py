@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from paceline.checks import MARK
 from paceline.data.feed import Feed
+from paceline.errors import UnsupportedError
 from paceline.transport.witness import in_library
 from paceline.world import World
 
@@ -89,12 +90,29 @@ class Mistakes:
         self._warn(
             "empty",
             "a shared loader gave this worker no batch in an epoch: it has no samples, or fewer batches than there are "
-            "workers; look at its data set and its batch size",
+            "workers, or is a generator, which can be gone through once; look at its data set and its batch size",
             everywhere=True,
         )
 
-    def logged(self, name: str, value: float) -> None:
-        """A value was written to the event log."""
+    def numbers(self, values: dict[str, Any], closed: bool) -> dict[str, float]:
+        """What the program logs, as numbers.
+
+        Raises:
+            UnsupportedError: one of them is none.
+        """
+        if closed:
+            self._warn("late", "run.log after run.close(): it is not written; log before the run is closed", True)
+        found: dict[str, float] = {}
+        for name, value in values.items():
+            try:
+                found[name] = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                text = f"run.log({name}=..) takes a number, or a tensor of one element, got {str(value)[:80]!r}"
+                raise UnsupportedError(self._world.sign(text)) from error
+            self._logged(name, found[name])
+        return found
+
+    def _logged(self, name: str, value: float) -> None:
         if "loss" in name.lower() and not (math.isfinite(value) and abs(value) < LARGEST_LOSS):
             self._warn(
                 f"value {name}",

@@ -305,14 +305,14 @@ class Run:
                 how many steps there will be; fast workers then wait for slow ones at the end.
         """
         self._open()
+        checks.check_loader(loader, self.world)
         return self._feed.share(loader, even)
 
     def log(self, **values: float) -> None:
         """Write values (such as `loss=loss.item()`) to the event log, and to the sinks, at the present minibatch."""
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = self.mistakes.numbers(values, self._closed)
         for name, value in numbers.items():
             self._watch.value(name, value)
-            self.mistakes.logged(name, value)
         self._outlets.said(numbers, self._flow.steps)
 
     def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:
@@ -634,6 +634,8 @@ class Run:
     def restore(self, snapshot: Any) -> None:
         """Go back to a `snapshot`, bit for bit; every worker calls it, between two steps. Gradients are dropped."""
         self._open()
+        if not isinstance(snapshot, dict):
+            raise UnsupportedError(f"restore takes what run.snapshot() gave, got a {type(snapshot).__name__}")
         self._state()  # what is under way comes to its end
         self._load("the snapshot", copy.deepcopy(snapshot))
         for optimizer in self._optimizers:

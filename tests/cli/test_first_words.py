@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import paceline
-from paceline.cli import app, elastic_checks
+from paceline.cli import app, checks, elastic_checks
 from paceline.cli.cluster import Cluster
 from paceline.cli.launch import _waits_for
 from tests.helpers import make_net, sgd
@@ -99,3 +99,11 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line(
     with pytest.raises(SystemExit):
         main()
     assert codes == [130] and capsys.readouterr().err == "stopped before anything was started\n"
+
+
+def test_far_more_workers_than_processors_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    checks.crowd(100_000, quiet=False)
+    assert "100000 workers share " in capsys.readouterr().err
+    checks.crowd(1, quiet=False)
+    checks.crowd(100_000, quiet=True)
+    assert capsys.readouterr().err == ""

@@ -124,7 +124,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     found = path if (path / MANIFEST).is_file() else path.with_name(path.name + ".old")  # killed between two renames
     file = found / MANIFEST
     if not file.is_file():
-        raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}")
+        raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")
     if file.is_symlink() or file.stat().st_size > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import tempfile
 import time
@@ -17,9 +18,11 @@ from paceline.errors import PacelineError
 from paceline.observe.read import LOG_NAME
 
 from .cluster import Cluster
-from .console import refuse
+from .console import err, refuse
 
 LOGS = "paceline-logs"
+CROWD = 8
+"""So many workers for a processor are nobody's wish, but on a host of GPUs."""
 
 
 def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> Cluster:
@@ -124,6 +127,18 @@ def writing(place: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         refuse(f"{what} {place}: nothing can be written there ({error.strerror or error}); give another directory")
+
+
+def crowd(workers: int, quiet: bool) -> None:
+    """Say that many more workers were asked for than this host has processors."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers > CROWD * cores and not quiet:
+        err().print(
+            f"{workers} workers share {cores} processors of this host, and each has a model of its own: they will be "
+            "slow, and may run out of memory; paceline sim tries so many in one process",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def free_port(cluster: Cluster) -> None:

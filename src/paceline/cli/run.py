@@ -164,6 +164,7 @@ def command(
         added = environment(cluster, rule, place) | dry.environment(cluster, tls, in_the_clear, place)
         return dry.run(ctx, cluster, found, what, added | zero.environment(cluster, bare, random_data), place)
     checks.free_port(cluster)
+    checks.crowd(cluster.workers, quiet)
     directory = checks.log_directory(log, cluster, overwrite)
     if in_the_clear and speaks and not quiet:
         doors.say_open()
