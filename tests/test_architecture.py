@@ -80,6 +80,7 @@ FLOORS: dict[str, int] = {
     "control": 4,
     "session": 4,
     "attaching": 4,
+    "attached": 4,
     # 5 edges, and the wings, which use the public face only
     "lightrnn": 5,
     "dual": 5,
