@@ -51,7 +51,12 @@ class OwnProcess:
         rank: the worker.
         size: number of workers.
         start: directory and standard error with which every worker begins.
+
+    Attributes:
+        says_rank: whether the environment names the worker; not to a program that sees one device only.
     """
+
+    says_rank = True
 
     def __init__(self, rank: int, size: int, start: Start) -> None:
         self.rank, self.size = rank, size
@@ -66,7 +71,8 @@ class OwnProcess:
     def put(self) -> None:
         """Before this worker goes on."""
         values = (str(self.rank), str(self.size), "0", "1")
-        os.environ.update(zip(COORDINATES, values, strict=True))
+        if self.says_rank:
+            os.environ.update(zip(COORDINATES, values, strict=True))
         sys.stderr = self._stderr
         if os.getcwd() != self._directory:
             os.chdir(self._directory)

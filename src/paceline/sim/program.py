@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.sim.output import Output
+from paceline.sim.own import OwnProcess
 from paceline.sim.simulate import Around, run_script
 from paceline.transport import virtual
 from paceline.zero import virtual as zero
@@ -102,6 +103,7 @@ def _zero_lines(script: Path, lines: str) -> Iterator[Around]:
         yield lambda transport: contextlib.nullcontext()
         return
     log = os.environ.get("PACELINE_LOG")
+    OwnProcess.says_rank = False  # of this process, which runs nothing else
     with zero.Around(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
         yield zero_lines.worker
 

@@ -1,136 +1,433 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's files are rank 0's: what other workers write goes into a folder of their own, and is read from there.
+"""The program's files are rank 0's: every other worker sees them through an overlay of its own (:mod:`.overlay`).
 
-Each worker finds what it wrote itself (such as the best model so far), and no two write the same file. Served is what
-goes through Python's `open`, which `torch.save`, NumPy, PIL, matplotlib, csv, json and loggers use, and torch's and
-safetensors' own writers. Files that native libraries open (HDF5, SQLite) are everybody's.
+Stood in for are Python's own `open` and the functions of `os` that take a path, which nearly everything is made of
+(`pathlib`, `shutil`, `glob`, `tempfile`, `logging`, NumPy, PIL, matplotlib, csv, TensorBoard's writer), and the native
+writers and readers of torch, safetensors and sqlite3. Other native libraries (HDF5, OpenCV) write where they are told.
+On all workers directories are listed in order, which on two hosts may differ.
 """
 
 from __future__ import annotations
 
 import builtins
+import bz2
+import errno
 import io
 import os
+import pathlib
 import shutil
-import time
-from collections.abc import Callable
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
+import safetensors
+import safetensors.numpy
 import safetensors.torch
 import torch
 
+from paceline.zero.overlay import Overlay, is_real_folder, missing, process_began
 from paceline.zero.patches import Patches
+from paceline.zero.words import VIRTUAL
 
 FOLDER = "files"
 """In the log directory, for the files of all ranks but 0."""
-OUTSIDE = ("/dev/", "/proc/", "/sys/")
-"""What lies there is not a file."""
+READS = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr")
+"""Functions of `os` that look at what their first argument names."""
+TOUCHES = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
+"""Functions that change what is known of a file, but not what it holds."""
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+Function = Callable[..., Any]
 
 
 class Shadows:
-    """Where this worker's files are.
+    """What stands in for the functions that take paths, on a worker other than rank 0.
 
     Args:
-        logs: the run's log directory, in which everything is written as it is said.
+        logs: the run's log directory.
         rank: of this worker.
+        began: what was born later is not this worker's; None for when the process began.
+        alone: whether the process is this worker's.
     """
 
-    def __init__(self, logs: Path, rank: int) -> None:
-        self._logs, self._began = os.path.join(logs, ""), time.time()
-        self._folder = logs / FOLDER / f"rank-{rank:03d}"
+    def __init__(self, logs: Path, rank: int, began: float | None = None, alone: bool = True) -> None:
+        folder = Path(os.path.abspath(logs)) / FOLDER / f"rank-{rank:03d}"
+        shutil.rmtree(folder, ignore_errors=True)  # a restart goes on from what rank 0 kept
+        self._overlay = Overlay(folder, logs, process_began() if began is None else began, os.chdir if alone else None)
 
-    def place(self, path: Any) -> Path | None:
-        """Where this worker keeps its own file of that name; None for what is not kept apart."""
-        if not isinstance(path, (str, os.PathLike)):
-            return None
-        name = os.path.abspath(os.fsdecode(path))
-        if name.startswith((*OUTSIDE, self._logs)):
-            return None
-        return self._folder / name.replace(":", "").lstrip("/\\")
+    # -- opening ----------------------------------------------------------------------------------
 
-    def to_write(self, path: Any, keeps: bool = False) -> Any:
-        """The path to write to; `keeps`: what the file holds is wanted."""
-        own = self.place(path)
-        if own is None:
-            return path
-        if not os.path.isdir(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
-            return path  # the error is the program's own
-        own.parent.mkdir(parents=True, exist_ok=True)
-        if keeps and not own.exists() and self._was_there(path):
-            shutil.copyfile(path, own)
-        return own
-
-    def _was_there(self, path: Any) -> bool:
-        """Whether there was such a file before the run: else it is rank 0's, and more or less of it is there by now."""
-        return os.path.isfile(path) and os.stat(path).st_mtime < self._began
-
-    def to_read(self, path: Any) -> Any:
-        """The worker's own file, where it wrote one."""
-        own = self.place(path)
-        return own if own is not None and own.exists() else path
-
-    def opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`open`."""
-
+    def _open(self, original: Function) -> Function:
         def opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if isinstance(mode, str) and set(mode) & set("wxa+"):
-                return original(self.to_write(file, keeps="w" not in mode), mode, *args, **kwargs)
-            return original(self.to_read(file), mode, *args, **kwargs)
+            opener = kwargs.get("opener") or (args[5] if len(args) > 5 else None)
+            if not isinstance(mode, str) or opener is not None:
+                return original(file, mode, *args, **kwargs)  # an opener is asked for the path that was given
+            if "x" in mode:
+                return original(self._overlay.to_make(file), mode, *args, **kwargs)
+            if set(mode) & set("wa+"):
+                if not set(mode) & set("wa"):
+                    self._overlay.to_read(file)  # has to be there
+                return original(self._overlay.to_write(file, keeps="w" not in mode), mode, *args, **kwargs)
+            return original(self._overlay.to_open(file), mode, *args, **kwargs)
 
         return opens
 
-    def writing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that writes to the path that is its second argument."""
+    def _open_number(self, original: Function) -> Function:
+        def opens(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            number: int
+            if dir_fd is not None or flags & getattr(os, "O_TMPFILE", 0) == getattr(os, "O_TMPFILE", -1):
+                number = original(path, flags, mode, dir_fd=dir_fd)
+            elif self._is_temporary(path):
+                number = original(self._overlay.plain(path), flags, mode)
+                self._overlay.keep_as_is(path)
+            elif flags & os.O_CREAT and flags & os.O_EXCL:
+                number = original(self._overlay.to_make(path), flags, mode)
+            elif flags & WRITES:
+                if not flags & os.O_CREAT:
+                    self._overlay.to_read(path)
+                number = original(self._overlay.to_write(path, keeps=not flags & os.O_TRUNC), flags, mode)
+            else:
+                number = original(self._overlay.to_open(path), flags, mode)
+            return number
 
-        def writes(*args: Any, **kwargs: Any) -> Any:
-            for name in ("f", "filename"):
-                if name in kwargs:
-                    kwargs[name] = self.to_write(kwargs[name])
-            return original(*args[:1], *(self.to_write(path) for path in args[1:2]), *args[2:], **kwargs)
+        return opens
 
-        return writes
+    def _is_temporary(self, path: Any) -> bool:
+        """Whether `tempfile` asks, for a name of its own, where everybody's files are."""
+        name = self._overlay.name(path)
+        return name is not None and _asker() == "tempfile" and not self._overlay.is_own(os.path.dirname(name))
 
-    def reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that reads from the path that is its first argument."""
+    # -- functions of os --------------------------------------------------------------------------
 
+    def _read(self, original: Function) -> Function:
         def reads(path: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(self.to_read(path), *args, **kwargs)
+            if kwargs.get("dir_fd") is not None:
+                return original(path, *args, **kwargs)
+            try:
+                found = self._overlay.to_read(path)
+            except FileNotFoundError:
+                if original.__name__ == "access":
+                    return False
+                raise
+            return original(found, *args, **kwargs)
 
         return reads
 
-    def moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`os.replace` and `os.rename`: of a file that this worker wrote, to one that it keeps."""
+    def _touch(self, original: Function) -> Function:
+        def touches(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dir_fd") is not None:
+                return original(path, *args, **kwargs)
+            name = self._overlay.name(path)
+            if name is None:
+                return original(self._overlay.plain(path), *args, **kwargs)
+            if self._overlay.is_own(name):
+                return original(self._overlay.own(name), *args, **kwargs)
+            if not self._overlay.sees(name):
+                raise missing(path)
+            return None  # rank 0 does it
 
-        def moves(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            own = self.place(source)
-            if own is not None and own.exists():
-                return original(own, self.to_write(target), *args, **kwargs)
-            return original(source, target, *args, **kwargs)
+        return touches
+
+    def _truncate(self, original: Function) -> Function:
+        return lambda path, length: original(self._overlay.to_write(path, keeps=True), length)
+
+    def _make_folder(self, original: Function) -> Function:
+        def makes(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None:
+                original(path, mode, dir_fd=dir_fd)
+            elif self._is_temporary(path):
+                original(self._overlay.plain(path), mode)
+                self._overlay.keep_as_is(path)
+            else:
+                original(self._overlay.to_make(path), mode)
+
+        return makes
+
+    def _make_link(self, original: Function) -> Function:
+        def links(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            if original.__name__ == "link":
+                source = self._overlay.to_read(source)
+            elif os.path.isabs(os.fsdecode(source)) and (name := self._overlay.name(source)) is not None:
+                source = self._overlay.own(name) if self._overlay.is_own(name) else source
+            original(source, self._overlay.to_make(target), *args, **kwargs)
+
+        return links
+
+    def _move(self, original: Function) -> Function:
+        def moves(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs:
+                original(source, target, *args, **kwargs)
+                return
+            old, new = self._overlay.name(source), self._overlay.name(target)
+            if old is not None and not self._overlay.is_own(old):
+                self._copy_as(source, old, target, new)
+                return
+            there = self._overlay.plain(source) if old is None else self._overlay.own(old)
+            here = self._over(target, new, there)
+            try:
+                original(there, here)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                (shutil.copytree if is_real_folder(there) else shutil.copy2)(there, here)
+                (shutil.rmtree if is_real_folder(there) else os.unlink)(there)
+            if old is not None and self._overlay.sees(old):
+                self._overlay.remove(old)
 
         return moves
 
-    def removing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`os.remove`: of this worker's own file; rank 0 removes the others."""
+    def _over(self, target: Any, new: str | None, there: Any) -> Any:
+        """Where something is moved to."""
+        if new is not None and is_real_folder(there) and not self._overlay.is_own(new):
+            if self._overlay.sees(new) and self._overlay.names(new):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
+            self._overlay.remove(new)
+        return self._overlay.to_write(target)
 
-        def removes(path: Any, *args: Any, **kwargs: Any) -> Any:
-            own = self.place(path)
-            if own is None:
-                return original(path, *args, **kwargs)
-            return original(own, *args, **kwargs) if own.exists() else None
+    def _copy_as(self, source: Any, old: str, target: Any, new: str | None) -> None:
+        """Move what was there before: rank 0 moves it, and this worker has a copy."""
+        if not self._overlay.sees(old):
+            if new is not None and self._overlay.sees(new) and not self._overlay.was_removed(old):
+                return  # rank 0 has moved it already
+            raise missing(source)
+        if is_real_folder(old):
+            self._overlay.remove(new) if new is not None else None
+            shutil.copytree(old, self._overlay.to_write(target))
+        else:
+            shutil.copy2(old, self._overlay.to_write(target))
+        self._overlay.remove(old)
+
+    def _remove(self, original: Function) -> Function:
+        def removes(path: Any, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None:
+                return original(path, dir_fd=dir_fd)  # type: ignore[no-any-return]
+            name = self._overlay.name(path)
+            if name is None:
+                return original(self._overlay.plain(path))  # type: ignore[no-any-return]
+            if self._overlay.was_removed(name) and not self._overlay.is_own(name):
+                raise missing(path)
+            if original.__name__ == "rmdir" and self._overlay.names(name):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            if self._overlay.is_own(name):
+                original(self._overlay.own(name))
+            self._overlay.remove(name)  # rank 0 removes it, and may have done so already
 
         return removes
 
+    def _remove_tree(self, original: Function) -> Function:
+        def removes(path: Any, *args: Any, **kwargs: Any) -> None:
+            name = self._overlay.name(path) if kwargs.get("dir_fd") is None else None
+            if name is None:
+                original(path, *args, **kwargs)
+                return
+            if self._overlay.is_own(name):
+                original(self._overlay.own(name), *args, **kwargs)
+            elif self._overlay.was_removed(name) and not (args[:1] == (True,) or kwargs.get("ignore_errors")):
+                raise missing(path)
+            self._overlay.remove(name)
+
+        return removes
+
+    # -- directories ------------------------------------------------------------------------------
+
+    def _list(self, original: Function) -> Function:
+        def lists(path: Any = ".") -> list[Any]:
+            if isinstance(path, int):
+                return original(path)  # type: ignore[no-any-return]
+            name = self._overlay.name(path)
+            names = None if name is None else self._overlay.names(name)
+            if names is None:
+                return sorted(original(self._overlay.to_read(path)))
+            return [os.fsencode(one) for one in names] if isinstance(path, bytes) else names
+
+        return lists
+
+    def _scan(self, original: Function) -> Function:
+        def scans(path: Any = ".") -> Any:
+            if isinstance(path, int):
+                return original(path)
+            name = self._overlay.name(path)
+            names = None if name is None else self._overlay.names(name)
+            if name is None or names is None:
+                return Entries(sorted(original(self._overlay.to_read(path)), key=lambda entry: entry.name))
+            return Entries(Entry(path, one) for one in names)
+
+        return scans
+
+    def _getcwd(self, original: Function) -> Function:
+        return lambda: self._overlay.cwd
+
+    # -- native writers ---------------------------------------------------------------------------
+
+    def _native(self, place: int, writes: bool) -> Callable[[Function], Function]:
+        """A function that takes a path as its argument number `place`."""
+
+        def stands_in(original: Function) -> Function:
+            def takes(*args: Any, **kwargs: Any) -> Any:
+                instead = self._overlay.to_write if writes else self._overlay.to_open
+                found = [instead(a) if n == place and _is_path(a) else a for n, a in enumerate(args)]
+                for name in ("f", "filename", "file"):
+                    if _is_path(kwargs.get(name)):
+                        kwargs[name] = instead(kwargs[name])
+                return original(*found, **kwargs)
+
+            return takes
+
+        return stands_in
+
+    def _database(self, original: Function) -> Function:
+        def connects(database: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_path(database) and os.fsdecode(database) not in ("", ":memory:") and not kwargs.get("uri"):
+                database = self._overlay.to_write(database, keeps=True)
+            return original(database, *args, **kwargs)
+
+        return connects
+
+    def _child(self, original: Function) -> Function:
+        def starts(*args: Any, **kwargs: Any) -> Any:
+            self._overlay.starts_child()
+            return original(*args, **kwargs)
+
+        return starts
+
+    # -- all together -----------------------------------------------------------------------------
+
     def install(self, patches: Patches) -> None:
         """Stand in for what writes and reads files."""
-        for owner in (builtins, io):
-            patches.replace(owner, "open", self.opening)
-        for name in ("replace", "rename"):
-            patches.replace(os, name, self.moving)
-        for name in ("remove", "unlink"):
-            patches.replace(os, name, self.removing)
-        patches.replace(torch, "save", self.writing)
-        patches.replace(torch.jit, "save", self.writing)
-        patches.replace(torch, "load", self.reading)
-        patches.replace(safetensors.torch, "save_file", self.writing)
-        patches.replace(safetensors.torch, "load_file", self.reading)
+        for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
+            patches.replace(owner, name, self._open)
+        table: dict[str, Callable[[Function], Function]] = {
+            **dict.fromkeys(READS, self._read),
+            **dict.fromkeys(TOUCHES, self._touch),
+            **dict.fromkeys(("rename", "replace"), self._move),
+            **dict.fromkeys(("remove", "unlink", "rmdir"), self._remove),
+            **dict.fromkeys(("symlink", "link"), self._make_link),
+            **dict.fromkeys(("system", "posix_spawn", "posix_spawnp"), self._child),
+            "open": self._open_number,
+            "truncate": self._truncate,
+            "mkdir": self._make_folder,
+            "listdir": self._list,
+            "scandir": self._scan,
+            "getcwd": self._getcwd,
+            "chdir": lambda original: self._overlay.go,
+        }
+        accessor = getattr(pathlib, "_normal_accessor", None)  # of Python 3.10, which keeps functions of its own
+        places: tuple[Any, ...] = (os, accessor)
+        for name, make in table.items():
+            for owner in places:
+                if hasattr(owner, name):
+                    patches.replace(owner, name, self._open if owner is accessor and name == "open" else make)
+        patches.replace(shutil, "rmtree", self._remove_tree)
+        patches.replace(subprocess.Popen, "__init__", self._child)
+        self._install_native(patches)
+
+    def _install_native(self, patches: Patches) -> None:
+        openers = numpy.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
+        patches.callback(openers.__setitem__, None, openers[None])
+        openers[None] = builtins.open
+        saves, loads = ((torch, "save"), (torch.jit, "save")), ((torch, "load"), (torch.jit, "load"))
+        for owner, name in (*saves, (torch.export, "save"), (torch.jit._script.RecursiveScriptModule, "save")):
+            patches.replace(owner, name, self._native(1, writes=True))
+        for owner, name in (*loads, (torch.export, "load"), (safetensors, "safe_open")):
+            patches.replace(owner, name, self._native(0, writes=False))
+        modules: tuple[Any, ...] = (safetensors.torch, safetensors.numpy)
+        for module in modules:
+            patches.replace(module, "save_file", self._native(1, writes=True))
+            patches.replace(module, "load_file", self._native(0, writes=False))
+        patches.replace(safetensors.torch, "safe_open", self._native(0, writes=False))
+        try:
+            import sqlite3
+        except ImportError:
+            return
+        for owner in (sqlite3, sqlite3.dbapi2):
+            patches.replace(owner, "connect", self._database)
+
+
+class Entries:
+    """What `os.scandir` gives, in order."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Entry:
+    """One of a directory that is seen through an overlay; as `os.DirEntry`.
+
+    Args:
+        folder: as the program named it.
+        name: in it.
+    """
+
+    def __init__(self, folder: Any, name: str) -> None:
+        self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
+        self.path: Any = os.path.join(os.fspath(folder), self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """As `os.DirEntry.stat`."""
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        """As `os.DirEntry.inode`."""
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """As `os.DirEntry.is_dir`."""
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """As `os.DirEntry.is_file`."""
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        """As `os.DirEntry.is_symlink`."""
+        return os.path.islink(self.path)
+
+
+def in_order(patches: Patches) -> None:
+    """List directories in order, on rank 0."""
+
+    def listing(original: Function) -> Function:
+        return lambda path=".": sorted(original(path))
+
+    def scanning(original: Function) -> Function:
+        return lambda path=".": Entries(sorted(original(path), key=lambda entry: entry.name))
+
+    patches.replace(os, "listdir", listing)
+    patches.replace(os, "scandir", scanning)
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, bytes, os.PathLike))
+
+
+def _asker() -> str:
+    """The module that called a function that stands in for another."""
+    frame = sys._getframe(3)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))

@@ -18,7 +18,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.zero import seeds
 from paceline.zero.attachment import Zero
-from paceline.zero.files import Shadows
+from paceline.zero.files import Shadows, in_order
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place, from_environment, own_device
 from paceline.zero.seeds import Streams
@@ -41,19 +41,22 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def zero_lines(script: Path, place: Place, patches: Patches) -> Iterator[None]:
+def zero_lines(script: Path, place: Place, patches: Patches, began: float | None = None) -> Iterator[None]:
     """Around the program of one worker.
 
     Args:
         script: the program.
         place: the worker.
         patches: what stands in for functions of libraries while the program runs.
+        began: when the workers began, where they are virtual ones of this process.
     """
     streams = Streams(seeds.common(os.environ), place) if place.size > 1 else None
     zero = Zero(script, place, Words(place), streams)
     if place.rank:
         logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
-        Shadows(logs, place.rank).install(patches)
+        Shadows(logs, place.rank, began, alone=began is None).install(patches)
+    elif place.size > 1:
+        in_order(patches)
     if streams is not None:
         streams.install(patches)
     zero.install(patches)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class Around:
 
     def __init__(self, script: Path, logs: Path | None, random_data: bool) -> None:
         self._script, self._logs, self._random_data = script, logs, random_data
-        self._versions = Versions()
+        self._versions, self._began = Versions(), time.time()
 
     def __enter__(self) -> Around:
         return self
@@ -114,5 +115,5 @@ class Around:
         """Around the script of the worker that runs this thread."""
         world = transport.world
         place = Place(world.rank, world.size, 0, self._logs, self._random_data)
-        with OwnPatches(self._versions, world.rank) as patches, zero_lines(self._script, place, patches):
+        with OwnPatches(self._versions, world.rank) as patches, zero_lines(self._script, place, patches, self._began):
             yield
