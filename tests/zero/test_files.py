@@ -376,7 +376,7 @@ def test_when_a_process_began_and_a_file_was_born(tmp_path: Path) -> None:
 
 
 def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:
-    from paceline.zero.files import in_order
+    from paceline.zero.listing import in_order
 
     names = [f"{n * 7919 % 101:03d}" for n in range(40)]
     for name in names:

@@ -106,13 +106,14 @@ def one_process() -> Iterator[Start]:
     ]
     if hasattr(torch.distributed, "init_process_group"):
         substitutes.append((torch.distributed, "init_process_group", _process_group))
+    originals = [(place, name, getattr(place, name)) for place, name, _ in substitutes]
     for place, name, substitute in substitutes:
         setattr(place, name, _for_workers(getattr(place, name), substitute))
     try:
         yield directory, stderr
     finally:
-        for place, name, _ in substitutes:
-            setattr(place, name, getattr(place, name).__wrapped__)
+        for place, name, original in originals:
+            setattr(place, name, original)
         for name, value in coordinates.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -142,7 +143,6 @@ def _for_workers(real: Callable[..., Any], substitute: Callable[..., Any]) -> Ca
             return real(*arguments, **named)
         return substitute(transport.world.rank, real, *arguments, **named)
 
-    chosen.__wrapped__ = real  # type: ignore[attr-defined]
     return chosen
 
 

@@ -18,7 +18,8 @@ import torch
 from paceline.errors import PacelineError
 from paceline.zero import seeds
 from paceline.zero.attachment import Zero
-from paceline.zero.files import Shadows, in_order
+from paceline.zero.files import Shadows
+from paceline.zero.listing import in_order
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place, from_environment, own_device
 from paceline.zero.seeds import Streams

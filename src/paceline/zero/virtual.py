@@ -22,19 +22,19 @@ class Versions(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self._of: dict[tuple[int, str], dict[int, Any]] = {}  # (owner or registrar, name) -> rank -> function
+        self._originals: dict[tuple[int, str], Any] = {}  # somebody else may have wrapped them since
         self._kept: list[Any] = []  # so that an id stays what it is
 
     def replaced(self, owner: Any, name: str) -> tuple[dict[int, Any], Any]:
         """The versions of an attribute by rank, and what those have that have none."""
-        original = getattr(owner, name)
         versions = self._of.get((id(owner), name))
         if versions is None:
+            original = self._originals[id(owner), name] = getattr(owner, name)
             versions = self._new(owner, name)
-            setattr(owner, name, _by_rank(versions, original))
-            self.callback(setattr, owner, name, original)
-        else:
-            original = original.__wrapped__
-        return versions, original
+            ours = _by_rank(versions, original)
+            setattr(owner, name, ours)
+            self.callback(_put_back, owner, name, ours, original)
+        return versions, self._originals[id(owner), name]
 
     def hooks(self, register: Callable[[Callable[..., Any]], Any]) -> dict[int, Any]:
         """The hooks of torch's `register`, by rank."""
@@ -55,8 +55,13 @@ def _by_rank(versions: dict[int, Any], original: Any) -> Callable[..., Any]:
         function = original if transport is None else versions.get(transport.world.rank, original)
         return function(*args, **kwargs)
 
-    chosen.__wrapped__ = original  # type: ignore[attr-defined]
     return chosen
+
+
+def _put_back(owner: Any, name: str, ours: Any, original: Any) -> None:
+    """Unless somebody else has put another in its place."""
+    if getattr(owner, name) is ours:
+        setattr(owner, name, original)
 
 
 class OwnPatches(Patches):

@@ -12,6 +12,8 @@ from paceline.zero.place import Place
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 VIRTUAL = "paceline.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
+BETWEEN = (VIRTUAL, "paceline.mistakes")
+"""Modules that stand between a caller and a function, and are not who asks."""
 TORCH = str(Path(torch.__file__).resolve().parent)
 
 
@@ -55,7 +57,7 @@ def here(script: Path) -> str:
 def asked_by_paceline() -> bool:
     """Whether the caller of the function that asks is paceline itself, which wants things as they are."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
+    while frame.f_back is not None and frame.f_globals.get("__name__") in BETWEEN:
         frame = frame.f_back
     name = frame.f_globals.get("__name__", "")
     return name.startswith("paceline.") and not name.startswith("paceline.zero")
