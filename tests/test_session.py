@@ -665,8 +665,8 @@ def test_settings_of_the_launcher_yield_to_arguments(tmp_path: Path, monkeypatch
     run = paceline.attach(model, sgd(model.parameters()), "averaging", log=tmp_path / "ours")
     assert run.rule.name == "averaging"
     run.close()
-    assert [p.name for p in (tmp_path / "theirs").iterdir()] == ["rank-000.jsonl"]
-    assert [p.name for p in (tmp_path / "ours").iterdir()] == ["rank-000.jsonl"]
+    assert [p.name for p in (tmp_path / "theirs").glob("*.jsonl")] == ["rank-000.jsonl"]
+    assert [p.name for p in (tmp_path / "ours").glob("*.jsonl")] == ["rank-000.jsonl"]
 
 
 def test_nothing_is_logged_without_reason(caplog: pytest.LogCaptureFixture) -> None:
