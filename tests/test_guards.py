@@ -16,7 +16,7 @@ from torch import nn
 import paceline
 from paceline.exchange import Header, Meeting, judged
 from paceline.gradient_update import Footer
-from paceline.guards import Guard, Norms, make_guard, outliers
+from paceline.guards import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 
 # -- the judgement -----------------------------------------------------------------------------------------------------
@@ -322,3 +322,56 @@ def test_a_rule_without_a_common_exchange_refuses_it() -> None:
     model = Two()
     with pytest.raises(paceline.UnsupportedError, match="guard away"):
         paceline.attach(model, torch.optim.SGD(model.parameters(), lr=1.0), "asgd", guard="outliers")
+
+
+# -- before there is a history -----------------------------------------------------------------------------------------
+
+
+def test_before_there_is_a_history_a_norm_is_compared_with_the_parameters() -> None:
+    parameters = [torch.full((3,), 2.0), torch.full((4,), 1.0)]
+    assert farthest(parameters, FAR) == pytest.approx(FAR * 4.0)
+    assert farthest([torch.zeros(4, 25)], FAR) == pytest.approx(FAR * LEAST * 10.0)  # all begin at 0
+    assert farthest([torch.tensor([math.nan])], FAR) == math.inf
+    norms = Norms(Guard(), lambda: 50.0)
+    assert norms.usual(0, 49.0) and not norms.usual(0, 51.0)
+
+
+@pytest.mark.parametrize("rule", ["bmuf(period=2)", "averaging(period=2)", "sync"])
+@pytest.mark.parametrize("zero", [False, True], ids=["", "from zeros"])
+def test_what_is_out_of_all_proportion_does_not_get_in_with_the_first_exchange(rule: str, zero: bool) -> None:
+    def program(spoils: bool) -> float:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        if zero:
+            nn.init.zeros_(model.weight)
+            nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = paceline.attach(model, optimizer, rule, guard="outliers")
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = (model(torch.ones(2, 4)) - 1).square().mean()
+            (loss * (1e30 if spoils and run.world.rank == 1 and step == 0 else 1.0)).backward()
+            optimizer.step()
+        run.close()
+        return float(model.weight.detach().abs().max())
+
+    assert max(simulate(lambda: program(True), 3)) < 10.0
+
+
+def test_a_first_block_that_moves_all_workers_far_is_no_fault() -> None:
+    """A rate that is large beside small weights: the scale of the training, and nobody is left out."""
+
+    def program() -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.constant_(model.weight, 1e-9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "averaging(period=1)")
+        for _ in range(3):
+            model.weight.grad = torch.full((1, 4), -1000.0 * (1 + run.world.rank))
+            optimizer.step()
+        run.close()
+        return list(model.weight.detach().flatten().tolist())
+
+    for weights in simulate(program, 2):
+        assert weights == pytest.approx([4500.0] * 4)

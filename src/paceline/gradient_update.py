@@ -42,7 +42,7 @@ from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combin
 from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.footer import Footer, of_buffers, with_footers
 from paceline.fragments import Modules, fragments, local
-from paceline.guards import Guard, Norms
+from paceline.guards import Guard, gradient_norms
 from paceline.lanes import LaneChunk, Moves
 from paceline.outer.base import Coefficients
 from paceline.payload import FirstMoment
@@ -125,7 +125,7 @@ class GradientUpdate:
         self._expected = 1  # passes before a step
         self._exchanges = 0
         self._number = 0  # of the step that is exchanged, the first is 0; a step may take several exchanges
-        self._norms = Norms(guard) if guard is not None and guard.gradients else None
+        self._norms = gradient_norms(guard, [local(p) for _, p in self._named])
         self._opening: Opening | None = None
         self._running: list[tuple[Chunk, Running]] = []
         self._stale = False

@@ -10,7 +10,10 @@ workers, and l = log x:
 The median and the median absolute deviation (times 1.4826, the standard deviation of a normal distribution) are not
 moved by the few outliers that pass. Logarithms, because norms are spread over orders of magnitude. A worker whose data
 differ, so that its norms are always above the others', is compared with itself as well. Only what is too large is
-unusual: a small contribution does no harm. Nothing is judged before `history` exchanges.
+unusual: a small contribution does no harm. Before `history` exchanges nothing of that is known, and a norm is unusual
+that is out of all proportion to the parameters w, of which there are n:
+
+    unusual   : x_i > FAR * max(norm of w, LEAST * root of n)          1000 times as far, for gradients a million times
 
 Whoever is unusual says so and is left out, unless the scale itself has changed (a learning rate, a warm-up that ends):
 `outliers` accepts everybody where more than half of the workers are unusual at once, and whoever is not far above those
@@ -26,9 +29,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from paceline.errors import UnsupportedError
 
@@ -36,6 +42,10 @@ SIGMA = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
 APART = 3.0
 """An outlier's norm is at least so many times the median of those that the others bring to the same exchange."""
+FAR, FAR_GRADIENT = 1e3, 1e6
+"""So many times the norm of the parameters, what a block brings, and a gradient, is out of all proportion."""
+LEAST = 1e-3
+"""Root mean square of parameters that are taken to be no smaller: all may begin at 0."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +109,17 @@ class Norms:
 
     Args:
         guard: the settings.
+        farthest: gives the largest norm that is not out of all proportion, for as long as there is no history.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+    def __init__(self, guard: Guard, farthest: Callable[[], float] = lambda: math.inf) -> None:
+        self.guard, self._farthest = guard, farthest
         self._rows: deque[dict[int, float]] = deque(maxlen=guard.window)
 
     def usual(self, rank: int, norm: float) -> bool:
         """Whether such a norm of that worker is not far above what was accepted of all, or of itself."""
         if len(self._rows) < self.guard.history:
-            return True
+            return norm <= self._farthest()
         if norm <= self.guard.limit([value for row in self._rows for value in row.values()]):
             return True
         own = [row[rank] for row in self._rows if rank in row]
@@ -149,6 +160,29 @@ class Norms:
         """Put back what `state` gave."""
         self._rows.clear()
         self._rows.extend({int(rank): float(norm) for rank, norm in row} for row in saved)
+
+
+@torch.no_grad()
+def farthest(parameters: Iterable[Tensor], times: float) -> float:
+    """The largest norm that is in some proportion to these parameters; infinite where they are not finite."""
+    square, count = 0.0, 0
+    for one in parameters:
+        square += float(torch.linalg.vector_norm(one)) ** 2
+        count += one.numel()
+    size = max(math.sqrt(square), LEAST * math.sqrt(count)) if math.isfinite(square) else math.inf
+    return times * size
+
+
+def block_norms(guard: Guard | None, parameters: Callable[[], Iterable[Tensor]]) -> Norms | None:
+    """The norms of what blocks bring to these parameters; None where nothing is judged."""
+    return None if guard is None else Norms(guard, lambda: farthest(parameters(), FAR))
+
+
+def gradient_norms(guard: Guard | None, parameters: Sequence[Tensor]) -> Norms | None:
+    """The norms of the gradients of these parameters; None where they are not judged."""
+    if guard is None or not guard.gradients:
+        return None
+    return Norms(guard, lambda: farthest(parameters, FAR_GRADIENT))
 
 
 def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:

@@ -19,7 +19,7 @@ from paceline.codec import Codec, Dense, Layout, State
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
 from paceline.fragments import Modules, fragments
-from paceline.guards import Guard, Norms
+from paceline.guards import Guard, block_norms
 from paceline.lanes import Lane, LaneChunk, MomentLane, Moves, ParameterLane, measure
 from paceline.optimizers import (
     Moment,
@@ -142,7 +142,7 @@ class BlockUpdate:
         self._minibatches = 0
         self._flight: Flying | None = None
         self._left_out = False
-        self._norms = Norms(guard) if guard is not None else None
+        self._norms = block_norms(guard, lambda: [lane.anchor for lane in self.parameter_lanes])
         self._moves_of: tuple[Meeting, Moves] | None = None
         self._begun_with: Coefficients | None = None
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too

@@ -273,3 +273,15 @@ def test_the_manifest_says_where_it_is_of(tmp_path: Path) -> None:
     stopped(tmp_path)
     manifest = json.loads((tmp_path / "step-000000009" / "manifest.json").read_text())
     assert manifest["minibatches"] == 9 and manifest["blocks"] == 3 and manifest["size"] == 2
+
+
+def test_a_step_that_is_a_link_is_not_followed_and_a_place_that_is_one_is(tmp_path: Path) -> None:
+    stopped(tmp_path / "real")
+    (tmp_path / "place").symlink_to(tmp_path / "real")
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "real" / "step-000000009").rename(elsewhere)
+    (tmp_path / "real" / "step-000000009").symlink_to(elsewhere)
+    before = sorted(one.name for one in elsewhere.iterdir())
+    outs = resumed(tmp_path / "place")
+    assert len(outs[0].losses) == 12 - 6  # the step before it
+    assert sorted(one.name for one in elsewhere.iterdir()) == before

@@ -12,7 +12,7 @@ from paceline.control import About, GivenUpError, RefusedError, Terms, returning
 from paceline.control.books import NOTHING, WORK
 from paceline.control.people import Commit
 from paceline.control.register import RESTORES, Register
-from paceline.data.book import Question
+from paceline.data.book import ENDLESS, Question
 from paceline.errors import MismatchError
 
 ABOUT = About("host", "127.0.0.1", 1, {"rule": "block"})
@@ -175,3 +175,24 @@ def test_a_run_that_is_lost_again_and_again_behind_one_checkpoint_is_given_up(fu
         assert "10 times in a row all workers were lost before another checkpoint" in register.ended
         with pytest.raises(RefusedError, match="10 times in a row"):
             register.join(ABOUT, 0.0)
+
+
+def test_only_who_is_in_an_epoch_can_say_where_it_ends() -> None:
+    register = begun(2)
+    endless = Question(0, 0, ENDLESS, 2)
+    register.ask(0, 1, endless, 0.0)
+    register.ask(1, 1, Question(0, 1, ENDLESS, 2), 0.0)  # nothing of epoch 1 is begun by worker 0
+    register.take()
+    for serial, (worker, epoch, total) in enumerate(((0, 7, 0), (0, 1, 0)), start=9):
+        register.tell(worker, serial, "ends", [0, epoch, total], 0.0)
+        (wrong,) = said(register, "wrong")
+        assert wrong[0] == worker and f"epoch {epoch} of loader 0 ends after {total} places" in wrong[2]
+    through(register, 0, [MARK])
+    through(register, 1)
+    register.ask(0, 2, endless, 0.0)
+    register.take()
+    register.tell(0, 30, "ends", [0, 0, 1], 0.0)
+    assert "is done up to place 2" in said(register, "wrong")[0][2]
+    register.tell(0, 31, "ends", [0, 0, 4], 0.0)
+    register.tell(1, 31, "ends", [0, 0, 4], 0.0)
+    assert not said(register, "wrong")

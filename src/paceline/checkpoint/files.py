@@ -30,6 +30,7 @@ GLOBAL = "global.safetensors"
 MARK = "being-written"
 MANIFEST_LIMIT = 1 << 26
 """Bytes of a manifest, at most."""
+STEP = re.compile(r"step-(\d{9,18})(\.old)?")
 OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
@@ -125,6 +126,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = found / MANIFEST
     if not file.is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")
+    if found.is_symlink() and STEP.fullmatch(found.name):
+        raise CheckpointError(f"{found} is a link, and a step is a directory of its own: put a copy in its place")
     if file.is_symlink() or file.stat().st_size > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
     try:

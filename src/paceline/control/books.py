@@ -100,7 +100,7 @@ class Books:
         elif kind == "ends":
             loader, epoch, total = check.row(list(values), 3, kind)
             most = check.whole(total, 0, ENDLESS, "places of an epoch")
-            self._ledger.ends(check.number(loader), check.stage(epoch), most)
+            self._ends(worker, check.number(loader), check.stage(epoch), most)
         elif kind == "expect":
             loader, epoch, ranges = check.row(list(values), 3, kind)
             self._expect(check.number(loader), check.stage(epoch), ranges)
@@ -126,6 +126,20 @@ class Books:
             for begin, end in ranges
             for low, high in held.get(key, Ranges()).within(begin, end)
         ]
+
+    def _ends(self, worker: int, loader: int, epoch: int, total: int) -> None:
+        """Only a worker that holds places of an epoch can have come to its end, and what is done lies before that."""
+        extent = self._ledger.extent(loader, epoch)
+        if (extent is None and epoch <= self._ledger.closed(loader)) or (extent is not None and total >= extent[0]):
+            return  # another worker has said so
+        holds = any((one, its) == (loader, epoch) for one, its, *_ in self._ledger.held(worker))
+        if extent is None or not holds or total < extent[1]:
+            raise MismatchError(
+                f"worker {worker} says that epoch {epoch} of loader {loader} ends after {total} places, and it "
+                f"{'holds none of them' if not holds else f'is done up to place {extent[1] if extent else 0}'}; give "
+                "all workers the same data"
+            )
+        self._ledger.ends(loader, epoch, total)
 
     def _expect(self, loader: int, epoch: int, ranges: Any) -> None:
         """The first who says it counts; all have it from one checkpoint, so who says something else is wrong."""

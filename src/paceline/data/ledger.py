@@ -105,6 +105,11 @@ class Ledger:
         book = self._books.get((loader, epoch))
         return book.settled if book is not None else self._is_over(loader, epoch)
 
+    def extent(self, loader: int, epoch: int) -> tuple[int, int] | None:
+        """The places of an epoch, and the end of the last that is done; None where it is not under way."""
+        book = self._books.get((loader, epoch))
+        return None if book is None else (book.total, max((end for _, end in book.done), default=0))
+
     def held(self, worker: int) -> list[Mark]:
         """The places that are leased to `worker`."""
         return [
