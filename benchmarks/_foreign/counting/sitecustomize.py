@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts what a training program does, from outside of it and of paceline: a line of JSON for each event.
+
+Python imports this file by itself where its folder is on PYTHONPATH. In a worker (`RANK` is set) and in a program that
+runs alone (`FOREIGN_ALONE`), it notes in `FOREIGN_COUNTS/RANK-PID.jsonl`:
+
+    item    a sample was fetched from a data set: the set's class and length, the index; alone also in which pass
+    pass    alone: a pass over a DataLoader began
+    step    an optimizer made a step: which, its rates, how many numbers it trains; alone also in which pass
+    save    torch.save wrote: the path, a digest of the tensors
+    write   a file was opened to be written: its path
+    end     a digest of what each optimizer trains, at the end of the process
+
+The originals of what it needs are taken before anybody else stands in for them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import hashlib
+import importlib.abc
+import importlib.util
+import io
+import json
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+FOLDER = os.environ.get("FOREIGN_COUNTS", "")
+ALONE = "FOREIGN_ALONE" in os.environ
+RANK = os.environ.get("RANK", "0")
+CONTAINERS = ("Subset", "ConcatDataset", "ChainDataset")
+"""Data sets that fetch from others, which are counted."""
+_open, _write, _getpid, _join, _mkdirs = os.open, os.write, os.getpid, os.path.join, os.makedirs
+_dumps, _abspath, _fsdecode = json.dumps, os.path.abspath, os.fsdecode
+
+
+class Journal:
+    """Where this process notes; a forked one has a file of its own."""
+
+    def __init__(self) -> None:
+        self._pid, self._fd = -1, -1
+
+    def note(self, kind: str, **about: Any) -> None:
+        """One event."""
+        if self._pid != _getpid():
+            self._pid = _getpid()
+            name = _join(FOLDER, f"{int(RANK):03d}-{self._pid}.jsonl")
+            self._fd = _open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        _write(self._fd, (_dumps({"k": kind, **about}) + "\n").encode())
+
+
+journal = Journal()
+depth = threading.local()
+passes: list[int] = []  # under way, the one that was asked last at the end
+made: list[weakref.ref[Any]] = []  # optimizers
+
+
+def number(index: Any) -> Any:
+    """An index as JSON has it."""
+    return index.tolist() if hasattr(index, "tolist") else index if isinstance(index, (int, str)) else repr(index)
+
+
+def counted(get: Callable[..., Any]) -> Callable[..., Any]:
+    """`__getitem__` of a data set."""
+
+    @functools.wraps(get)
+    def getitem(data: Any, index: Any) -> Any:
+        inside, depth.inside = getattr(depth, "inside", 0), 1
+        try:
+            found = get(data, index)
+        finally:
+            depth.inside = inside
+        if not inside:
+            note_item(data, index)
+        return found
+
+    return getitem
+
+
+def note_item(data: Any, index: Any) -> None:
+    """A sample was fetched."""
+    try:
+        length = len(data)
+    except TypeError:
+        length = -1
+    for each in [number(index)] if not isinstance(number(index), list) else number(index):
+        journal.note("item", d=f"{type(data).__name__}:{length}", i=each, p=passes[-1] if passes else None)
+
+
+def count_data(torch: Any) -> None:
+    """Data sets, those that are no class of torch's where the loader fetches from them."""
+    from torch.utils.data import _utils
+
+    base = torch.utils.data.Dataset
+    for known in (torch.utils.data.TensorDataset,):
+        known.__getitem__ = counted(known.__getitem__)
+
+    def noticed(cls: Any, **kwargs: Any) -> None:
+        object.__init_subclass__(**kwargs)
+        if "__getitem__" in vars(cls) and cls.__name__ not in CONTAINERS:
+            cls.__getitem__ = counted(cls.__getitem__)
+
+    base.__init_subclass__ = classmethod(noticed)
+    fetcher = _utils.fetch._MapDatasetFetcher
+    fetch = fetcher.fetch
+
+    def fetching(self: Any, indices: Any) -> Any:
+        if not isinstance(self.dataset, base):
+            for index in indices if isinstance(indices, (list, tuple)) else [indices]:
+                note_item(self.dataset, index)
+        return fetch(self, indices)
+
+    fetcher.fetch = fetching
+
+
+class Pass:
+    """A pass over a loader of a program that is alone: which samples it had, which steps were made in it."""
+
+    count = 0
+
+    def __init__(self, loader: Any, inner: Iterator[Any]) -> None:
+        Pass.count += 1
+        self._number, self._inner = Pass.count, inner
+        journal.note("pass", p=self._number, batch=getattr(loader, "batch_size", None))
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __next__(self) -> Any:
+        if self._number in passes:
+            passes.remove(self._number)
+        passes.append(self._number)
+        try:
+            return next(self._inner)
+        except StopIteration:
+            passes.remove(self._number)
+            raise
+
+    def __del__(self) -> None:
+        if self._number in passes:
+            passes.remove(self._number)
+
+
+def count_passes(torch: Any) -> None:
+    """Alone: samples are fetched in this process, pass by pass."""
+    loader = torch.utils.data.DataLoader
+    begin, make = loader.__iter__, loader.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in ("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context"):
+            kwargs.pop(name, None)
+        make(self, *args, **kwargs)
+
+    loader.__init__ = init
+    loader.__iter__ = lambda self: Pass(self, begin(self))
+
+
+def count_steps(torch: Any) -> None:
+    """Optimizers."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer not in numbers:
+            numbers[optimizer] = len(made)
+            made.append(weakref.ref(optimizer))
+        rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+        size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        name = f"{type(optimizer).__name__}#{numbers[optimizer]}"
+        journal.note("step", o=name, lr=rates, n=size, p=passes[-1] if passes else None)
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def digest(thing: Any) -> str:
+    """Of the tensors in it, in their order."""
+    found = hashlib.sha256()
+    for tensor in tensors(thing):
+        found.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def tensors(thing: Any) -> Iterator[Any]:
+    """Of a model, a state dictionary, or what has them."""
+    import torch
+
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, torch.nn.Module):
+        yield from tensors(dict(thing.state_dict()))
+    elif isinstance(thing, dict):
+        for each in thing.values():
+            yield from tensors(each)
+    elif isinstance(thing, (list, tuple)):
+        for each in thing:
+            yield from tensors(each)
+
+
+def model_of(thing: Any) -> Any:
+    """What of a checkpoint is the model: optimizers' states are a worker's own."""
+    if isinstance(thing, dict):
+        return {name: each for name, each in thing.items() if "optim" not in str(name).lower()}
+    return thing
+
+
+def count_files(torch: Any) -> None:
+    """What is saved."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def saving(thing: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _abspath(_fsdecode(f)) if isinstance(f, (str, bytes, os.PathLike)) else getattr(f, "name", "")
+        journal.note("save", path=str(path), h=digest(model_of(thing)))
+        return save(thing, f, *args, **kwargs)
+
+    torch.save = saving
+
+
+def note_writes() -> None:
+    """Files that are opened to be written."""
+    opens, os_open = builtins.open, os.open
+
+    @functools.wraps(opens)
+    def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wxa+") and isinstance(file, (str, bytes, os.PathLike)):
+            journal.note("write", path=_abspath(_fsdecode(file)))
+        return opens(file, mode, *args, **kwargs)
+
+    @functools.wraps(os_open)
+    def os_opening(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) and isinstance(path, (str, bytes, os.PathLike)):
+            journal.note("write", path=_abspath(_fsdecode(path)))
+        return os_open(path, flags, *args, **kwargs)
+
+    builtins.open = io.open = opening
+    os.open = os_opening
+
+
+def at_end() -> None:
+    """What the optimizers train, as it is."""
+    for reference in made:
+        optimizer = reference()
+        if optimizer is not None:
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            journal.note("end", o=type(optimizer).__name__, h=digest(trained))
+
+
+def install(torch: Any) -> None:
+    """After torch was imported."""
+    count_data(torch)
+    count_steps(torch)
+    count_files(torch)
+    if ALONE:
+        count_passes(torch)
+
+
+class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls `install` when torch has been imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Of torch, whose loader does its work first."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def executing(module: Any) -> None:
+            execute(module)
+            install(module)
+
+        spec.loader.exec_module = executing  # type: ignore[method-assign]
+        return spec
+
+
+if FOLDER and (ALONE or "RANK" in os.environ):
+    _mkdirs(FOLDER, exist_ok=True)
+    note_writes()
+    atexit.register(at_end)
+    sys.meta_path.insert(0, After())

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program alone and on several workers, each in a fresh copy of its folder, with all that it does counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import tomllib
+
+from _foreign import data
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = float(os.environ.get("FOREIGN_LIMIT_S", "120"))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A row of the table.
+
+    Attributes:
+        name: how the record calls it.
+        file: below the folder of programs.
+        arguments: its own.
+        rule: for several workers.
+        options: further ones of `paceline run`.
+        data: what it looks for in files, as `data.make` has it.
+        metric: a pattern; what it last matches in the output is the program's own figure.
+        root: the folder that is copied; by default the program's.
+        environment: variables beyond this process's.
+        samples: how many pictures a stand-in's training set has.
+        path: folders below that of the programs, for PYTHONPATH.
+        of: the program whose door this is.
+    """
+
+    name: str
+    file: str
+    arguments: list[str] = field(default_factory=list)
+    rule: str = "bmuf(period=4)"
+    options: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
+    metric: str = ""
+    root: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    samples: int = 600
+    path: list[str] = field(default_factory=list)
+    of: str = ""
+
+
+def table(path: Path) -> list[Program]:
+    """The programs of a table (TOML, an array `program`)."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["program"]
+    return [Program(**row) for row in rows]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that is over.
+
+    Attributes:
+        code: its exit code; None where it ran into the limit.
+        seconds: wall time.
+        folder: with `counts`, `work` (where it ran), `out.txt` and `err.txt`.
+        files: those that it left in `work`, below it.
+    """
+
+    code: int | None
+    seconds: float
+    folder: Path
+    files: list[str]
+
+    def output(self) -> str:
+        """What it printed, and what was said on stderr."""
+        return "\n".join((self.folder / name).read_text(encoding="utf-8", errors="replace") for name in OUTPUTS)
+
+
+OUTPUTS = ("out.txt", "err.txt")
+
+
+class Bench:
+    """Runs programs.
+
+    Args:
+        programs: the folder with all of them.
+        out: where runs are kept.
+        workers: of the cluster.
+    """
+
+    def __init__(self, programs: Path, out: Path, workers: int) -> None:
+        self._programs, self._out, self._workers = programs.resolve(), out.resolve(), workers
+
+    def alone(self, program: Program) -> Done:
+        """As Python runs it; kept, since it does not change."""
+        kept = self._folder(program, "alone") / "done.json"
+        about = asdict(program)
+        if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["program"] == about:
+            return Done(found["code"], found["seconds"], kept.parent, found["files"])
+        done = self._run(program, "alone", [sys.executable, "-u"], {"FOREIGN_ALONE": "1"})
+        row = {"program": about, "code": done.code, "seconds": done.seconds, "files": done.files}
+        kept.write_text(json.dumps(row), encoding="utf-8")
+        return done
+
+    def several(self, program: Program) -> Done:
+        """By `paceline run`."""
+        log = self._folder(program, "several") / "log"
+        rule = ["--rule", program.rule] if program.rule else []
+        start = [sys.executable, "-m", "paceline", "run", "--workers", str(self._workers), *rule, "--log", str(log)]
+        return self._run(program, "several", [*start, *program.options], {})
+
+    def _folder(self, program: Program, how: str) -> Path:
+        return self._out / program.name.replace("/", "+").replace(" ", "_") / how
+
+    def _run(self, program: Program, how: str, start: list[str], added: dict[str, str]) -> Done:
+        folder = self._folder(program, how)
+        shutil.rmtree(folder, ignore_errors=True)
+        root = Path(program.root) if program.root else Path(program.file).parent
+        work = folder / "work" / "program"
+        shutil.copytree(self._programs / root, work)
+        for what in program.data:
+            data.make(what, work, self._programs)
+        script = work / Path(program.file).relative_to(root)
+        before = _files(folder / "work")
+        began = time.monotonic()
+        code = _wait([*start, script.name, *program.arguments], script.parent, self._variables(program, folder, added))
+        seconds = time.monotonic() - began
+        return Done(code, seconds, folder, sorted(_files(folder / "work") - before))
+
+    def _variables(self, program: Program, folder: Path, added: dict[str, str]) -> dict[str, str]:
+        paths = [HERE / "counting", HERE / "stand_ins", *(self._programs / path for path in program.path)]
+        own = {
+            "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
+            "FOREIGN_COUNTS": str(folder / "counts"),
+            "FOREIGN_SAMPLES": str(program.samples),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "MPLBACKEND": "agg",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        return {**os.environ, **own, **added, **program.environment}
+
+
+def _files(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+
+
+def _wait(command: list[str], folder: Path, variables: dict[str, str]) -> int | None:
+    """Its exit code; None after the limit, and then all that it started is over."""
+    top = next(parent for parent in folder.parents if parent.name == "work").parent
+    with contextlib.ExitStack() as files:
+        out, err = (files.enter_context((top / name).open("wb")) for name in OUTPUTS)
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            return process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

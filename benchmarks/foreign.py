@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that were written elsewhere, with zero lines on several workers: what they do is counted, not supposed.
+
+    python benchmarks/foreign.py --programs FOLDER --table FILE.toml [--workers 3] [--only NAME ..] [--out out/foreign]
+    python benchmarks/foreign.py --quick
+
+Each program of the table is run as `python FILE ARGUMENTS` and as `paceline run --workers N --rule RULE FILE
+ARGUMENTS`, in a fresh copy of its folder. `_foreign/counting` is loaded into each process by Python itself and notes
+which samples were fetched, which steps were made at which rates, and what was saved and written, without paceline's
+knowledge. `_foreign/stand_ins` has a torchvision with small pictures. `_foreign/judge.py` says what has to hold; where
+it does not, the verdict begins with WRONG or LOOK. `--quick` takes programs of `examples/zero_lines`. The last line is
+JSON: for each program its verdict and its counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _foreign.judge import judged
+from _foreign.runs import Bench, Program, table
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "zero_lines"
+FINAL = r"final loss (-?\d+\.\d+)"
+QUICK = [
+    Program("mnist_cnn", "mnist_cnn.py", ["--epochs", "1"], metric=FINAL),
+    Program("vae", "vae.py", ["--epochs", "1"], rule="bmuf_adam(period=4)", metric=FINAL),
+    Program("gcn", "gcn.py", ["--epochs", "1"], metric=FINAL),
+]
+
+
+def row(found: dict[str, Any]) -> str:
+    """Of the table, in Markdown."""
+    drawn = "; ".join(
+        f"{name} {each['trained']} + {each['evaluated']}: {'/'.join(map(str, each['workers']))}"
+        for name, each in found["samples"].items()
+    )
+    made = "; ".join(
+        f"{name} {count}: {'/'.join(map(str, found['steps']['workers'][name]))}"
+        for name, count in found["steps"]["alone"].items()
+    )
+    figures = " ".join("" if number is None else f"{number:.4g}" for number in found["figure"])
+    return f"| {found['name']} | {found['verdict']} | {drawn} | {made} | {figures} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=Path, help="the folder that the table's files are in")
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("out/foreign"))
+    parser.add_argument("--quick", action="store_true", help="programs of examples/zero_lines")
+    args = parser.parse_args()
+    if not args.quick and (args.programs is None or args.table is None):
+        parser.error("give --programs and --table, or --quick")
+    rows = QUICK if args.quick else table(args.table)
+    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers)
+    print("| program | verdict | samples alone, for training + evaluation: workers | steps alone: workers | figure |")
+    print("| --- | --- | --- | --- | --- |")
+    all_of_them = []
+    for program in rows:
+        if args.only and not any(only in program.name for only in args.only):
+            continue
+        found = judged(program, bench.alone(program), bench.several(program))
+        all_of_them.append(found)
+        print(row(found), flush=True)
+        (args.out / "found.jsonl").open("a", encoding="utf-8").write(json.dumps(found) + "\n")
+    print(json.dumps(all_of_them))
+
+
+if __name__ == "__main__":
+    main()
