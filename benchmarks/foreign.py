@@ -9,7 +9,7 @@ ARGUMENTS`, in a fresh copy of its folder. `_foreign/counting` is loaded into ea
 which samples were fetched, which steps were made at which rates, and what was saved and written, without paceline's
 knowledge. `_foreign/stand_ins` has a torchvision with small pictures. `_foreign/judge.py` says what has to hold; where
 it does not, the verdict begins with WRONG or LOOK. `--quick` takes programs of `examples/zero_lines`. The last line is
-JSON: for each program its verdict and its counts.
+a JSON object: `workers`, and `programs`, by name, each with its `verdict` and what was counted.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from _foreign.runs import Bench, Program, table
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "zero_lines"
 FINAL = r"final loss (-?\d+\.\d+)"
 QUICK = [
-    Program("mnist_cnn", "mnist_cnn.py", ["--epochs", "1"], metric=FINAL),
     Program("vae", "vae.py", ["--epochs", "1"], rule="bmuf_adam(period=4)", metric=FINAL),
     Program("gcn", "gcn.py", ["--epochs", "1"], metric=FINAL),
 ]
 
 
-def row(found: dict[str, Any]) -> str:
+def row(name: str, found: dict[str, Any]) -> str:
     """Of the table, in Markdown."""
     drawn = "; ".join(
-        f"{name} {each['trained']} + {each['evaluated']}: {'/'.join(map(str, each['workers']))}"
-        for name, each in found["samples"].items()
+        f"{data} {each['trained']} + {each['evaluated']}: {'/'.join(map(str, each['workers']))}"
+        for data, each in found["samples"].items()
     )
     made = "; ".join(
-        f"{name} {count}: {'/'.join(map(str, found['steps']['workers'][name]))}"
-        for name, count in found["steps"]["alone"].items()
+        f"{optimizer} {count}: {'/'.join(map(str, found['steps']['workers'][optimizer]))}"
+        for optimizer, count in found["steps"]["alone"].items()
     )
     figures = " ".join("" if number is None else f"{number:.4g}" for number in found["figure"])
-    return f"| {found['name']} | {found['verdict']} | {drawn} | {made} | {figures} |"
+    return f"| {name} | {found['verdict']} | {drawn} | {made} | {figures} |"
 
 
 def main() -> None:
@@ -63,15 +62,14 @@ def main() -> None:
     bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers)
     print("| program | verdict | samples alone, for training + evaluation: workers | steps alone: workers | figure |")
     print("| --- | --- | --- | --- | --- |")
-    all_of_them = []
+    counted: dict[str, Any] = {}
     for program in rows:
         if args.only and not any(only in program.name for only in args.only):
             continue
         found = judged(program, bench.alone(program), bench.several(program))
-        all_of_them.append(found)
-        print(row(found), flush=True)
-        (args.out / "found.jsonl").open("a", encoding="utf-8").write(json.dumps(found) + "\n")
-    print(json.dumps(all_of_them))
+        counted[program.name] = found
+        print(row(program.name, found), flush=True)
+    print(json.dumps({"workers": args.workers, "programs": counted}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ OURS = re.compile(r"^(?:\[\d+\] )?paceline\.[\w.]+: |^╭─ error ─", flags=r
 """A worker's refusal, or the command's own."""
 SLACK = 0.12
 """Of an epoch's place in a training, as a share of it."""
+LOOKS = 10
+"""So many times the samples of passes that were left early are allowed for: loader processes fetch ahead."""
 
 
 @dataclass
@@ -28,10 +30,10 @@ class Counts:
     """Of one worker."""
 
     items: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))  # of a data set, in their order
-    passes: list[Any] = field(default_factory=list)  # of each item, where it is known
-    of_pass: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    passes: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))  # in which each item was drawn
     rates: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))  # of an optimizer's steps
     stepped: set[Any] = field(default_factory=set)  # passes in which steps were made
+    over: set[Any] = field(default_factory=set)  # passes that came to their end
     saves: list[tuple[str, str]] = field(default_factory=list)
     writes: set[str] = field(default_factory=set)
     ends: list[str] = field(default_factory=list)
@@ -56,10 +58,12 @@ def _take(counts: Counts, event: dict[str, Any]) -> None:
     kind = event["k"]
     if kind == "item":
         counts.items[event["d"]].append(str(event["i"]))
-        counts.of_pass[event["d"]].append(event["p"])
+        counts.passes[event["d"]].append(event["p"])
     elif kind == "step":
         counts.rates[event["o"]].append(event["lr"])
         counts.stepped.add(event["p"])
+    elif kind == "over":
+        counts.over.add(event["p"])
     elif kind == "save":
         counts.saves.append((event["path"], event["h"]))
     elif kind == "write":
@@ -70,29 +74,33 @@ def _take(counts: Counts, event: dict[str, Any]) -> None:
 
 def samples(alone: Counts, workers: list[Counts]) -> dict[str, dict[str, Any]]:
     """Of each data set: how often it was drawn from, and whether that is as it has to be."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys([*alone.items, *(name for each in workers for name in each.items)]):
-        trained, evaluated = _drawn(alone, name)
-        each = [Counter(worker.items.get(name, [])) for worker in workers]
-        together = sum(each, Counter[Any]())
-        indices = set(trained) | set(evaluated) | set(together)
-        wanted = Counter(trained[i] + len(workers) * evaluated[i] for i in indices)
-        copies = all(_histogram(one) == _histogram(trained + evaluated) for one in each)
-        found[name] = {
-            "trained": sum(trained.values()),
-            "evaluated": sum(evaluated.values()),
-            "workers": [sum(one.values()) for one in each],
-            "right": Counter(together[i] for i in indices) == wanted,
-            "whole": copies and bool(trained),
-            "late": _late(alone, workers, name) if trained and not evaluated else 0,
-        }
-    return found
+    names = dict.fromkeys([*alone.items, *(name for each in workers for name in each.items)])
+    return {name: _samples(name, alone, workers) for name in names}
+
+
+def _samples(name: str, alone: Counts, workers: list[Counts]) -> dict[str, Any]:
+    trained, evaluated = _drawn(alone, name)
+    each = [Counter(worker.items.get(name, [])) for worker in workers]
+    together = sum(each, Counter[Any]())
+    indices = set(trained) | set(evaluated) | set(together)
+    wanted = sorted(trained[i] + len(workers) * evaluated[i] for i in indices)
+    off = sum(abs(one - other) for one, other in zip(sorted(together[i] for i in indices), wanted, strict=True))
+    looked_at = [of for of in alone.passes.get(name, []) if of not in alone.over | alone.stepped]
+    return {
+        "trained": sum(trained.values()),
+        "evaluated": sum(evaluated.values()),
+        "workers": [sum(one.values()) for one in each],
+        "off": off,
+        "right": off <= LOOKS * len(workers) * len(looked_at),
+        "whole": bool(trained) and all(_histogram(one) == _histogram(trained + evaluated) for one in each),
+        "late": _late(alone, workers, name) if trained and not evaluated else 0,
+    }
 
 
 def _drawn(alone: Counts, name: str) -> tuple[Counter[Any], Counter[Any]]:
     """Of one data set, for training and for evaluation."""
     trained, evaluated = Counter[Any](), Counter[Any]()
-    for item, of in zip(alone.items.get(name, []), alone.of_pass.get(name, []), strict=True):
+    for item, of in zip(alone.items.get(name, []), alone.passes.get(name, []), strict=True):
         (trained if of in alone.stepped else evaluated)[item] += 1
     return trained, evaluated
 
@@ -103,7 +111,7 @@ def _histogram(counter: Counter[Any]) -> Counter[int]:
 
 def _late(alone: Counts, workers: list[Counts], name: str) -> int:
     """Draws in an epoch that is not theirs: the nth time of a sample belongs into the nth epoch."""
-    epochs = len({of for of in alone.of_pass[name]})
+    epochs = len(set(alone.passes[name]))
     places: dict[Any, list[float]] = defaultdict(list)
     for worker in workers:
         drawn = worker.items.get(name, [])
@@ -167,6 +175,11 @@ def shared_writes(workers: list[Counts], folder: Path) -> list[str]:
     return sorted(path for path, count in times.items() if count > 1 and path.startswith(str(folder / "work")))
 
 
+def timeless(files: list[str]) -> set[str]:
+    """Names without the times, and the process ids, that programs put into them."""
+    return {re.sub(r"\d{4}-?\d\d-?\d\d[-_T]?\d\d[-:]?\d\d[-:]?\d\d|\d{5,}(\.\d+)*", "TIME", file) for file in files}
+
+
 def figure(program: Program, done: Done) -> float | None:
     """The program's own, at the end."""
     found = re.findall(program.metric, done.output()) if program.metric else []
@@ -174,10 +187,12 @@ def figure(program: Program, done: Done) -> float | None:
 
 
 def told(done: Done) -> list[str]:
-    """What was said by us: lines of zero lines, and the end of an error."""
-    lines = [line for line in done.output().splitlines() if line.startswith("paceline: ")]
+    """What was said by us: lines of zero lines, and a refusal or an error."""
+    output = done.output().replace(str(done.folder), "").splitlines()
+    lines = [line for line in output if line.startswith("paceline: ")]
     if done.code != 0:
-        lines += [line for line in done.output().splitlines() if line.strip()][-12:]
+        first = next((n for n, line in enumerate(output) if OURS.search(line)), max(0, len(output) - 12))
+        lines += [line.strip("│ ")[:1000] for line in output[first : first + 12]]
     return lines
 
 
@@ -187,7 +202,6 @@ def judged(program: Program, alone: Done, several: Done) -> dict[str, Any]:
     by_rank = read(several.folder / "counts")
     workers = [by_rank[rank] for rank in sorted(by_rank)]
     found: dict[str, Any] = {
-        "name": program.name,
         "codes": [alone.code, several.code],
         "seconds": [round(alone.seconds, 1), round(several.seconds, 1)],
         "samples": samples(one, workers),
@@ -195,8 +209,8 @@ def judged(program: Program, alone: Done, several: Done) -> dict[str, Any]:
         "saves": saved(one, workers),
         "ends": [worker.ends for worker in workers],
         "files": {
-            "missing": sorted(set(alone.files) - set(several.files)),
-            "more": sorted(set(several.files) - set(alone.files)),
+            "missing": sorted(timeless(alone.files) - timeless(several.files)),
+            "more": sorted(timeless(several.files) - timeless(alone.files)),
             "by_several": shared_writes(workers, several.folder),
         },
         "figure": [figure(program, alone), figure(program, several)],

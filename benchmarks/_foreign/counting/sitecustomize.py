@@ -5,7 +5,7 @@ Python imports this file by itself where its folder is on PYTHONPATH. In a worke
 runs alone (`FOREIGN_ALONE`), it notes in `FOREIGN_COUNTS/RANK-PID.jsonl`:
 
     item    a sample was fetched from a data set: the set's class and length, the index; alone also in which pass
-    pass    alone: a pass over a DataLoader began
+    over    alone: a pass over a DataLoader came to its end
     step    an optimizer made a step: which, its rates, how many numbers it trains; alone also in which pass
     save    torch.save wrote: the path, a digest of the tensors
     write   a file was opened to be written: its path
@@ -103,7 +103,8 @@ def count_data(torch: Any) -> None:
 
     def noticed(cls: Any, **kwargs: Any) -> None:
         object.__init_subclass__(**kwargs)
-        if "__getitem__" in vars(cls) and cls.__name__ not in CONTAINERS:
+        ours = cls.__module__.startswith("paceline")
+        if "__getitem__" in vars(cls) and cls.__name__ not in CONTAINERS and not ours:
             cls.__getitem__ = counted(cls.__getitem__)
 
     base.__init_subclass__ = classmethod(noticed)
@@ -124,10 +125,9 @@ class Pass:
 
     count = 0
 
-    def __init__(self, loader: Any, inner: Iterator[Any]) -> None:
+    def __init__(self, inner: Iterator[Any]) -> None:
         Pass.count += 1
         self._number, self._inner = Pass.count, inner
-        journal.note("pass", p=self._number, batch=getattr(loader, "batch_size", None))
 
     def __iter__(self) -> Pass:
         return self
@@ -143,6 +143,7 @@ class Pass:
             return next(self._inner)
         except StopIteration:
             passes.remove(self._number)
+            journal.note("over", p=self._number)
             raise
 
     def __del__(self) -> None:
@@ -161,7 +162,7 @@ def count_passes(torch: Any) -> None:
         make(self, *args, **kwargs)
 
     loader.__init__ = init
-    loader.__iter__ = lambda self: Pass(self, begin(self))
+    loader.__iter__ = lambda self: Pass(begin(self))
 
 
 def count_steps(torch: Any) -> None:
@@ -264,12 +265,35 @@ def install(torch: Any) -> None:
         count_passes(torch)
 
 
+def install_keras(keras: Any) -> None:
+    """After Keras was imported: its own optimizers' steps, and the rows that `fit` is given; digits that are there."""
+    import keras_pictures
+
+    keras.datasets.mnist.load_data = keras_pictures.mnist
+    apply, fit = keras.optimizers.Optimizer.apply, keras.Model.fit
+
+    def applying(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        found = apply(optimizer, *args, **kwargs)
+        journal.note("step", o=f"keras.{type(optimizer).__name__}", lr=[float(optimizer.learning_rate)], p=None)
+        return found
+
+    def fitting(model: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        for row in x if hasattr(x, "shape") else ():
+            journal.note("item", d="fit", i=hashlib.sha256(row.tobytes()).hexdigest()[:16], p=None)
+        return fit(model, x, *args, **kwargs)
+
+    keras.optimizers.Optimizer.apply, keras.Model.fit = applying, fitting
+
+
 class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls `install` when torch has been imported."""
+    """Calls a function when a library has been imported."""
+
+    def __init__(self, library: str, then: Callable[[Any], None]) -> None:
+        self._library, self._then = library, then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Of torch, whose loader does its work first."""
-        if name != "torch":
+        """Of the library, whose loader does its work first."""
+        if name != self._library:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -279,7 +303,7 @@ class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         def executing(module: Any) -> None:
             execute(module)
-            install(module)
+            self._then(module)
 
         spec.loader.exec_module = executing  # type: ignore[method-assign]
         return spec
@@ -289,4 +313,4 @@ if FOLDER and (ALONE or "RANK" in os.environ):
     _mkdirs(FOLDER, exist_ok=True)
     note_writes()
     atexit.register(at_end)
-    sys.meta_path.insert(0, After())
+    sys.meta_path[:0] = [After("torch", install), After("keras", install_keras)]

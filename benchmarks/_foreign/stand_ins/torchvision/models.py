@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH = 8
+STEM, WIDTH = 64, 16
+"""Channels; programs put a first convolution of their own before the 64 of a ResNet."""
 
 
 class ResNet(nn.Module):
@@ -17,11 +18,11 @@ class ResNet(nn.Module):
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, WIDTH, 5, stride=4, bias=False)
-        self.bn1 = nn.BatchNorm2d(WIDTH)
-        self.layer1 = nn.Sequential(nn.Conv2d(WIDTH, 2 * WIDTH, 3, stride=2, bias=False), nn.BatchNorm2d(2 * WIDTH))
+        self.conv1 = nn.Conv2d(3, STEM, 5, stride=4, bias=False)
+        self.bn1 = nn.BatchNorm2d(STEM)
+        self.layer1 = nn.Sequential(nn.Conv2d(STEM, WIDTH, 3, stride=2, bias=False), nn.BatchNorm2d(WIDTH))
         self.avgpool = nn.AdaptiveAvgPool2d(4)
-        self.fc = nn.Linear(2 * WIDTH * 16, num_classes)
+        self.fc = nn.Linear(WIDTH * 16, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, 3, height, width) to (batch, classes)."""

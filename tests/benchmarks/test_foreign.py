@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `benchmarks/foreign.py` says of counts: right, the whole job on every worker, a leak, a late draw, a refusal."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import paceline
+
+FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
+
+if not FOLDER.is_dir():
+    pytest.skip("the benchmarks are not beside the package", allow_module_level=True)
+
+TRAINED, HELD_OUT = [str(number) for number in range(6)], [str(number) for number in range(6, 8)]
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[ModuleType]:
+    """The module, which goes out of sight again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("_foreign.judge")
+    for name in [name for name in sys.modules if name.startswith("_foreign")]:
+        del sys.modules[name]
+
+
+def counted(judge: ModuleType, folder: Path, passes: list[list[str]], steps: int = 0, rate: float = 0.1) -> Any:
+    """Counts of one process: each pass draws these samples; the first `steps` passes are trained in."""
+    events: list[dict[str, Any]] = []
+    for number, drawn in enumerate(passes):
+        for item in drawn:
+            events.append({"k": "item", "d": "Set:8", "i": item, "p": number})
+            if number < steps:
+                events.append({"k": "step", "o": "SGD#0", "lr": [rate], "p": number})
+        events.append({"k": "over", "p": number})
+    folder.mkdir()
+    (folder / "000-1.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    return judge.read(folder)[0]
+
+
+def of_two(judge: ModuleType, folder: Path, passes: list[list[list[str]]]) -> tuple[Any, list[Any]]:
+    """A program alone, with two epochs and two evaluations, and two workers of it with these passes."""
+    alone = counted(judge, folder / "alone", [TRAINED, TRAINED, HELD_OUT, HELD_OUT], steps=2)
+    return alone, [counted(judge, folder / str(rank), each, steps=2) for rank, each in enumerate(passes)]
+
+
+def test_parts_for_training_and_all_for_evaluation_are_right(judge: ModuleType, tmp_path: Path) -> None:
+    halves = [[TRAINED[:3], TRAINED[3:], HELD_OUT, HELD_OUT], [TRAINED[3:], TRAINED[:3], HELD_OUT, HELD_OUT]]
+    alone, workers = of_two(judge, tmp_path, halves)
+    found = judge.samples(alone, workers)["Set:8"]
+    assert (found["right"], found["whole"], found["trained"], found["evaluated"]) == (True, False, 12, 4)
+    steps = judge.steps(alone, workers)
+    assert (steps["right"], steps["whole"], steps["rates_off"]) == (True, False, 0.0)
+
+
+def test_whole_epochs_on_every_worker_are_seen(judge: ModuleType, tmp_path: Path) -> None:
+    alone, workers = of_two(judge, tmp_path, [[TRAINED, TRAINED, HELD_OUT, HELD_OUT]] * 2)
+    found = judge.samples(alone, workers)["Set:8"]
+    assert (found["right"], found["whole"]) == (False, True)
+    assert judge.steps(alone, workers)["whole"]
+
+
+def test_a_sample_that_one_worker_trains_and_another_evaluates_is_seen(judge: ModuleType, tmp_path: Path) -> None:
+    mixed = [*TRAINED[:2], "6"]
+    parts = [[TRAINED[:3], TRAINED[3:], HELD_OUT, HELD_OUT], [mixed, mixed, HELD_OUT, HELD_OUT]]
+    alone, workers = of_two(judge, tmp_path, parts)
+    assert not judge.samples(alone, workers)["Set:8"]["right"]
+
+
+def test_an_epoch_twice_on_one_worker_is_late(judge: ModuleType, tmp_path: Path) -> None:
+    alone = counted(judge, tmp_path / "alone", [TRAINED, TRAINED], steps=2)
+    parts = [[TRAINED[:3], TRAINED[:3]], [TRAINED[3:], TRAINED[3:]]]
+    right = [counted(judge, tmp_path / f"right-{rank}", each, steps=2) for rank, each in enumerate(parts)]
+    assert judge.samples(alone, right)["Set:8"]["late"] == 0
+    twice = [TRAINED[:3] * 2, TRAINED[3:] * 2]  # the first half of the time one half, then the other
+    wrong = [counted(judge, tmp_path / f"wrong-{rank}", [twice[0], twice[1]], steps=2) for rank in range(1)]
+    assert judge.samples(alone, wrong)["Set:8"]["late"] > 0
+
+
+def test_other_rates_are_seen(judge: ModuleType, tmp_path: Path) -> None:
+    alone = counted(judge, tmp_path / "alone", [TRAINED], steps=1)
+    worker = counted(judge, tmp_path / "worker", [TRAINED[:3]], steps=1, rate=0.05)
+    assert judge.steps(alone, [worker])["rates_off"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("paceline.zero.refusals.Refusal: train.py:3: no loader", "refused before training"),
+        ("MemoryError", "WRONG: crash before training"),
+    ],
+)
+def test_a_refusal_is_a_sentence_of_ours(judge: ModuleType, tmp_path: Path, said: str, wanted: str) -> None:
+    (tmp_path / "out.txt").write_text("", encoding="utf-8")
+    (tmp_path / "err.txt").write_text(f"Traceback (most recent call last):\n{said}\n", encoding="utf-8")
+    done = judge.Done(1, 1.0, tmp_path, [])
+    assert judge.verdict({"codes": [0, 1]}, 0, done) == wanted
