@@ -51,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, help="the folder that the table's files are in")
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--packages", type=Path, help="a folder of `pip install --target`")
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/foreign"))
@@ -59,7 +60,7 @@ def main() -> None:
     if not args.quick and (args.programs is None or args.table is None):
         parser.error("give --programs and --table, or --quick")
     rows = QUICK if args.quick else table(args.table)
-    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers)
+    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers, args.packages)
     print("| program | verdict | samples alone, for training + evaluation: workers | steps alone: workers | figure |")
     print("| --- | --- | --- | --- | --- |")
     counted: dict[str, Any] = {}

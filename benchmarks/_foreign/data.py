@@ -10,23 +10,23 @@ copy:FROM:TO                         a file or a folder beside the programs
 
 from __future__ import annotations
 
+import array
+import io
+import json
+import pickle
 import random
-import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 VOCABULARY = 200
 
 
-def make(what: str, folder: Path, programs: Path) -> None:
+def make(what: str, folder: Path) -> None:
     """Make what a line of the table says, in the program's folder."""
-    kind, *rest = what.split(":")
-    if kind == "copy":
-        source, target = programs / rest[0], folder / rest[1]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, target)
-        return
-    KINDS[kind](folder / rest[0], *map(int, rest[1:]))
+    kind, place, *sizes = what.split(":")
+    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    KINDS[kind](folder / place, *map(int, sizes))
 
 
 def pictures(folder: Path, classes: int, count: int, size: int) -> None:
@@ -72,4 +72,115 @@ def text(file: Path, count: int) -> None:
     file.write_text(" ".join(prose(count, 0))[:count], encoding="utf-8")
 
 
-KINDS: dict[str, Callable[..., None]] = {"pictures": pictures, "flat": flat, "words": words, "text": text}
+def tokens(folder: Path, count: int) -> None:
+    """Numbers below the size of the vocabulary, two bytes each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (name, much) in enumerate((("train", count), ("val", count // 10))):
+        array.array("H", [int(word[1:]) for word in prose(much, seed)]).tofile((folder / f"{name}.bin").open("wb"))
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": VOCABULARY}))
+
+
+def rows(file: Path, found: list[dict[str, object]]) -> None:
+    """A line of JSON each."""
+    file.write_text("".join(json.dumps(each) + "\n" for each in found), encoding="utf-8")
+
+
+PAIRS = """---
+configs:
+- config_name: mrpc
+  data_files:
+  - {split: train, path: train.jsonl}
+  - {split: validation, path: validation.jsonl}
+dataset_info:
+- config_name: mrpc
+  features:
+  - {name: sentence1, dtype: string}
+  - {name: sentence2, dtype: string}
+  - {name: label, dtype: {class_label: {names: {'0': not_equivalent, '1': equivalent}}}}
+  - {name: idx, dtype: int64}
+---
+"""
+
+
+def pairs(folder: Path, count: int) -> None:
+    """Sentences of six words; the second is the first one, of the upper or of the lower half of the vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(PAIRS, encoding="utf-8")
+    draw, half = random.Random(0), VOCABULARY // 2
+    for name, much in (("train", count), ("validation", count // 4)):
+        made: list[dict[str, object]] = []
+        for number in range(much):
+            first, equal = [draw.randrange(half) for _ in range(6)], draw.random() < 0.5
+            second = [word if equal else word + half for word in first]
+            sentences = [" ".join(f"w{word}" for word in each) for each in (first, second)]
+            made.append({"sentence1": sentences[0], "sentence2": sentences[1], "label": int(equal), "idx": number})
+        rows(folder / f"{name}.jsonl", made)
+
+
+def tasks(folder: Path, count: int) -> None:
+    """Go on counting."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    made: list[dict[str, object]] = []
+    for _ in range(count):
+        words = [f"w{(first + n) % VOCABULARY}" for first in [draw.randrange(VOCABULARY)] for n in range(10)]
+        made.append({"instruction": " ".join(words[:5]), "input": "", "output": " ".join(words[5:])})
+    rows(folder / "train.jsonl", made)
+
+
+def bert(folder: Path) -> None:
+    """One layer."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{word}" for word in range(VOCABULARY))]
+    BertTokenizerFast(vocab={name: n for n, name in enumerate(names)}, do_lower_case=False).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    BertForSequenceClassification(BertConfig(vocab_size=len(names), **sizes)).save_pretrained(folder)
+
+
+def llama(folder: Path) -> None:
+    """One layer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    names = ["<unk>", "<s>", "</s>", *(f"w{word}" for word in range(VOCABULARY))]
+    words = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **marks).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(names), intermediate_size=64, **sizes)).save_pretrained(folder)
+
+
+def papers(file: Path, count: int) -> None:
+    """Papers of seven fields with 56 words, mostly of their field; each cites two, mostly of its field."""
+    draw = random.Random(0)
+    content, cites = [], []
+    for paper in range(count):
+        words = [str(int(draw.random() < (0.5 if word // 8 == paper % 7 else 0.05))) for word in range(56)]
+        content.append("\t".join([str(1000 + paper), *words, "abcdefg"[paper % 7]]))
+        cites += [f"{1000 + paper}\t{1000 + (paper + 7 * draw.randrange(count // 7)) % count}" for _ in range(2)]
+    with tarfile.open(file, "w:gz") as archive:
+        for name, lines in (("content", content), ("cites", cites)):
+            body = ("\n".join(lines) + "\n").encode()
+            entry = tarfile.TarInfo(f"cora/cora.{name}")
+            entry.size = len(body)
+            archive.addfile(entry, io.BytesIO(body))
+
+
+def waves(file: Path, count: int) -> None:
+    """(count, 60), as numpy has them in a file of torch."""
+    import numpy
+    import torch
+
+    shifts = numpy.random.RandomState(2).randint(-80, 80, count).reshape(count, 1)
+    torch.save(numpy.sin((numpy.arange(60) + shifts) / 20.0), file)
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (pictures, flat, words, text, tokens, pairs, tasks, bert, llama, papers, waves)
+}

@@ -37,8 +37,9 @@ class Program:
         root: the folder that is copied; by default the program's.
         environment: variables beyond this process's.
         samples: how many pictures a stand-in's training set has.
-        path: folders below that of the programs, for PYTHONPATH.
+        stand_ins: folders of `_foreign/others`, for PYTHONPATH.
         of: the program whose door this is.
+        what: for the record, what there is to say of it.
     """
 
     name: str
@@ -51,8 +52,9 @@ class Program:
     root: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     samples: int = 600
-    path: list[str] = field(default_factory=list)
+    stand_ins: list[str] = field(default_factory=list)
     of: str = ""
+    what: str = ""
 
 
 def table(path: Path) -> list[Program]:
@@ -83,6 +85,8 @@ class Done:
 
 
 OUTPUTS = ("out.txt", "err.txt")
+OF_SEVERAL = ("rule", "options", "metric", "of", "what")
+"""What a program alone does not depend on."""
 
 
 class Bench:
@@ -92,15 +96,17 @@ class Bench:
         programs: the folder with all of them.
         out: where runs are kept.
         workers: of the cluster.
+        packages: what `pip install --target` put there is found by the programs.
     """
 
-    def __init__(self, programs: Path, out: Path, workers: int) -> None:
+    def __init__(self, programs: Path, out: Path, workers: int, packages: Path | None = None) -> None:
         self._programs, self._out, self._workers = programs.resolve(), out.resolve(), workers
+        self._packages = packages.resolve() if packages else None
 
     def alone(self, program: Program) -> Done:
         """As Python runs it; kept, since it does not change."""
         kept = self._folder(program, "alone") / "done.json"
-        about = asdict(program)
+        about = {name: value for name, value in asdict(program).items() if name not in OF_SEVERAL}
         if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["program"] == about:
             return Done(found["code"], found["seconds"], kept.parent, found["files"])
         done = self._run(program, "alone", [sys.executable, "-u"], {"FOREIGN_ALONE": "1"})
@@ -124,9 +130,9 @@ class Bench:
         root = Path(program.root) if program.root else Path(program.file).parent
         work = folder / "work" / "program"
         shutil.copytree(self._programs / root, work)
-        for what in program.data:
-            data.make(what, work, self._programs)
         script = work / Path(program.file).relative_to(root)
+        for what in program.data:
+            data.make(what, script.parent)
         before = _files(folder / "work")
         began = time.monotonic()
         code = _wait([*start, script.name, *program.arguments], script.parent, self._variables(program, folder, added))
@@ -134,7 +140,9 @@ class Bench:
         return Done(code, seconds, folder, sorted(_files(folder / "work") - before))
 
     def _variables(self, program: Program, folder: Path, added: dict[str, str]) -> dict[str, str]:
-        paths = [HERE / "counting", HERE / "stand_ins", *(self._programs / path for path in program.path)]
+        others = [HERE / "others" / name for name in program.stand_ins]
+        paths = [HERE / "counting", HERE / "stand_ins", *others, folder / "work" / "program"]
+        paths += [self._packages] if self._packages else []
         own = {
             "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
             "FOREIGN_COUNTS": str(folder / "counts"),
@@ -144,6 +152,7 @@ class Bench:
             "MPLBACKEND": "agg",
             "PYTHONDONTWRITEBYTECODE": "1",
             "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(folder / "cache"),
         }
         return {**os.environ, **own, **added, **program.environment}
 
