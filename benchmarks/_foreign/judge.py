@@ -237,5 +237,6 @@ def verdict(found: dict[str, Any], made: int, several: Done) -> str:
     faults += [] if found["steps"]["right"] else ["steps"]
     faults += [] if found["steps"]["rates_off"] < 0.02 else ["rates"]
     faults += [] if found["saves"]["right"] else ["what is saved"]
+    faults += [] if len(set(map(tuple, found["ends"]))) <= 1 else ["the model at the end"]
     faults += [f"files {what}" for what, names in found["files"].items() if names]
     return "right" if not faults else "LOOK: " + ", ".join(faults)

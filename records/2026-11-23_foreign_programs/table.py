@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record's tables from `results.json` and `programs.toml`: python table.py"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+HERE = Path(__file__).resolve().parent
+
+
+def drawn(found: dict[str, Any]) -> str:
+    """Samples of each data set: for training + for evaluation alone, then of each worker."""
+    return "; ".join(
+        f"{each['trained']} + {each['evaluated']}: {', '.join(map(str, each['workers']))}"
+        for each in found["samples"].values()
+    )
+
+
+def made(found: dict[str, Any]) -> str:
+    """Steps of each optimizer: alone, then of each worker."""
+    steps = found["steps"]
+    return "; ".join(
+        f"{count}: {', '.join(map(str, steps['workers'][name]))}" for name, count in steps["alone"].items()
+    )
+
+
+def figures(found: dict[str, Any]) -> str:
+    """The program's own, alone and of the workers."""
+    return ", ".join("" if number is None else f"{number:.4g}" for number in found["figure"])
+
+
+def where(file: str) -> str:
+    """`pytorch+examples/mnist/main.py` as its repository has it."""
+    owner, _, path = file.partition("/")
+    return f"{owner.replace('+', '/')}: {path}"
+
+
+def main() -> None:
+    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))["programs"]
+    rows = tomllib.loads((HERE / "programs.toml").read_text(encoding="utf-8"))["program"]
+    for doors in (False, True):
+        print("| program | verdict | samples | steps | figure | |\n| --- | --- | --- | --- | --- | --- |")
+        for row in rows:
+            if bool(row.get("of")) is not doors or row["name"] not in results:
+                continue
+            found = results[row["name"]]
+            place = "" if doors else f" ({where(row['file'])})"
+            cells = [found["verdict"], drawn(found), made(found), figures(found), row.get("what", "")]
+            print(f"| {row['name']}{place} | {' | '.join(cells)} |")
+        print()
+
+
+if __name__ == "__main__":
+    main()
