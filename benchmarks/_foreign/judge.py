@@ -85,7 +85,8 @@ def _samples(name: str, alone: Counts, workers: list[Counts]) -> dict[str, Any]:
     indices = set(trained) | set(evaluated) | set(together)
     wanted = sorted(trained[i] + len(workers) * evaluated[i] for i in indices)
     off = sum(abs(one - other) for one, other in zip(sorted(together[i] for i in indices), wanted, strict=True))
-    looked_at = [of for of in alone.passes.get(name, []) if of not in alone.over | alone.stepped]
+    short = {of for of, count in Counter(alone.passes.get(name, [])).items() if 2 * count < len(indices)}
+    looked_at = [of for of in alone.passes.get(name, []) if of in short - alone.over - alone.stepped]
     return {
         "trained": sum(trained.values()),
         "evaluated": sum(evaluated.values()),
@@ -93,7 +94,7 @@ def _samples(name: str, alone: Counts, workers: list[Counts]) -> dict[str, Any]:
         "off": off,
         "right": off <= LOOKS * len(workers) * len(looked_at),
         "whole": bool(trained) and all(_histogram(one) == _histogram(trained + evaluated) for one in each),
-        "late": _late(alone, workers, name) if trained and not evaluated else 0,
+        "late": _late(alone, workers, name) if not evaluated and _epochs(alone, name) else 0,
     }
 
 
@@ -109,9 +110,15 @@ def _histogram(counter: Counter[Any]) -> Counter[int]:
     return Counter(counter.values())
 
 
+def _epochs(alone: Counts, name: str) -> int:
+    """How often each sample is trained from; 0 where they are drawn unlike each other."""
+    times = set(_drawn(alone, name)[0].values())
+    return times.pop() if len(times) == 1 else 0
+
+
 def _late(alone: Counts, workers: list[Counts], name: str) -> int:
     """Draws in an epoch that is not theirs: the nth time of a sample belongs into the nth epoch."""
-    epochs = len(set(alone.passes[name]))
+    epochs = _epochs(alone, name)
     places: dict[Any, list[float]] = defaultdict(list)
     for worker in workers:
         drawn = worker.items.get(name, [])
@@ -127,7 +134,7 @@ def _late(alone: Counts, workers: list[Counts], name: str) -> int:
 def steps(alone: Counts, workers: list[Counts]) -> dict[str, Any]:
     """How many, and at which rates: largest distance from the alone program's at the same part of the training."""
     count = len(workers)
-    passes = max(1, len(alone.stepped))
+    passes = max(1, len(alone.stepped), *(_epochs(alone, name) for name in alone.items))
     names = list(alone.rates)
     share = {name: [len(worker.rates.get(name, [])) for worker in workers] for name in names}
     right = all(abs(one - len(alone.rates[name]) / count) <= passes for name in names for one in share[name])

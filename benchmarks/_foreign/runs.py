@@ -31,7 +31,7 @@ class Program:
         file: below the folder of programs.
         arguments: its own.
         rule: for several workers.
-        options: further ones of `paceline run`.
+        options: further ones of `paceline run`; `--` goes before its own arguments, some of which are called alike.
         data: what it looks for in files, as `data.make` has it.
         metric: a pattern; what it last matches in the output is the program's own figure.
         root: the folder that is copied; by default the program's.
@@ -119,7 +119,8 @@ class Bench:
         log = self._folder(program, "several") / "log"
         rule = ["--rule", program.rule] if program.rule else []
         start = [sys.executable, "-m", "paceline", "run", "--workers", str(self._workers), *rule, "--log", str(log)]
-        return self._run(program, "several", [*start, *program.options], {})
+        options = [option for option in program.options if option != "--"]
+        return self._run(program, "several", [*start, *options], {})
 
     def _folder(self, program: Program, how: str) -> Path:
         return self._out / program.name.replace("/", "+").replace(" ", "_") / how
@@ -135,13 +136,17 @@ class Bench:
             data.make(what, script.parent)
         before = _files(folder / "work")
         began = time.monotonic()
-        code = _wait([*start, script.name, *program.arguments], script.parent, self._variables(program, folder, added))
+        dashes = ["--"] if "--" in program.options and how == "several" else []
+        code = _wait(
+            [*start, script.name, *dashes, *program.arguments], script.parent, self._variables(program, folder, added)
+        )
         seconds = time.monotonic() - began
         return Done(code, seconds, folder, sorted(_files(folder / "work") - before))
 
     def _variables(self, program: Program, folder: Path, added: dict[str, str]) -> dict[str, str]:
         others = [HERE / "others" / name for name in program.stand_ins]
-        paths = [HERE / "counting", HERE / "stand_ins", *others, folder / "work" / "program"]
+        pictures = [] if "hub" in program.stand_ins else [HERE / "stand_ins"]  # transformers would look into it
+        paths = [HERE / "counting", *pictures, *others, folder / "work" / "program"]
         paths += [self._packages] if self._packages else []
         own = {
             "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),

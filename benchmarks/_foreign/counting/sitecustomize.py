@@ -208,9 +208,12 @@ def tensors(thing: Any) -> Iterator[Any]:
 
 
 def model_of(thing: Any) -> Any:
-    """What of a checkpoint is the model: optimizers' states are a worker's own."""
+    """What of a checkpoint is the model: optimizers' states, and what was seen best, are a worker's own."""
     if isinstance(thing, dict):
-        return {name: each for name, each in thing.items() if "optim" not in str(name).lower()}
+        named = [
+            each for name, each in thing.items() if str(name) in ("model", "state_dict", "net", "model_state_dict")
+        ]
+        return named or {name: each for name, each in thing.items() if "optim" not in str(name).lower()}
     return thing
 
 

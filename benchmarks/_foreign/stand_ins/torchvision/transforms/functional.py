@@ -40,3 +40,25 @@ def center_crop(picture: Any, size: Any) -> Any:
     from . import CenterCrop
 
     return CenterCrop(size)(picture)
+
+
+def get_image_size(picture: Any) -> list[int]:
+    """[width, height]."""
+    return list(picture.size)
+
+
+def get_dimensions(picture: Any) -> list[int]:
+    """[channels, height, width]."""
+    return [len(picture.getbands()), picture.size[1], picture.size[0]]
+
+
+def crop(picture: Any, top: int, left: int, height: int, width: int) -> Any:
+    """A part."""
+    return picture.crop((left, top, left + width, top + height))
+
+
+def pad(picture: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
+    """With a margin: left, top, right, bottom."""
+    left, top, *rest = [padding] * 4 if isinstance(padding, int) else padding
+    right, bottom = rest or (left, top)
+    return picture.crop((-left, -top, picture.size[0] + right, picture.size[1] + bottom))
