@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
+from paceline import mistakes
 from paceline.zero.refusals import Refusal
 from tests.zero.worlds import passes, run_program, samples
 
@@ -446,3 +449,20 @@ def test_all_samples_in_one_batch_that_is_trained_on_again_and_again(start: Star
     found = start(source)
     trained(found, 0, 24)
     evaluated(found, 1, 9)
+
+
+def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What notices forgotten loaders in programs of two lines does not come between zero lines and the program."""
+    before = DataLoader.__iter__
+    monkeypatch.setattr(DataLoader, "__iter__", before)  # both as they were, afterwards
+    monkeypatch.setattr(LRScheduler, "step", LRScheduler.step)
+    monkeypatch.setattr(mistakes, "_patched", set())
+    source = (
+        "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
+    )
+    found = start(source + "    for k, x in loader:\n        train(k, x)\n")
+    for number in range(3):
+        trained(found, number, 24)
+    assert DataLoader.__iter__ is before
