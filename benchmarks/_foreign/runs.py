@@ -109,10 +109,7 @@ class Bench:
         about = {name: value for name, value in asdict(program).items() if name not in OF_SEVERAL}
         if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["program"] == about:
             return Done(found["code"], found["seconds"], kept.parent, found["files"])
-        done = self._run(program, "alone", [sys.executable, "-u"], {"FOREIGN_ALONE": "1"})
-        row = {"program": about, "code": done.code, "seconds": done.seconds, "files": done.files}
-        kept.write_text(json.dumps(row), encoding="utf-8")
-        return done
+        return self._run(program, "alone", [sys.executable, "-u"], {"FOREIGN_ALONE": "1"})
 
     def several(self, program: Program) -> Done:
         """By `paceline run`."""
@@ -141,7 +138,11 @@ class Bench:
             [*start, script.name, *dashes, *program.arguments], script.parent, self._variables(program, folder, added)
         )
         seconds = time.monotonic() - began
-        return Done(code, seconds, folder, sorted(_files(folder / "work") - before))
+        done = Done(code, seconds, folder, sorted(_files(folder / "work") - before))
+        about = {name: value for name, value in asdict(program).items() if name not in OF_SEVERAL}
+        row = {"program": about, "code": done.code, "seconds": done.seconds, "files": done.files}
+        (folder / "done.json").write_text(json.dumps(row), encoding="utf-8")
+        return done
 
     def _variables(self, program: Program, folder: Path, added: dict[str, str]) -> dict[str, str]:
         others = [HERE / "others" / name for name in program.stand_ins]

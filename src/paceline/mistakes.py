@@ -51,9 +51,7 @@ class Mistakes:
         feed.empty = self._empty
         if world.size > 1 and data != "split":
             _watched.add(self)
-            _watch_schedules()
-            if not own:
-                _watch_loaders()
+            _watch_loaders_and_schedules()
 
     def _warn(self, key: str, text: str, everywhere: bool = False) -> None:
         if key not in self._said and (everywhere or self._world.rank == 0):
@@ -210,35 +208,22 @@ def _place() -> str:
     return found
 
 
-_patched: set[str] = set()
+_patched = False
 
 
-def _watch_loaders() -> None:
-    """Notice passes over loaders, once for this process; alone, a program is left as it is.
-
-    Not where data are each worker's own: zero lines stand in for `DataLoader.__iter__` themselves, and nothing may come
-    between them and the program.
-    """
-    if "loaders" in _patched:
+def _watch_loaders_and_schedules() -> None:
+    """Notice passes over loaders and steps of schedulers, once for this process; alone, a program is left as it is."""
+    global _patched
+    if _patched:
         return
-    _patched.add("loaders")
-    iterate = DataLoader.__iter__
+    _patched = True
+    iterate, step = DataLoader.__iter__, LRScheduler.step
 
     def noticed_iter(loader: Any) -> Any:
         iterator = iterate(loader)
         for one in list(_watched):
             one.begins(loader, iterator)
         return iterator
-
-    DataLoader.__iter__ = noticed_iter  # type: ignore[method-assign]
-
-
-def _watch_schedules() -> None:
-    """Notice steps of schedulers, once for this process."""
-    if "schedules" in _patched:
-        return
-    _patched.add("schedules")
-    step = LRScheduler.step
 
     def noticed_step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(schedule, *args, **kwargs)
@@ -247,4 +232,5 @@ def _watch_schedules() -> None:
             notice.scheduled(schedule)
         return result
 
+    DataLoader.__iter__ = noticed_iter  # type: ignore[method-assign]
     LRScheduler.step = noticed_step  # type: ignore[method-assign, assignment]
