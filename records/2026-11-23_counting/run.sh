@@ -4,5 +4,5 @@
 . "$(dirname "$0")/../common.sh"
 bench counting elastic --mode elastic --kills 18 --seed 0
 bench counting restarts --mode restarts --kills 12 --seed 0
-bench counting asynchronous --mode asgd --mode dc_asgd --kills 30 --seed 0
+bench counting asynchronous --mode asgd --mode dc_asgd --kills 32 --seed 0
 "$python" "$here/plot.py"
