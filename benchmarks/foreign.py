@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/foreign"))
+    parser.add_argument("--kept", action="store_true", help="run nothing: judge the runs in --out once more")
     parser.add_argument("--quick", action="store_true", help="programs of examples/zero_lines")
     args = parser.parse_args()
     if not args.quick and (args.programs is None or args.table is None):
@@ -67,7 +68,10 @@ def main() -> None:
     for program in rows:
         if args.only and not any(only in program.name for only in args.only):
             continue
-        found = judged(program, bench.alone(program), bench.several(program))
+        several = bench.kept(program, "several") if args.kept else bench.several(program)
+        if several is None:
+            continue
+        found = judged(program, bench.alone(program), several)
         counted[program.name] = found
         print(row(program.name, found), flush=True)
     print(json.dumps({"workers": args.workers, "programs": counted}))

@@ -105,11 +105,18 @@ class Bench:
 
     def alone(self, program: Program) -> Done:
         """As Python runs it; kept, since it does not change."""
-        kept = self._folder(program, "alone") / "done.json"
-        about = {name: value for name, value in asdict(program).items() if name not in OF_SEVERAL}
-        if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["program"] == about:
-            return Done(found["code"], found["seconds"], kept.parent, found["files"])
+        kept = self.kept(program, "alone")
+        if kept is not None and kept.code == 0:
+            return kept
         return self._run(program, "alone", [sys.executable, "-u"], {"FOREIGN_ALONE": "1"})
+
+    def kept(self, program: Program, how: str) -> Done | None:
+        """A run of before, alone or of several; None where there is none, or the table has changed since."""
+        file = self._folder(program, how) / "done.json"
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"program": None}
+        if found["program"] != _about(program):
+            return None
+        return Done(found["code"], found["seconds"], file.parent, found["files"])
 
     def several(self, program: Program) -> Done:
         """By `paceline run`."""
@@ -139,8 +146,7 @@ class Bench:
         )
         seconds = time.monotonic() - began
         done = Done(code, seconds, folder, sorted(_files(folder / "work") - before))
-        about = {name: value for name, value in asdict(program).items() if name not in OF_SEVERAL}
-        row = {"program": about, "code": done.code, "seconds": done.seconds, "files": done.files}
+        row = {"program": _about(program), "code": done.code, "seconds": done.seconds, "files": done.files}
         (folder / "done.json").write_text(json.dumps(row), encoding="utf-8")
         return done
 
@@ -161,6 +167,10 @@ class Bench:
             "HF_HOME": str(folder / "cache"),
         }
         return {**os.environ, **own, **added, **program.environment}
+
+
+def _about(program: Program) -> dict[str, object]:
+    return {name: value for name, value in asdict(program).items() if name not in OF_SEVERAL}
 
 
 def _files(folder: Path) -> set[str]:

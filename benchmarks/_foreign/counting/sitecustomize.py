@@ -89,7 +89,7 @@ def note_item(data: Any, index: Any) -> None:
         length = len(data)
     except TypeError:
         length = -1
-    for each in [number(index)] if not isinstance(number(index), list) else number(index):
+    for each in map(number, index) if isinstance(index, list) else [number(index)]:
         journal.note("item", d=f"{type(data).__name__}:{length}", i=each, p=passes[-1] if passes else None)
 
 
@@ -112,7 +112,7 @@ def count_data(torch: Any) -> None:
     fetch = fetcher.fetch
 
     def fetching(self: Any, indices: Any) -> Any:
-        if not isinstance(self.dataset, base):
+        if not isinstance(self.dataset, base) and not getattr(self.dataset, "counted", False):
             for index in indices if isinstance(indices, (list, tuple)) else [indices]:
                 note_item(self.dataset, index)
         return fetch(self, indices)
@@ -288,6 +288,23 @@ def install_keras(keras: Any) -> None:
     keras.optimizers.Optimizer.apply, keras.Model.fit = applying, fitting
 
 
+def install_datasets(datasets: Any) -> None:
+    """After Hugging Face's datasets were imported: their samples, one at a time or several."""
+    one, several = datasets.Dataset.__getitem__, datasets.Dataset.__getitems__
+
+    def getitem(data: Any, index: Any) -> Any:
+        if isinstance(index, int):
+            note_item(data, index)
+        return one(data, index)
+
+    def getitems(data: Any, indices: Any) -> Any:
+        note_item(data, list(indices))
+        return several(data, indices)
+
+    datasets.Dataset.__getitem__, datasets.Dataset.__getitems__ = getitem, getitems
+    datasets.Dataset.counted = True
+
+
 class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Calls a function when a library has been imported."""
 
@@ -316,4 +333,4 @@ if FOLDER and (ALONE or "RANK" in os.environ):
     _mkdirs(FOLDER, exist_ok=True)
     note_writes()
     atexit.register(at_end)
-    sys.meta_path[:0] = [After("torch", install), After("keras", install_keras)]
+    sys.meta_path[:0] = [After("torch", install), After("keras", install_keras), After("datasets", install_datasets)]
