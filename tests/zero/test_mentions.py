@@ -57,3 +57,11 @@ def test_the_cluster_is_named(tmp_path: Path) -> None:
     script.write_text("import torch, deepspeed")
     assert other_cluster(imported(script)) == "deepspeed"
     assert not imported(tmp_path / "nowhere.py")
+
+
+def test_the_owner_of_the_loop_is_named_before_what_it_rests_upon(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nimport transformers\nfrom accelerate import Accelerator\ntransformers.Trainer()")
+    assert other_cluster(imported(script)) == "transformers.Trainer"
+    script.write_text("import lightning as L\nimport torch.distributed\nfrom accelerate import Accelerator")
+    assert other_cluster(imported(script)) == "lightning"

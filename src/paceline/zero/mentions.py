@@ -35,6 +35,8 @@ ON_TORCH = (
 """Libraries by which a program uses torch without naming it."""
 REACHED = ("torch", "transformers")
 """Modules whose attributes say what a program uses."""
+OWNERS = ("lightning", "pytorch_lightning", "transformers", "trl")
+"""Those that own the training loop."""
 MOST_FILES = 500
 
 
@@ -77,14 +79,19 @@ def _local(folder: Path, name: str) -> Iterator[Path]:
 
 
 def other_cluster(names: set[str]) -> str:
-    """The first thing by which the program makes a cluster itself; empty where there is none."""
-    for name in sorted(names):
-        first = name.split(".")[0]
-        if first in OTHERS or name.startswith("torch.distributed") or "DistributedDataParallel" in name:
-            return name
-        if first == "trl" or (first == "transformers" and name.endswith("Trainer")) or "transformers.trainer" in name:
-            return name
-    return ""
+    """What the program makes a cluster by; empty where there is nothing.
+
+    A framework that owns the training loop comes first: what it rests upon (accelerate) may be there, too.
+    """
+    found = [name for name in sorted(names) if _makes_cluster(name)]
+    return next((name for name in found if name.split(".")[0] in OWNERS), found[0] if found else "")
+
+
+def _makes_cluster(name: str) -> bool:
+    first = name.split(".")[0]
+    if first in OTHERS or name.startswith("torch.distributed") or "DistributedDataParallel" in name:
+        return True
+    return first == "trl" or (first == "transformers" and name.endswith("Trainer")) or "transformers.trainer" in name
 
 
 def unaware(script: Path) -> bool:
