@@ -136,3 +136,19 @@ def test_an_evaluation_that_ends_where_a_part_would_is_refused(tmp_path: Path, m
     """
     with pytest.raises(Refusal, match="went through 24 samples without a step, and left them after 6 batches"):
         run_program(tmp_path, monkeypatch, source)
+
+
+def test_without_gradients_a_length_is_that_of_all_also_within_a_training_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+    loader, told = DataLoader(Numbers(24), batch_size=2, shuffle=True), []
+    seen.append([])
+    for k, x in loader:
+        train(k, x)
+        with torch.no_grad():
+            told.append((len(loader), "without"))
+        told.append((len(loader), "with"))
+    """
+    for one in run_program(tmp_path, monkeypatch, source):
+        assert set(one["told"]) == {(12, "without"), (6, "with")}

@@ -101,11 +101,11 @@ class Lengths:
 
     def _is_part(self, loader: DataLoader[Any], where: str, library: bool) -> bool:
         """Whether the length that is asked for is that of a worker's part."""
+        if not torch.is_grad_enabled():  # also while a training pass is open, as when an engine evaluates within it
+            return False
         for one in reversed(self._passes.open):
             if one.loader is loader:
                 return one.split
-        if not torch.is_grad_enabled():
-            return False
         here = self._history.at(where, loader)
         if len(here) == 1:
             return True in here
