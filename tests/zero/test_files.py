@@ -342,6 +342,18 @@ def test_temporary_files_are_given_to_other_programs_by_name(work: Path) -> None
     assert not os.path.exists(folder)
 
 
+def test_temporary_files_are_everybodys_below_what_the_worker_wrote(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sockets of loader processes lie there, and native code binds them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(work.parent))
+    Path("mine.txt").write_text("mine")  # now the temporary directory has a twin among the worker's own
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "a.txt").write_text("for native code")
+        assert "a.txt" in really(Path(folder))
+    assert really(work) == {}
+
+
 def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Patches() as patches:

@@ -100,7 +100,10 @@ class Shadows:
     def _is_temporary(self, path: Any) -> bool:
         """Whether `tempfile` asks, for a name of its own, where everybody's files are."""
         name = self._overlay.name(path)
-        return name is not None and _asker() == "tempfile" and not self._overlay.is_own(os.path.dirname(name))
+        if name is None or _asker() != "tempfile":
+            return False
+        folder = os.path.dirname(name)  # may have a twin among the worker's own, and is everybody's all the same
+        return self._overlay.sees(folder) or not self._overlay.is_own(folder)
 
     # -- functions of os --------------------------------------------------------------------------
 
