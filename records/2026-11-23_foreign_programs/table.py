@@ -14,10 +14,12 @@ HERE = Path(__file__).resolve().parent
 
 def drawn(found: dict[str, Any]) -> str:
     """Samples of each data set: for training + for evaluation alone, then of each worker."""
-    return "; ".join(
+    rows = [
         f"{each['trained']} + {each['evaluated']}: {', '.join(map(str, each['workers']))}"
         for each in found["samples"].values()
-    )
+        if any(each["workers"]) or not found["codes"][1]
+    ]
+    return "; ".join([*rows[:3], *([f"{len(rows) - 3} more like these"] if len(rows) > 3 else [])])
 
 
 def made(found: dict[str, Any]) -> str:
