@@ -661,6 +661,7 @@ class Run:
 
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
+        regroup.check_model(export.plain_state(self._model), state["model"])
         regroup.check_optimizers(self._optimizers, state["optimizers"])
         self._put(path, state)
         self._tuner.load(state["tuning"])

@@ -115,5 +115,6 @@ def test_numbers_are_those_of_the_order_in_which_data_come() -> None:
         data = [number]
         assert registry.number(data) is None and registry.add(data) == number
         assert registry.number(data) == number
-    assert [registry.number(one) for one in kept] == [0, 1] and registry.live == [0, 1, 48, 49][: len(registry.live)]
-    assert len(registry.positions) == 50 and len(registry.live) <= 4
+    assert [registry.number(one) for one in kept] == [0, 1]
+    assert registry.live[:2] == [0, 1] and set(registry.live) <= {0, 1, 48, 49}
+    assert len(registry.positions) == 50
