@@ -578,7 +578,7 @@ def test_law_8_inf_minus_inf_does_not_hide() -> None:
         def body() -> float:
             model = nn.Linear(2, 1, bias=False)
             optimizer = sgd(model.parameters())
-            run = paceline.attach(model, optimizer, "averaging", period=1)
+            run = paceline.attach(model, optimizer, "averaging", period=1, guard=None)
             with torch.no_grad():
                 model.weight.copy_(torch.tensor([values if run.world.rank == 1 else [0.0, 0.0]]))
             model.weight.grad = torch.zeros_like(model.weight)

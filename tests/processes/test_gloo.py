@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline import update
+from paceline.transport.calls import WORDS
 from paceline.transport.virtual import VirtualTransport
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
@@ -43,7 +44,9 @@ def assert_agree(states: list[dict[str, torch.Tensor]]) -> None:
 
 def check_table(directory: Path, workers: int) -> None:
     """All ranks hold the same bits; reproducible recipes those of virtual workers; the traffic is the same."""
-    hosts = (workers - 1) * (8 + len(json.dumps(socket.gethostname())))  # processes tell each other where they are
+    hosts = (workers - 1) * (
+        8 * WORDS + len(json.dumps(socket.gethostname()))
+    )  # processes tell each other where they are
     for number in numbers_for(workers):
         rule = TABLE[number][0]
         states = models(directory, str(number), list(range(workers)))
