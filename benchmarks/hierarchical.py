@@ -88,7 +88,7 @@ def worker(megabytes: float, repeats: int) -> None:
     rank, elements = transport.world.rank, int(megabytes * 1e6) // 4
     topology, layout = Hierarchical((PER_HOST, 2)), Layout.vector(elements)
     route = topology.route(transport, 1)
-    pipeline = Pipeline(transport.background)
+    pipeline = Pipeline(transport.background, route.stages)
     cuts = [elements * k // topology.chunks for k in range(topology.chunks + 1)]
     chunks = list(pairwise(cuts))
     near = neighbours(measure(transport))

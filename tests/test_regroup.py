@@ -600,15 +600,15 @@ def test_what_does_not_fit_is_refused_on_all_and_changes_nothing(new: int, saved
 def test_other_groups_are_refused(saved: Path) -> None:
     def body() -> str:
         model = Net()
-        one, two = adam(model[0].parameters()), adam([*model[1].parameters(), *model[2].parameters()])
-        run = paceline.attach(model, [one, two], "bmuf_adam(period=3)")
+        groups = [{"params": [*model[0].parameters()]}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+        run = paceline.attach(model, adam(groups), "bmuf_adam(period=3)")
         with pytest.raises(CheckpointError) as caught:
             run.resume(saved)
         run.abandon()
         return str(caught.value)
 
     for text in simulate(body, 3):
-        assert "their groups have [[2], [4]] parameters here and [[6]] in the checkpoint" in text
+        assert "their groups have [[2, 4]] parameters here and [[6]] in the checkpoint" in text
 
 
 def test_data_that_cannot_be_shared_anew_change_nothing(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

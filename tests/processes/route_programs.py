@@ -203,7 +203,7 @@ def summed(transport: Transport, dimensions: Any, ordered: bool) -> list[torch.T
     pieces = x.clone()
     # chunks of many and of few numbers in turn: of one number, most workers own nothing
     ends = [0, 150, 151, 300, 302, 500, 501, 502, 800, 801, elements]
-    pipeline = Pipeline(transport.background)
+    pipeline = Pipeline(transport.background, route.stages)
     exchanges = [
         pipeline.start(route.exchange(Dense(), pieces[low:high], layout.cut(low, high), {}))
         for low, high in pairwise(ends)
