@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import paceline
 from paceline.zero.refusals import Refusal
 from tests.zero.worlds import passes, run_program, samples
 
@@ -152,3 +157,15 @@ def test_without_gradients_a_length_is_that_of_all_also_within_a_training_pass(
     """
     for one in run_program(tmp_path, monkeypatch, source):
         assert set(one["told"]) == {(12, "without"), (6, "with")}
+
+
+def test_frames_are_known_where_torch_and_paceline_are_imported_through_a_link(tmp_path: Path) -> None:
+    """An environment may be a link: files of frames are called as they were imported."""
+    for package in (paceline, torch):
+        (tmp_path / package.__name__).symlink_to(Path(package.__file__).resolve().parent)
+    told = "import torch, paceline.zero.words as w; from paceline.cli import frames\n"
+    told += "print([f.__code__.co_filename.startswith(p) for f, p in "
+    told += "((torch.nn.Linear.forward, w.TORCH), (w.here, w.PACKAGE), (frames.folded, frames.PACKAGE))])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.strip() == "[True, True, True]", ended.stderr

@@ -10,11 +10,12 @@ import torch
 
 from paceline.zero.place import Place
 
-PACKAGE = str(Path(__file__).resolve().parent.parent)
+# As they were imported, through links or not: so the names of files in frames begin.
+PACKAGE = str(Path(__file__).parent.parent)
 VIRTUAL = "paceline.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
 BETWEEN = (VIRTUAL, "paceline.mistakes")
 """Modules that stand between a caller and a function, and are not who asks."""
-TORCH = str(Path(torch.__file__).resolve().parent)
+TORCH = str(Path(torch.__file__).parent)
 
 
 class Words:
