@@ -81,7 +81,7 @@ def test_two_launchers_of_slurm_are_two_hosts(tmp_path: Path) -> None:
     """With the variables of `srun --ntasks-per-node=1` on two nodes, which here have one address."""
     launch = [sys.executable, "-m", "paceline", "run", "--workers", "1", "--timeout", "100", "--job", "job.pem"]
     steps = [step("127.0.0.[1,1]", 2, node) | {"SLURM_JOB_ID": str(os.getpid())} for node in range(2)]
-    said = finish([[*launch, PROGRAM, *WISHES]] * 2, [environment(**one) for one in steps], tmp_path)
+    said = finish([[*launch, PROGRAM, "--", *WISHES]] * 2, [environment(**one) for one in steps], tmp_path)
     assert_trained(said, 2)
     logs = tmp_path / "paceline-logs" / f"slurm-{os.getpid()}.2"
     assert {path.name for path in logs.glob("rank-*.jsonl")} == {"rank-000.jsonl", "rank-001.jsonl"}

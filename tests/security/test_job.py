@@ -57,7 +57,7 @@ def test_workers_have_a_certificate_and_not_the_jobs_secret(tmp_path: Path) -> N
         "import os\nfor name, value in os.environ.items():\n    assert 'PRIVATE KEY' not in value\n"
         "print('tls', os.environ['PACELINE_TLS'], sorted(os.listdir(os.environ['PACELINE_TLS'])))\n"
     )
-    result = run("--workers", 2, "--log", "log", "train.py")
+    result = run("--workers", 2, "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "log" / "door" / "host-0"
     assert result.stdout.count(f"tls {folder} ['ca.pem', 'cert.pem', 'key.pem']") == 2
@@ -71,7 +71,7 @@ def test_open_is_in_the_clear_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     """Also where the launcher's own environment names certificates."""
     monkeypatch.setenv("PACELINE_TLS", "of somebody else")
     (tmp_path / "train.py").write_text("import os\nprint([os.environ['PACELINE_TLS']])\n")
-    result = run("--workers", 2, "--open", "--log", "log", "train.py")
+    result = run("--workers", 2, "--open", "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "door").exists()
     assert "--open: the workers' own connections are in the clear" in result.stderr

@@ -57,13 +57,13 @@ class WorkerLog:
     def inherited(self) -> int:
         """Minibatches that its count began with: those of a checkpoint, or of the worker that gave it its state."""
         last = self.exchanges[-1].total_minibatches if self.exchanges else 0
-        return last - sum(line.minibatches for line in self.exchanges)
+        return max(0, last - sum(line.minibatches for line in self.exchanges))
 
     @property
     def inherited_samples(self) -> int:
         """The same of samples."""
         last = self.exchanges[-1].total_samples if self.exchanges else None
-        return 0 if last is None else last - sum(line.samples or 0 for line in self.exchanges)
+        return 0 if last is None else max(0, last - sum(line.samples or 0 for line in self.exchanges))
 
     @property
     def minibatches(self) -> int:
