@@ -137,6 +137,7 @@ def storm(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         found["useful_work"] = round(found["used_time"] / undisturbed["used_time"], 4)
         found |= {f"{key}_calm": undisturbed[key] for key in ("loss", "used_time", "lost", "repeated", "seconds")}
         found["exchange_s_calm"] = undisturbed["exchange_s"]
+        found["recovery_ratio"] = None
         if found["recovery_s"] and undisturbed["exchange_s"]:
             found["recovery_ratio"] = round(found["recovery_s"]["median"] / undisturbed["exchange_s"]["median"], 2)
     return found
