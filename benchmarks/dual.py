@@ -26,8 +26,9 @@ for what begins warm the warm pair, have to be in `--out` already:
 
     paceline run --workers 4 --rule "bmuf(period=8)" benchmarks/dual.py --one dual 0 --workers 4 --out out/dual_four
 
-Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object: `exact`
-and `bleu` of each method and direction (mean over seeds), each seed's, and the same with dual inference.
+Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object:
+`beam_exact` and `beam_bleu` of each method and direction (mean over seeds), `beam_exact_each` and `beam_bleu_each` of
+each seed, and the same with dual inference (`dual_inference_exact`, ..).
 """
 
 from __future__ import annotations
