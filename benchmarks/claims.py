@@ -244,7 +244,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="records/NAME or benchmarks/NAME.py; all if left out")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
-    parser.add_argument("--deadline", type=float, default=300.0, help="seconds for one of them")
+    parser.add_argument("--deadline", type=float, default=600.0, help="seconds for one of them")
     parser.add_argument("--show", action="store_true", help="what they print")
     options = parser.parse_args()
     began = time.monotonic()
