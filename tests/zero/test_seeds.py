@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -190,6 +191,28 @@ def test_what_is_drawn_in_training_is_a_workers_own_and_leaves_no_trace() -> Non
     assert ours[0] == theirs[0] and ours[-1] == theirs[-1]
     assert all(a != b for k in range(1, 5) for a, b in zip(ours[k], theirs[k], strict=True))
     assert len({tuple(row) for row in ours}) == len(ours)
+
+
+def test_a_pass_that_outlives_its_program_moves_no_generator(tmp_path: Path) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        under_way = iter(DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=4, shuffle=True))
+        (x,) = next(under_way)
+        model(x).sum().backward()
+        optimizer.step()
+        raise LookupError("in the midst of a pass")
+    """
+    with pytest.raises(LookupError) as caught:
+        virtual(tmp_path, source)
+    before = seeds.positions()
+    del caught  # and the frames with it, which hold the pass
+    gc.collect()
+    assert seeds.positions() == before
 
 
 def test_seeds_of_the_program_are_what_it_says() -> None:

@@ -68,7 +68,11 @@ def zero_lines(script: Path, place: Place, patches: Patches, began: float | None
             raise
         zero.finish()
         raise
-    zero.finish()
+    else:
+        zero.finish()
+    finally:
+        if streams is not None:
+            streams.close()
 
 
 def run_as_main(script: Path, arguments: Sequence[str]) -> None:

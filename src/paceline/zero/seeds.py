@@ -61,6 +61,7 @@ class Streams:
         self._start, self._entropy = own, random.Random(mix(own, 1))
         self._passes, self._under_way = 0, 0
         self._outside: dict[str, Any] = {}
+        self._over = False
 
     @property
     def apart(self) -> bool:
@@ -136,12 +137,16 @@ class Streams:
     def leave(self) -> None:
         """It is over: the common stream goes on."""
         self._under_way -= 1
-        if self._under_way or not self._outside:
+        if self._under_way or not self._outside or self._over:
             return
         if torch.cuda.is_available() and "cuda" not in self._outside:
             torch.cuda.manual_seed_all(mix(self._start, self._passes))
         randomness.restore(self._outside)
         self._outside = {}
+
+    def close(self) -> None:
+        """The program has ended: a pass that it left and that is collected later moves no generator any more."""
+        self._over = True
 
 
 def positions() -> tuple[int, int, int]:
