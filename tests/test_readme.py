@@ -54,6 +54,13 @@ def commands() -> list[str]:
 PROGRAMS = [block for block in fenced("python") if block[0].name not in ELSEWHERE]
 
 
+def test_the_readme_is_short_and_says_what_this_is() -> None:
+    text = TEXTS[README]
+    assert len(text) <= 9000, "move what a newcomer does not need to a page in docs/"
+    first = " ".join(text.split("\n\n")[1].split())
+    assert all(word in first for word in ("data-parallel", "PyTorch", "ordinary Ethernet")), first
+
+
 def test_there_is_something_to_check() -> None:
     assert len(PROGRAMS) > 15, "the pages show no Python"
     assert len(commands()) > 20, "the pages show no command"

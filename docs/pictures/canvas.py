@@ -14,13 +14,14 @@ SIZE = 13
 class Canvas:
     """A picture of `width` x `height`, without what is above `top`.
 
-    The wider it is, the smaller its words are on a telephone.
+    The wider it is, the smaller its words are on a telephone. With `fixed` it is never drawn larger than that.
     """
 
     width: int
     height: int
     about: str
     top: int = 0
+    fixed: bool = False
     parts: list[str] = field(default_factory=list)
 
     def box(
@@ -73,8 +74,9 @@ class Canvas:
         )
         body = "\n".join(self.parts)
         box = f"0 {self.top} {self.width} {self.height - self.top}"
+        size = f'width="{self.width}" height="{self.height - self.top}" ' if self.fixed else ""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" {size}role="img" '
             f'font-family="sans-serif" font-size="{SIZE}">\n<title>{escape(self.about)}</title>\n'
             f"<defs>{heads}</defs>\n{body}\n</svg>\n"
         )

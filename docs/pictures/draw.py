@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of docs/how_it_works.md, beside this file: python docs/pictures/draw.py"""
+"""Draws the pictures of README.md and docs/how_it_works.md, beside this file: python docs/pictures/draw.py"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from canvas import AMBER, BLUE, GREEN, GREY, RED, Canvas
 
 FOLDER = Path(__file__).resolve().parent
+NETWORK = FOLDER.parents[1] / "records/2026-11-21_communication/network.json"
 LANE, ROW = 64, 22  # where lanes begin, and their height
 
 
@@ -320,7 +322,32 @@ def death() -> Canvas:
     return c
 
 
+def efficiency() -> Canvas:
+    """How much of one worker's speed each way of exchanging keeps, from the record's own figures."""
+    kept = json.loads(NETWORK.read_text(encoding="utf-8"))["efficiency"]
+    rows = (
+        ("no_exchange", "no exchange at all (upper bound)", GREY),
+        ("bmuf", "bmuf(period=16, overlap=16)", GREEN),
+        ("streaming_diloco", "streaming_diloco(period=16)", GREEN),
+        ("torchft_overlap", "torchft DiLoCo, in the background", AMBER),
+        ("one_bit", "one_bit: gradients in 1 bit, every step", BLUE),
+        ("sync", "sync: gradients, every step", BLUE),
+        ("ddp", "PyTorch DDP: gradients, every step", AMBER),
+    )
+    c = Canvas(400, 322, "Share of one worker's speed that each of 8 workers keeps on links of 1 Gbit/s", fixed=True)
+    c.word(0, 14, "Share of one worker's speed that each of 8 workers", bold=True)
+    c.word(0, 31, "keeps on links of 1 Gbit/s and 1 ms", bold=True)
+    for k, (name, label, colour) in enumerate(rows):
+        top = 44 + 37 * k
+        c.word(0, top + 12, label)
+        c.box(0, top + 17, 350 * kept[name], 12, colour, fill=0.6)
+        c.word(350 * kept[name] + 6, top + 28, f"{kept[name]:.3f}", bold=True)
+    legend(c, 316, [(GREEN, "overlapped blocks"), (BLUE, "every step"), (AMBER, "not paceline")])
+    return c
+
+
 PICTURES: dict[str, Callable[[], Canvas]] = {
+    "efficiency": efficiency,
     "waits": waits,
     "rule": rule,
     "block": block,
