@@ -43,8 +43,8 @@ def waits() -> Canvas:
     legend(c, 12, [(BLUE, "minibatch"), (AMBER, "exchange"), (GREY, "waiting")])
     _every_step(c, lanes(c, 44, "Synchronous: all wait for the slowest in every step"))
     _blocks(c, lanes(c, 152, "Blocks of 4: all wait for the slowest once in 4 minibatches"))
-    _overlapping(c, lanes(c, 260, "Blocks with overlap: the exchange runs behind the next block"))
-    _free(c, lanes(c, 368, "Asynchronous: nobody waits for another's step"))
+    _overlapping(c, lanes(c, 260, "Blocks with overlap: the exchange runs during the next block"))
+    _free(c, lanes(c, 368, "Asynchronous: no worker waits for another's step"))
     return c
 
 
@@ -87,7 +87,7 @@ def _blocks(c: Canvas, tops: list[float]) -> None:
 
 
 def _overlapping(c: Canvas, tops: list[float]) -> None:
-    """A worker goes on at once, and waits only where the exchange before has not landed by its block's end."""
+    """A worker continues at once, and waits only where the previous exchange has not landed by its block's end."""
     at, landed, wire = [float(LANE)] * 3, 0.0, 60
     for number in range(4):
         ends = []
@@ -112,7 +112,7 @@ def _free(c: Canvas, tops: list[float]) -> None:
             c.box(x, top, width, 16, BLUE)
             x += width + 1
             c.line(x, top + 16, x, top + 21, AMBER)
-    c.word(LANE, tops[-1] + 34, "each mark: a gradient leaves, new parameters come")
+    c.word(LANE, tops[-1] + 34, "each mark: a gradient leaves, new parameters arrive")
 
 
 def rule() -> Canvas:
@@ -231,8 +231,8 @@ def route() -> Canvas:
     c = Canvas(520, 330, "Hierarchical all-reduce: inside hosts, between hosts, inside hosts")
     titles = (
         "1. inside each host: sum; each keeps a part",
-        "2. between hosts: parts meet",
-        "3. inside each host: all get all",
+        "2. between hosts: sum the parts",
+        "3. inside each host: all gather",
     )
     for step, title in enumerate(titles):
         y = 110 * step
@@ -260,16 +260,16 @@ def route() -> Canvas:
 
 
 def zero() -> Canvas:
-    """A program that knows nothing of paceline, and what is done to it from outside."""
+    """An unchanged program, and the effects on it from outside."""
     c = Canvas(520, 300, "Zero lines: what happens to an unchanged program")
     rows = [
-        ("optimizer = SGD(...)", "noticed", GREY),
+        ("optimizer = SGD(...)", "detected", GREY),
         ("for x, y in train_loader:", "the rule attaches at the first batch; each worker gets its part", GREEN),
         ("    optimizer.step()", "hooked: exchanges happen here", GREEN),
         ("model.eval()", "", GREY),
         ("for x, y in test_loader:", "every worker gets all of it;with the global model", BLUE),
         ('torch.save(..., "model.pt")', "the global model; rank 0's file is kept", AMBER),
-        ("print(accuracy)", "rank 0's is shown, the others' is logged", AMBER),
+        ("print(accuracy)", "rank 0's is shown, other ranks' is logged", AMBER),
     ]
     for k, (code, text, colour) in enumerate(rows):
         y = 4.0 + 42 * k
@@ -289,7 +289,7 @@ def zero() -> Canvas:
 
 def death() -> Canvas:
     """A worker dies in an exchange of an elastic run."""
-    c = Canvas(520, 286, "Elastic: a worker dies in an exchange, and the others make it once more")
+    c = Canvas(520, 286, "Elastic: a worker dies in an exchange, and the surviving workers repeat it")
     tops = lanes(c, 14, "Under --elastic an exchange counts when all members have all of it")
     for k, top in enumerate(tops):
         c.box(LANE, top, 90, 16, BLUE, "block 7")
@@ -300,7 +300,7 @@ def death() -> Canvas:
     c.cross(186, tops[1] + 8)
     c.word(200, tops[1] + 13, "dies", colour=RED)
     c.box(LANE, 130, 452, 26, GREY, fill=0.06)
-    c.word(0, 147, "register")
+    c.word(0, 147, "launcher")
     c.word(150, 147, "generation 1", "middle")
     c.word(205, 147, "2: without 1", colour=RED)
     c.word(308, 147, "counts", colour=GREEN)
@@ -313,9 +313,9 @@ def death() -> Canvas:
     c.line(306, tops[0], 306, 130, GREEN, dashed=True)
     for k, text in enumerate(
         (
-            "The others give the same deltas once more, from a copy.",
-            "The samples of the dead worker's block 7 are done by others.",
-            "A newcomer gets model, momentum and place from a living member.",
+            "The surviving workers send the same deltas again, from a copy.",
+            "Other workers do the samples of the dead worker's block 7.",
+            "A living member sends a newcomer model, momentum and position.",
         )
     ):
         c.word(0, 226 + 20 * k, text)
