@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import UnsupportedError
-from paceline.fragments import (
+from paceline.core.flat import (
     Fragment,
     averaged_buffers,
     flat_view,
@@ -17,6 +16,7 @@ from paceline.fragments import (
     outer_dtype,
     trainable,
 )
+from paceline.errors import UnsupportedError
 
 
 def one(*tensors: torch.Tensor) -> Fragment:

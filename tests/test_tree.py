@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError
-from paceline.tree import build, flatten
 
 
 def there_and_back(value: Any) -> Any:

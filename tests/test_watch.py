@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from paceline import watch as module
+from paceline.core.world import World
 from paceline.exchange import Timing
 from paceline.journal import Journal
 from paceline.transport import Transport
 from paceline.watch import Watch
-from paceline.world import World
 
 Events = Callable[[], list[dict[str, Any]]]
 

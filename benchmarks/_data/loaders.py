@@ -56,8 +56,8 @@ class Arrays:
 
 def ours() -> Row:
     """What `run.share` gives to worker 0 of 4."""
+    from paceline.core.world import World
     from paceline.data import Feed
-    from paceline.world import World
 
     data = Vectors(WORKERS * SAMPLES)
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.core.world import World
 from paceline.data import Feed
 from paceline.data.permutation import Permutation
-from paceline.world import World
 
 SAMPLES, PLACES, BATCH, WORKERS, RANK = 10**9, 10**10, 16, 4, 2
 

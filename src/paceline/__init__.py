@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.core.lazy import lazily
 from paceline.errors import (
     CacheError,
     CheckpointError,
@@ -31,12 +32,12 @@ from paceline.errors import (
     RuleError,
     UnsupportedError,
 )
-from paceline.lazy import lazily
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.adapters.arrays import attach_arrays
     from paceline.attaching import attach
+    from paceline.core.world import World
     from paceline.guards import Guard
     from paceline.recipes import RECIPES, rule_from_text
     from paceline.rule import Rule
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from paceline.sim.clock import Clock
     from paceline.sim.simulate import simulate
     from paceline.transport.tls import TLS
-    from paceline.world import World
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -55,7 +55,7 @@ else:
             "Guard": "guards",
             "Rule": "rule",
             "Run": "session",
-            "World": "world",
+            "World": "core.world",
             "attach": "attaching",
             "attach_arrays": "adapters.arrays",
             "rule_from_text": "recipes",

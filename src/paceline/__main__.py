@@ -10,7 +10,7 @@ import sys
 def main() -> None:
     """Run the command. Ctrl-C while its parts are still being loaded is an end like any other."""
     try:
-        from .cli import app
+        from paceline.cli import app
     except KeyboardInterrupt:
         sys.stderr.write("stopped before anything was started\n")
         sys.stderr.flush()

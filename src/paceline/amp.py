@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from paceline.core.world import World
 from paceline.errors import NonFiniteError
-from paceline.world import World
 
 DEPTH = 20
 """Frames between a scaler's step and the hook of the optimizer's, at most."""

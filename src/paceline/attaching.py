@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from paceline import attached, ending
 from paceline.control.errors import OverError
+from paceline.core.flat import Modules
 from paceline.errors import RuleError, UnsupportedError
-from paceline.fragments import Modules
 from paceline.guards import Guard, make_guard
 from paceline.recipes import make_rule
 from paceline.rounds import round_from_text

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.buffers import BufferLane
+from paceline.core.flat import Modules
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
-from paceline.fragments import Modules
 from paceline.guards import Guard
 from paceline.lanes import Lane, ParameterLane
 from paceline.regroup import Old

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments
 from paceline.exchange import Meeting, fold
-from paceline.fragments import Fragment, Modules, averaged_buffers, find_buffers, fragments
 from paceline.lanes import Lane, Moves
 
 

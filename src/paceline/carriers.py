@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from paceline.fragments import local
-from paceline.optimizers import ensure_state
+from paceline.core.flat import local
+from paceline.core.optimizer_state import ensure_state
 from paceline.outer.frozen_adam import frozen_step
 
 

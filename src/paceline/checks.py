@@ -12,13 +12,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from paceline.core.flat import Fragment, Modules, module_list, trainable
+from paceline.core.world import World
 from paceline.errors import MismatchError, UnsupportedError
-from paceline.fragments import Fragment, Modules, module_list, trainable
 from paceline.payload import Delta, FirstMoment
 from paceline.rule import Rule, is_block, steps_with_gradients
 from paceline.transport import Transport
 from paceline.update import Named
-from paceline.world import World
 
 MARK = "_paceline_run"
 

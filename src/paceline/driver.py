@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
+from paceline.core.flat import Fragment
 from paceline.data.supply import Leases
-from paceline.fragments import Fragment
 from paceline.regroup import Old
 from paceline.rule import Rule
 

@@ -17,10 +17,10 @@ from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
 from paceline.codec import Dense
+from paceline.core.flat import Fragment, Modules
 from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
-from paceline.fragments import Fragment, Modules
 from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.regroup import Old
 from paceline.rule import Rule, is_block

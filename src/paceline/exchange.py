@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.codec import Codec, Dense, Layout, State, Steps
+from paceline.core.world import World
 from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
 from paceline.guards import outliers
 from paceline.pipeline import Finished, Pipeline, Running
@@ -29,7 +30,6 @@ from paceline.topology import Topology
 from paceline.transport.base import Pending, Transport
 from paceline.transport.calls import BLOCK as BLOCK
 from paceline.transport.calls import check_alike
-from paceline.world import World
 
 IN_FLIGHT = 3
 """Chunks on their way at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""

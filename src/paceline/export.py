@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.flat import Modules, local, module_list
 from paceline.driver import GlobalLane
-from paceline.fragments import Modules, local, module_list
 
 
 def unwrapped(model: Modules) -> Any:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paceline.carriers import Carrier, Gradients
 from paceline.codec import Layout, State
+from paceline.core.flat import Fragment, local
 from paceline.errors import UnsupportedError
 from paceline.exchange import Meeting, fold
-from paceline.fragments import Fragment, local
 from paceline.lanes import LARGEST, shares_memory
 
 

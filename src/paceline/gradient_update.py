@@ -37,11 +37,11 @@ from paceline.backward import Backward, PassEnd
 from paceline.buffers import buffer_lanes
 from paceline.carriers import FirstMoments
 from paceline.codec import Dense
+from paceline.core.flat import Modules, fragments, local
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, judged, refuse_nothing
 from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.footer import Footer, of_buffers, with_footers
-from paceline.fragments import Modules, fragments, local
 from paceline.guards import Guard, gradient_norms
 from paceline.lanes import LaneChunk, Moves
 from paceline.outer.base import Coefficients

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from paceline.codec import Layout, State
+from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
+from paceline.core.optimizer_state import Moment
 from paceline.exchange import Meeting, fold
-from paceline.fragments import BLOCK_ELEMENTS_CPU, Fragment
-from paceline.optimizers import Moment
 from paceline.outer import Outer
 from paceline.outer.base import Coefficients
 from paceline.outer.moments import block_decay, compensate

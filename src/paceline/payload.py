@@ -41,8 +41,8 @@ from dataclasses import dataclass
 
 from torch.optim import SGD, Optimizer
 
+from paceline.core.optimizer_state import is_adam, keeps_maximum, keeps_state, lower_beta1, refuse_uncompensated
 from paceline.errors import RuleError, UnsupportedError
-from paceline.optimizers import is_adam, keeps_maximum, keeps_state, lower_beta1, refuse_uncompensated
 
 LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 

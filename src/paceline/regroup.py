@@ -21,10 +21,10 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import randomness
 from paceline.checkpoint import GLOBAL, checked, rank_names, read_json, read_tensors
+from paceline.core import rng
+from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
-from paceline.tree import build
 
 
 class _Tensors(dict[str, Tensor]):
@@ -210,9 +210,9 @@ def random_state(old: Old, rank: int, seed: int) -> dict[str, Any]:
     if rank < old.size:
         saved: dict[str, Any] = old.part(rank, "random")
         return saved
-    own = randomness.mix(seed, rank, int(old.part(0, "flow", 0)))
-    with randomness.seeded(own):
-        state = randomness.capture()
+    own = rng.mix(seed, rank, int(old.part(0, "flow", 0)))
+    with rng.seeded(own):
+        state = rng.capture()
     if "cuda" in state:
         state["cuda"] = torch.Generator("cuda").manual_seed(own).get_state()
     return state

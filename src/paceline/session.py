@@ -16,17 +16,19 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import asynchronous, checkpoint, checks, elastic, ending, export, randomness, regroup
+from paceline import asynchronous, checkpoint, checks, elastic, ending, export, regroup
 from paceline.amp import skipped
 from paceline.blocks import Blocks
 from paceline.checkpoint import Found, Keeper, Lookup, Moment, new_run
+from paceline.core import rng
+from paceline.core.flat import Modules, averaged_buffers, module_list
+from paceline.core.world import World
 from paceline.data.feed import Feed
 from paceline.data.share import Share
 from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.flow import Flow
-from paceline.fragments import Modules, averaged_buffers, module_list
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.mistakes import Mistakes
@@ -43,7 +45,6 @@ from paceline.tuning.pacer import pacer_for
 from paceline.tuning.request import Request
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
-from paceline.world import World
 
 
 class Run:
@@ -186,7 +187,7 @@ class Run:
         self._tuner.load(state["tuning"], asked=False)
         self._elastic.follow(self.rule)
         put()
-        randomness.restore(state["random"])
+        rng.restore(state["random"])
         if self._keeper is not None:
             self._keeper.follow()
 
@@ -656,7 +657,7 @@ class Run:
             "tuning": self._tuner.state(),
             "flow": [self._flow.steps, self._flow.warm],
             "data": self._feed.state(),
-            "random": randomness.capture(),
+            "random": rng.capture(),
         }
 
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
@@ -670,7 +671,7 @@ class Run:
             self._engine.load(state["exchange"])
         self._feed.load(state["data"])
         self._transport.barrier()  # nobody asks for data before the ledger is loaded
-        randomness.restore(state["random"])
+        rng.restore(state["random"])
 
     def _check_included(self, path: str | Path, saved: Iterable[str]) -> None:
         missing = sorted(set(saved) ^ set(self._included))
@@ -713,7 +714,7 @@ class Run:
             self._engine.follow(self.rule)
             put()
         self._transport.barrier()
-        randomness.restore(state["random"])
+        rng.restore(state["random"])
 
     def _read(self, path: str | Path, old: Old) -> dict[str, Any]:
         """What this worker begins with, besides what the exchanges hold."""

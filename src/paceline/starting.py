@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline import checks, ending
 from paceline.blocks import Owned
+from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.errors import UnsupportedError
-from paceline.fragments import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.rule import Rule
 from paceline.transport import Transport
 

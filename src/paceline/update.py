@@ -16,12 +16,8 @@ from torch.optim import Optimizer
 
 from paceline.buffers import buffer_lanes
 from paceline.codec import Codec, Dense, Layout, State
-from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
-from paceline.fragments import Modules, fragments
-from paceline.guards import Guard, block_norms
-from paceline.lanes import Lane, LaneChunk, MomentLane, Moves, ParameterLane, measure
-from paceline.optimizers import (
+from paceline.core.flat import Modules, fragments
+from paceline.core.optimizer_state import (
     Moment,
     ensure_state,
     moments,
@@ -30,6 +26,10 @@ from paceline.optimizers import (
     set_step_count,
     step_count,
 )
+from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
+from paceline.guards import Guard, block_norms
+from paceline.lanes import Lane, LaneChunk, MomentLane, Moves, ParameterLane, measure
 from paceline.outer.base import Coefficients
 from paceline.payload import Delta
 from paceline.rule import Rule

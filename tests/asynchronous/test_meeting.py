@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from paceline.asynchronous import meeting
+from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.transport import Transport, whereabouts
-from paceline.world import World
 
 FAR, NEAR = "10.0.0.1", "10.0.0.2"
 

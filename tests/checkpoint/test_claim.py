@@ -16,8 +16,8 @@ import pytest
 
 from paceline.checkpoint import claim
 from paceline.checkpoint.claim import DirectoryClaim, Lease
+from paceline.core.world import host_name
 from paceline.errors import CheckpointError
-from paceline.world import host_name
 from tests.checkpoint.test_exact import kept, steps
 from tests.helpers import Program, adam, simulate, train
 

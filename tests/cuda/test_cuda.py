@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.optimizers import step_count
+from paceline.core.optimizer_state import step_count
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

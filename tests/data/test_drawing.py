@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import paceline
-from paceline import randomness
+from paceline.core import rng
 from paceline.data import drawing
 from paceline.data.drawing import Drawing, Streamed, drawn
 from tests.data.test_share import Numbers
@@ -76,7 +76,7 @@ def test_a_huge_sampler_is_drawn_as_it_is_needed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drawing, "CHUNK", 8)
     (one, length), (other, _) = batches(huge, 2, 40)
     assert length == HUGE // 8 and len(one) == len(other) == 40 and all(len(batch) == 4 for batch in one + other)
-    alone = Drawing(lambda: huge().sampler, lambda: randomness.seed_all(5), [])
+    alone = Drawing(lambda: huge().sampler, lambda: rng.seed_all(5), [])
     assert drawn(alone, HUGE).at([(0, 3)]) and one != other
     monkeypatch.undo()
     assert batches(huge, 2, 40)[0][0][:16] == one[:16]  # the same order, however much of it is held
@@ -119,7 +119,7 @@ def test_places_that_lie_behind_are_drawn_again_and_generators_outside_are_left_
     monkeypatch.setattr(drawing, "HELD", 16)
     monkeypatch.setattr(drawing, "CHUNK", 4)
     sampler = RandomSampler(range(1000), replacement=True, num_samples=HUGE)
-    order = drawn(Drawing(lambda: sampler, lambda: randomness.seed_all(3), []), HUGE)
+    order = drawn(Drawing(lambda: sampler, lambda: rng.seed_all(3), []), HUGE)
     assert isinstance(order, Streamed) and len(order) == HUGE
     before = torch.get_rng_state()
     first = order.at([(0, 8)])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.loading import Loading, Ticket
 from paceline.data.parcel import Parcel
 from paceline.data.shipping import Delivery
@@ -183,14 +183,14 @@ def test_draws_are_a_function_of_seed_epoch_and_sample(processes: int, late: int
     for epoch in range(2):
         for ticket, got in zip(tickets(80, epoch=epoch), ours.batches(tickets(80, epoch=epoch)), strict=True):
             for i, row in zip(ticket.ids, got, strict=True):
-                with randomness.seeded(randomness.mix(SEED, epoch, zlib.crc32(repr(i).encode()))):
+                with rng.seeded(rng.mix(SEED, epoch, zlib.crc32(repr(i).encode()))):
                     assert torch.equal(row, Drawing(late)[i])
 
 
 def test_a_dataset_that_fetches_batches_is_asked_for_batches() -> None:
     ours = loading(AtOnce(), num_workers=1)
     for ticket, got in zip(tickets(30, epoch=2), ours.batches(tickets(30, epoch=2)), strict=True):
-        with randomness.seeded(randomness.mix(SEED, 2, zlib.crc32(repr(ticket.ids).encode()))):
+        with rng.seeded(rng.mix(SEED, 2, zlib.crc32(repr(ticket.ids).encode()))):
             assert got.tolist() == [t.tolist() for t in AtOnce().__getitems__(ticket.ids)]
     assert [b[:, 0].tolist() for b in loading(AtOnce()).batches(tickets(3))] == [t.ids for t in tickets(3)]
 

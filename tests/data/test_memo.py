@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.core.world import World
 from paceline.data import Feed
 from paceline.data.memo import Memo
 from paceline.data.order import Shuffled
@@ -17,7 +18,6 @@ from paceline.data.permutation import Permutation
 from paceline.data.ranges import Ranges
 from paceline.data.split import split_of
 from paceline.data.supply import Even
-from paceline.world import World
 
 RANGE = st.tuples(st.integers(0, 400), st.integers(0, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.book import MOST
 from paceline.data.order import Drawn, InShards, InTurn, Shuffled
 from paceline.data.plan import Plan, generators_of
@@ -151,7 +151,7 @@ def test_an_epoch_that_one_worker_began_is_played_from_its_own_generators(name: 
 
     loader = make()
     torch.manual_seed(6)
-    start = {**randomness.capture(), "loader": [one.get_state() for one in generators_of(loader)]}
+    start = {**rng.capture(), "loader": [one.get_state() for one in generators_of(loader)]}
     want = [batch.tolist() for batch in loader]
     position = Position()
     position.played[0] = start

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
 
 import paceline
+from paceline.core.state_tree import build, flatten
 from paceline.data.consumed import Consumed
 from paceline.data.position import Position
 from paceline.sim import Clock
-from paceline.tree import build, flatten
 from tests.data.test_share import Buckets, Numbers, Reversed
 
 Seen = list[tuple[int, list[int]]]

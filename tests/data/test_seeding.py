@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.seeding import PROBED_BLOCKS, Seeds
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -24,7 +24,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 
 @pytest.fixture(autouse=True)
 def _generators_are_put_back() -> object:
-    with randomness.seeded(1):
+    with rng.seeded(1):
         yield
 
 
@@ -38,7 +38,7 @@ def block(seeds: Seeds, draw: Callable[[], object]) -> bool:
 
 
 def expected(index: int, draw: Callable[[], object]) -> object:
-    with randomness.seeded(randomness.mix(7, 3, zlib.crc32(repr(index).encode()))):
+    with rng.seeded(rng.mix(7, 3, zlib.crc32(repr(index).encode()))):
         return draw()
 
 
@@ -68,5 +68,5 @@ def test_torch_is_always_seeded() -> None:
         assert not block(seeds, lambda: torch.rand(3))
     seeds.begin_block()
     seeds.sow(3, 4)
-    assert torch.initial_seed() == randomness.mix(7, 3, zlib.crc32(b"4"))
+    assert torch.initial_seed() == rng.mix(7, 3, zlib.crc32(b"4"))
     assert torch.rand(()).item() == expected(4, lambda: torch.rand(()).item())

@@ -58,7 +58,7 @@ def test_the_import_alone_brings_nothing_of_others() -> None:
     assert not others(modules)
     assert {name for name in modules if name.startswith("paceline.")} == {
         "paceline.errors",
-        "paceline.lazy",
+        "paceline.core.lazy",
         "paceline.version",
     }
 

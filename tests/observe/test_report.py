@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.extras import MissingExtraError
+from paceline.core.extras import MissingExtraError
 from paceline.observe import ExtraTable, read_run, write_report
 from paceline.observe.canvas import colour
 from paceline.observe.report import draw_all

@@ -22,6 +22,7 @@ import torch
 from paceline.asynchronous.lines import ANSWER, LEASE, PUSH, SETTINGS
 from paceline.asynchronous.meeting import HELLO, _Door
 from paceline.control import About, Control, Member, Terms, wire
+from paceline.core.world import World
 from paceline.errors import PacelineError
 from paceline.transport.authority import Authority
 from paceline.transport.channel import TLS, Channel, Closed, Late, Listener, connect
@@ -29,7 +30,6 @@ from paceline.transport.frames import Header, memory, write_note
 from paceline.transport.ring import Door, RingTransport
 from paceline.transport.ring.wire import HELLO as ring_hello
 from paceline.transport.strangers import turned_away
-from paceline.world import World
 from tests.transport.connections import HERE, SOON
 
 LIMIT = 1 << 20

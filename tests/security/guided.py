@@ -18,11 +18,13 @@ from collections.abc import Callable
 
 import atheris
 
-with atheris.instrument_imports(include=["paceline.transport.frames", "paceline.tree", "paceline.calls"]):
-    from paceline.calls import read_call
+with atheris.instrument_imports(
+    include=["paceline.transport.frames", "paceline.core.state_tree", "paceline.core.parse"]
+):
+    from paceline.core.parse import read_call
+    from paceline.core.state_tree import build
     from paceline.errors import CheckpointError, MismatchError, RuleError
     from paceline.transport.frames import HEADER_BYTES, MAGIC, Header, read_note
-    from paceline.tree import build
 
 LIMIT = 1 << 20
 

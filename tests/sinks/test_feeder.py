@@ -9,10 +9,10 @@ import threading
 import pytest
 
 import paceline
+from paceline.core.world import World
 from paceline.sinks.base import Values, as_sink
 from paceline.sinks.feeder import Feeder
 from paceline.sinks.outlets import Outlets
-from paceline.world import World
 
 
 class Kept:

@@ -9,9 +9,9 @@ import urllib.request
 
 import pytest
 
+from paceline.core.world import World
 from paceline.sinks import metrics
 from paceline.sinks.metrics import CLIENTS, Metrics
-from paceline.world import World
 
 
 def connect(page: Metrics) -> socket.socket:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.schedulers import Worker
 from paceline.transport import pmi
-from paceline.world import host_name
 
 PATIENCE_S = 30.0
 

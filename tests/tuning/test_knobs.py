@@ -13,12 +13,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 import paceline
 from paceline import rule_from_text
+from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox
 from paceline.tuning.names import flat
 from paceline.tuning.tuner import Tuner
-from paceline.world import World
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.sim.simulate import run_script
 from paceline.zero.virtual import Around
 
@@ -17,11 +17,11 @@ from paceline.zero.virtual import Around
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
     """The generators, arguments and paths of the test are what they were."""
-    state, argv, path = randomness.capture(), sys.argv, list(sys.path)
+    state, argv, path = rng.capture(), sys.argv, list(sys.path)
     try:
         yield
     finally:
-        randomness.restore(state)
+        rng.restore(state)
         sys.argv, sys.path[:] = argv, path
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.adapters.door import FOLDER, Door
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.session import Run
 

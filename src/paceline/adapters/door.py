@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from paceline.attaching import attach
+from paceline.core.flat import Modules
+from paceline.core.world import World
 from paceline.data.feed import Feed
 from paceline.data.share import Share
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.fragments import Modules
 from paceline.rule import Rule
 from paceline.session import Run
 from paceline.transport import Transport, connect, virtual
 from paceline.transport.baton import Belonging
-from paceline.world import World
 
 OWN = {
     "checkpoint": "writes checkpoints itself, and paceline's state goes with them",

@@ -24,8 +24,8 @@ from torch.optim import Optimizer
 
 from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.adapters.lightning_workers import Workers, beside
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 
 with needed("the door for Fabric", "lightning"):

@@ -19,8 +19,8 @@ from torch.utils.dlpack import from_dlpack
 
 from paceline.adapters.arrays import ArrayRun
 from paceline.adapters.views import check_trainable
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.settings import Settings
 

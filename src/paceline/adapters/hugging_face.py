@@ -24,8 +24,8 @@ from typing import Any
 
 from paceline.adapters.door import FOLDER, Door
 from paceline.checkpoint import read_manifest
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.session import Run
 

@@ -25,8 +25,8 @@ import torch
 from paceline.adapters.fresh import FreshRun, Leaves, copies, shared
 from paceline.adapters.views import named
 from paceline.attaching import prepare
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.settings import Settings
 

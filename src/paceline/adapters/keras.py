@@ -19,8 +19,8 @@ import numpy as np
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
 from paceline.attaching import prepare
+from paceline.core.extras import needed
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 from paceline.session import Run
 

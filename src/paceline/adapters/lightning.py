@@ -22,8 +22,8 @@ from typing import Any
 
 from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.adapters.lightning_workers import Workers, beside
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule, steps_with_gradients
 
 with needed("the door for Lightning", "lightning"):

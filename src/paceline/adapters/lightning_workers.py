@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.adapters.door import FOLDER, Door
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.session import Run
 
 with needed("the door for Lightning", "lightning"):

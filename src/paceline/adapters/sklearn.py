@@ -23,8 +23,8 @@ import numpy as np
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
 from paceline.attaching import prepare
+from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.extras import needed
 from paceline.rule import Rule
 
 with needed("the door for scikit-learn", "sklearn"):

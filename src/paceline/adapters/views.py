@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from paceline.core.flat import outer_dtype
 from paceline.errors import UnsupportedError
-from paceline.fragments import outer_dtype
 
 IMMUTABLE = {
     "jax": "attach it through paceline.adapters.jax",

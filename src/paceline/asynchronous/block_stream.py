@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from paceline.asynchronous.spans import host
 from paceline.asynchronous.stream import Stream
-from paceline.optimizers import reset_state
+from paceline.core.optimizer_state import reset_state
 from paceline.outer.elastic import Elastic
 
 

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from paceline.asynchronous.spans import Layout, Span
 from paceline.asynchronous.stepping import begun
 from paceline.blocks import Owned
+from paceline.core.flat import Modules, averaged_buffers, fragments
 from paceline.errors import CheckpointError
-from paceline.fragments import Modules, averaged_buffers, fragments
 from paceline.payload import Gradient
 from paceline.regroup import Old
 from paceline.rule import Rule, is_asynchronous

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from paceline.asynchronous.service import Ask
 from paceline.asynchronous.ways import STAYS_AT_HOME, Settings
+from paceline.core.flat import Fragment, fragments, local
 from paceline.errors import UnsupportedError
-from paceline.fragments import Fragment, fragments, local
 from paceline.topology.sharded import Cut, Sharded
 from paceline.update import Named
 

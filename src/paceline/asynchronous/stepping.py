@@ -22,8 +22,8 @@ from torch.optim import (
     Rprop,
 )
 
+from paceline.core.flat import Fragment, flat_view
 from paceline.errors import UnsupportedError
-from paceline.fragments import Fragment, flat_view
 from paceline.payload import Gradient
 from paceline.rule import Rule
 

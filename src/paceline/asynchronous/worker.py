@@ -30,13 +30,13 @@ from paceline.asynchronous.stream import Stream, Tally
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
+from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
 from paceline.data.book import Mark
 from paceline.data.feed import Feed
 from paceline.data.ledger import Ledger
 from paceline.data.supply import Leases
 from paceline.exchange import Timing
 from paceline.flow import Flow
-from paceline.fragments import Modules, averaged_buffers, find_buffers, fragments
 from paceline.outer import Elastic
 from paceline.payload import Gradient
 from paceline.regroup import Old

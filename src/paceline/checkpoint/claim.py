@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.core.world import host_name
 from paceline.errors import CheckpointError
-from paceline.world import host_name
 
 logger = logging.getLogger("paceline")
 

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
-from paceline.tree import build
 
 FORMAT = 1
 MANIFEST = "manifest.json"

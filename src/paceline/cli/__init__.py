@@ -20,6 +20,6 @@
 
 from __future__ import annotations
 
-from .main import app
+from paceline.cli.main import app
 
 __all__ = ["app"]

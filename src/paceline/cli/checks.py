@@ -14,11 +14,10 @@ from pathlib import Path
 
 import typer
 
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, refuse
 from paceline.errors import PacelineError
 from paceline.observe.read import LOG_NAME
-
-from .cluster import Cluster
-from .console import err, refuse
 
 LOGS = "paceline-logs"
 CROWD = 8

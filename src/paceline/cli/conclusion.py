@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from paceline.cli import failure
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, error_panel, near
 from paceline.errors import PacelineError
 from paceline.observe.read import has_run
 from paceline.observe.summary import seconds_text
 
-from . import failure
-from .cluster import Cluster
-from .console import err, error_panel, near
-
 if TYPE_CHECKING:
-    from .launch import Outcome
+    from paceline.cli.launch import Outcome
 
 
 def conclude(outcome: Outcome, cluster: Cluster, directory: Path, seconds: float, quiet: bool) -> int:

@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.segment import Segment
 from rich.text import Text
 
+from paceline.core.printable import CONTROL, visible
 from paceline.errors import PacelineError
-from paceline.visible import CONTROL, visible
 
 PIPE_COLUMNS = 4096
 USAGE = 2  # exit code of a command that was asked for something that cannot be

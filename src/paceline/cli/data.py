@@ -17,9 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.console import err, error_panel, near, out, refuse
 from paceline.errors import PacelineError
-
-from .console import err, error_panel, near, out, refuse
 
 if TYPE_CHECKING:
     from paceline.data.packed.pack import Done, Result

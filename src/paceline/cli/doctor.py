@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from paceline.cli import checks
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, error_panel, out, refuse
+from paceline.cli.explain import parse_count
 from paceline.errors import PacelineError
-
-from . import checks
-from .cluster import Cluster
-from .console import err, error_panel, out, refuse
-from .explain import parse_count
 
 if TYPE_CHECKING:
     from paceline.doctor.measured import Measurements

@@ -13,10 +13,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, near, refuse
 from paceline.errors import PacelineError
-
-from .cluster import Cluster
-from .console import err, near, refuse
 
 if TYPE_CHECKING:
     from paceline.transport.authority import Authority

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import typer
 
+from paceline.cli import checks, doors
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import near
+from paceline.cli.kept import address_text
 from paceline.schedulers import Hosts
-
-from . import checks, doors
-from .cluster import Cluster
-from .console import near
-from .kept import address_text
 
 FREE = "(a free port)"
 JOB = "job.pem"

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import out, refusing
+from paceline.cli.console import out, refusing
 
 app = typer.Typer(
     help="Two opposite tasks that teach each other (dual learning): watch a training, report on it.",
@@ -30,7 +30,7 @@ def watch(
 ) -> None:
     """Watch both directions' scores, rewards and the constraint's gap, until the training is over."""
     with refusing():
-        from . import dual_watch
+        from paceline.cli import dual_watch
 
         dual_watch.watch(folder, once, out())
 
@@ -44,7 +44,7 @@ def report(
 ) -> None:
     """Write the report of a training: DIR/report.html, one file that needs nothing else."""
     with refusing():
-        from .dual_report import write_page
+        from paceline.cli.dual_report import write_page
 
         page = write_page(folder, words)
     out().print(f"report: {page}", soft_wrap=True, markup=False)

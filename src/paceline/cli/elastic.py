@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.cli import failure, kept, lines
+from paceline.cli.kept import Plan
+from paceline.cli.process import Files
+from paceline.cli.signals import Listener
+from paceline.cli.supervise import Death, Supervisor, What
 from paceline.event_file import EventFile
-
-from . import failure, kept, lines
-from .kept import Plan
-from .process import Files
-from .signals import Listener
-from .supervise import Death, Supervisor, What
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane, how things stand

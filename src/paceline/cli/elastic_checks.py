@@ -8,9 +8,9 @@ import socket
 import time
 from pathlib import Path
 
-from . import kept
-from .console import err, refuse
-from .elastic import reachable
+from paceline.cli import kept
+from paceline.cli.console import err, refuse
+from paceline.cli.elastic import reachable
 
 SAY_AFTER_S = 2.0
 FIND_S = 60.0  # that a launcher waits at most for the one that it is to join

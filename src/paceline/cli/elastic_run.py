@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.cli import doors, dry, elastic_checks, elastic_words, kept, lines
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, refuse
+from paceline.cli.elastic import Ending, Events, Launcher, control
+from paceline.cli.kept import Plan
+from paceline.cli.room import Room
+from paceline.cli.signals import Listener
 from paceline.errors import PacelineError
 from paceline.observe.control import Event, Standing
-
-from . import doors, dry, elastic_checks, elastic_words, kept, lines
-from .cluster import Cluster
-from .console import err, refuse
-from .elastic import Ending, Events, Launcher, control
-from .kept import Plan
-from .room import Room
-from .signals import Listener
 
 Shown = Callable[[Path, int], contextlib.AbstractContextManager[lines.Show]]
 

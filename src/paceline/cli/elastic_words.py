@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.text import Text
 
+from paceline.cli import failure
+from paceline.cli.console import err, error_panel
+from paceline.cli.elastic import Ending, came_too_late
+from paceline.cli.supervise import EXPELLED, MOST, Death
 from paceline.observe.control import Standing, event_text, tells
 from paceline.observe.summary import seconds_text
-
-from . import failure
-from .console import err, error_panel
-from .elastic import Ending, came_too_late
-from .supervise import EXPELLED, MOST, Death
 
 SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record", "launcher record")
 """Events of the control plane that people are told of at once."""

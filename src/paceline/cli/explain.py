@@ -12,10 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.console import out, refuse
+from paceline.cli.explained import choices, numbers, sent
 from paceline.errors import PacelineError
-
-from .console import out, refuse
-from .explained import choices, numbers, sent
 
 if TYPE_CHECKING:
     from paceline.rule import Rule

@@ -15,12 +15,11 @@ from pathlib import Path
 from rich.panel import Panel
 from rich.text import Text
 
+from paceline.cli.console import error_panel, near
+from paceline.cli.frames import folded, ranks_span, without_rank
+from paceline.cli.lines import decode
+from paceline.core.printable import plain
 from paceline.observe.read import LOG_NAME
-from paceline.visible import plain
-
-from .console import error_panel, near
-from .frames import folded, ranks_span, without_rank
-from .lines import decode
 
 LOST = 3
 """Exit code of a run that came to its end without some of its workers."""

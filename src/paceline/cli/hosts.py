@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline import schedulers
+from paceline.cli import checks
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import refuse
 from paceline.errors import PacelineError
 from paceline.schedulers import Hosts
-
-from . import checks
-from .cluster import Cluster
-from .console import refuse
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from .cluster import Cluster
-from .console import err
-from .early import Begun
-from .rendezvous import meeting
-from .signals import Listener
-from .spawn import Command, Worker
-from .workers import GRACE_S, LINGER_S, Agent
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err
+from paceline.cli.early import Begun
+from paceline.cli.rendezvous import meeting
+from paceline.cli.signals import Listener
+from paceline.cli.spawn import Command, Worker
+from paceline.cli.workers import GRACE_S, LINGER_S, Agent
 
 LOOK_EVERY_S = 0.05
 SAY_AFTER_S = 3.0

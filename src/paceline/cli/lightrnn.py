@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import out, refuse, refusing
+from paceline.cli.console import out, refuse, refusing
 
 app = typer.Typer(
     help="Language models over millions of words in megabytes (LightRNN).",
@@ -66,9 +66,8 @@ def train(
     torchrun ... -m paceline lightrnn train ..., with a folder that all of them see.
     """
     with refusing():
+        from paceline.cli import lightrnn_train
         from paceline.lightrnn.settings import Course, Settings, Shape, Source
-
-        from . import lightrnn_train
 
         names = tuple(str(path) for path in texts)
         held = None if validation is None else str(validation)
@@ -98,9 +97,8 @@ def train(
 def worker(folder: Folder) -> None:
     """Be a worker of the training in a folder; `train --workers N` starts them."""
     with refusing():
+        from paceline.cli import lightrnn_train
         from paceline.lightrnn.settings import Settings
-
-        from . import lightrnn_train
 
         lightrnn_train.work(folder, Settings.load(folder / lightrnn_train.SETTINGS))
 
@@ -115,8 +113,8 @@ def reallocate(
     if costs is not None and texts:
         refuse("--from gives costs that were gathered already, and TEXT is to gather them from: give one of them")
     with refusing():
-        from . import lightrnn_use
-        from .lightrnn_show import shown
+        from paceline.cli import lightrnn_use
+        from paceline.cli.lightrnn_show import shown
 
         with shown() as show:
             found = lightrnn_use.allocate(folder, texts or [], costs, show)
@@ -137,8 +135,8 @@ def evaluate(
 ) -> None:
     """Perplexity of a text under a trained model."""
     with refusing():
-        from . import lightrnn_use
-        from .lightrnn_show import shown
+        from paceline.cli import lightrnn_use
+        from paceline.cli.lightrnn_show import shown
 
         with shown() as show:
             found = lightrnn_use.judge(folder, texts, show)
@@ -168,7 +166,7 @@ def generate(
 ) -> None:
     """Let a trained model make up text."""
     with refusing():
-        from . import lightrnn_use
+        from paceline.cli import lightrnn_use
 
         wish = lightrnn_use.Wish(prompt, words, samples, temperature, top_k, beam, seed)
         found = lightrnn_use.make_up(folder, wish)
@@ -182,7 +180,7 @@ def generate(
 def report(folder: Folder) -> None:
     """Write the report of a training again: DIR/report/index.html."""
     with refusing():
-        from .lightrnn_report import write_page
+        from paceline.cli.lightrnn_report import write_page
 
         page = write_page(folder)
     out().print(f"report: {page}", soft_wrap=True, markup=False)

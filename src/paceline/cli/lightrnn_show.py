@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .console import err
+from paceline.cli.console import err
 
 LINE_EVERY_S = 10.0
 

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import torch
 
+from paceline.cli import checks, doors, failure, run
+from paceline.cli.conclusion import conclude
+from paceline.cli.console import refuse
+from paceline.cli.lightrnn_report import write_page
+from paceline.cli.lightrnn_show import Shown, shown
 from paceline.errors import PacelineError
 from paceline.lightrnn.building import build
 from paceline.lightrnn.preparing import await_prepared, prepare
 from paceline.lightrnn.settings import Settings
 from paceline.lightrnn.training import STATE, has_state, train
-
-from . import checks, doors, failure, run
-from .conclusion import conclude
-from .console import refuse
-from .lightrnn_report import write_page
-from .lightrnn_show import Shown, shown
 
 SETTINGS, LOGS = "settings.json", "logs"
 
@@ -75,7 +74,7 @@ def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> 
     speaks = checks.check_rule(rule)
     with shown() as show:
         prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
-    from .spawn import Command
+    from paceline.cli.spawn import Command
 
     directory = checks.log_directory(folder / LOGS, cluster, overwrite=True)
     tls = doors.for_workers(cluster, directory, None, speaks)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.cli.lightrnn_show import Shown
 from paceline.errors import UnsupportedError
 from paceline.lightrnn import generate, rounds
 from paceline.lightrnn.allocation import Allocation, reallocate
@@ -26,8 +27,6 @@ from paceline.lightrnn.state import PADDING
 from paceline.lightrnn.text import Text, tokenizer
 from paceline.lightrnn.training import ALLOCATION, COSTS
 from paceline.lightrnn.vocabulary import Vocabulary
-
-from .lightrnn_show import Shown
 
 SETTINGS = "settings.json"
 

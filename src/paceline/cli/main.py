@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-
-from . import data, doctor, dual, explain, lightrnn, plan, report, run, search, sim, trace, tune, watch
-from .program_options import ProgramCommand
+from paceline.cli import data, doctor, dual, explain, lightrnn, plan, report, run, search, sim, trace, tune, watch
+from paceline.cli.program_options import ProgramCommand
 
 app = typer.Typer(
     name="paceline",

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import keeper
-from .output_files import output_files
+from paceline.cli import keeper
+from paceline.cli.output_files import output_files
 
 UNKNOWN = -int(signal.SIGKILL)
 """The code of a worker whose keeper was killed before it could write one: the keeper cannot die of anything else."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer.core
 
-from .console import refuse
+from paceline.cli.console import refuse
 
 
 class ProgramCommand(typer.core.TyperCommand):

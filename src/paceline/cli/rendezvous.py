@@ -10,10 +10,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from paceline.cli.cluster import Cluster
+from paceline.cli.early import Begun
 from paceline.transport.listening import LOOPBACK, open_store
-
-from .cluster import Cluster
-from .early import Begun
 
 
 class Meeting(StaticTCPRendezvous):

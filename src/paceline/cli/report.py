@@ -11,12 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.console import err, out, refuse
 from paceline.errors import PacelineError
 from paceline.observe.log import RunLog
 from paceline.observe.summary import data_sentence, waits_much, warnings
 from paceline.observe.tables import comparison, event_rows
-
-from .console import err, out, refuse
 
 LATEST = 20
 """Events of an elastic run that are shown in the terminal."""

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .console import err
+from paceline.cli.console import err
 
 if TYPE_CHECKING:
-    from .launch import Outcome
-    from .spawn import Command
+    from paceline.cli.launch import Outcome
+    from paceline.cli.spawn import Command
 
 SUCCESS_S = 3600.0
 """After so long without a failure the restarts are counted anew."""

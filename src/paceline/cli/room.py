@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .console import err, near
+from paceline.cli.console import err, near
 
 LOOK_EVERY_S = 5.0
 ROOM_BYTES = 1 << 14

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live as Screen
 
+from paceline.cli import checks, doors, dry, elastic_checks, elastic_run, failure, lines, zero
+from paceline.cli import hosts as host_options
+from paceline.cli.cluster import Cluster
+from paceline.cli.conclusion import conclude, failed
+from paceline.cli.console import out, refuse
+from paceline.cli.early import begun
+from paceline.cli.room import Room
+from paceline.cli.status import Status
 from paceline.observe.live import Live
 
-from . import checks, doors, dry, elastic_checks, elastic_run, failure, lines, zero
-from . import hosts as host_options
-from .cluster import Cluster
-from .conclusion import conclude, failed
-from .console import out, refuse
-from .early import begun
-from .room import Room
-from .status import Status
-
 if TYPE_CHECKING:
-    from .launch import Outcome
-    from .spawn import Command, Worker
+    from paceline.cli.launch import Outcome
+    from paceline.cli.spawn import Command, Worker
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
@@ -226,8 +225,8 @@ def _run(
     restarts: int,
     first_alone: bool,
 ) -> Outcome:
-    from .restarts import started_again
-    from .spawn import Command
+    from paceline.cli.restarts import started_again
+    from paceline.cli.spawn import Command
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
@@ -278,7 +277,9 @@ def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
             show(rank, f"this worker is lost: {failure.how_text(lost[rank])}; the others go on without it", True)
 
     with begun(cluster, what) as early:
-        from .launch import launch  # here, because torch loads for seconds: the workers load it at the same time
+        from paceline.cli.launch import (
+            launch,  # here, because torch loads for seconds: the workers load it at the same time
+        )
 
         outcome = launch(cluster, what, look, early)
     look(outcome.workers, outcome.stopped_by is not None, outcome.lost)

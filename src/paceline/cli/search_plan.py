@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.cli.console import refuse
 from paceline.errors import PacelineError
 from paceline.tuning.names import OF_RULES
 from paceline.tuning.population import Values
 from paceline.tuning.proposals import optuna
 from paceline.tuning.space import Space, space
-
-from .console import refuse
 
 
 @dataclass(frozen=True)

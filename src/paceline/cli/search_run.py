@@ -29,20 +29,19 @@ import typer
 from rich.live import Live
 
 from paceline.checkpoint.shelf import Directory
+from paceline.cli import doors, failure
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, error_panel, near, out, refuse
+from paceline.cli.launch import Outcome, side_by_side
+from paceline.cli.run import environment
+from paceline.cli.search_plan import Plan
+from paceline.cli.search_words import best_text, table
+from paceline.cli.spawn import Command
 from paceline.observe.read import has_run, read_run
 from paceline.rounds import Round
 from paceline.tuning import mailbox
 from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores
 from paceline.tuning.proposals import Proposals
-
-from . import doors, failure
-from .cluster import Cluster
-from .console import err, error_panel, near, out, refuse
-from .launch import Outcome, side_by_side
-from .run import environment
-from .search_plan import Plan
-from .search_words import best_text, table
-from .spawn import Command
 
 RECORD = "search.json"
 FORMAT = 1

@@ -8,9 +8,8 @@ from collections.abc import Collection, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.tune import show
 from paceline.tuning.population import Member
-
-from .tune import show
 
 
 def table(members: Sequence[Member], title: str, measure: str, busy: Collection[int]) -> Table:

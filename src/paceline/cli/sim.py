@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from paceline.cli import checks, failure, zero
+from paceline.cli.cluster import Cluster
+from paceline.cli.console import err, error_panel, near, refuse
+from paceline.cli.run import environment, follow, shown
 from paceline.observe.read import has_run
 from paceline.observe.summary import seconds_text
 
-from . import checks, failure, zero
-from .cluster import Cluster
-from .console import err, error_panel, near, refuse
-from .run import environment, follow, shown
-
 if TYPE_CHECKING:
-    from .launch import Outcome
+    from paceline.cli.launch import Outcome
 
 MOST = 4096
 """Virtual workers; each is a thread with a model of its own."""
@@ -98,7 +97,7 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
         directory: of the logs.
         quiet: no status.
     """
-    from .spawn import Command
+    from paceline.cli.spawn import Command
 
     output = directory / "output"
     output.mkdir(exist_ok=True)

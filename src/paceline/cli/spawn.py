@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import leash
-from .output_files import output_files
+from paceline.cli import leash
+from paceline.cli.output_files import output_files
 
 
 @dataclass(frozen=True)

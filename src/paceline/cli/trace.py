@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .console import out, refusing
+from paceline.cli.console import out, refusing
 
 
 def command(

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.console import err, near, out, refuse
 from paceline.errors import PacelineError
 from paceline.observe.log import RunLog
 from paceline.observe.read import has_run, read_run
 from paceline.tuning import mailbox
 from paceline.tuning.names import Changes, flat
-
-from .console import err, near, out, refuse
 
 POLL_EVERY_S = 0.2
 REFUSED = 1

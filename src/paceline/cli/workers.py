@@ -27,11 +27,10 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from paceline.cli.cluster import Cluster
+from paceline.cli.early import environment as of_torchrun
+from paceline.cli.spawn import Command, Worker, signal_session, spawn
 from paceline.errors import PacelineError
-
-from .cluster import Cluster
-from .early import environment as of_torchrun
-from .spawn import Command, Worker, signal_session, spawn
 
 GRACE_S = 5.0  # between the request to stop and the order
 ASK_EVERY_S = 1.0  # whether another host has failed

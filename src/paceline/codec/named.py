@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from paceline.calls import like, read_call
 from paceline.codec.base import Codec
 from paceline.codec.dense import Dense
 from paceline.codec.e3m0 import E3M0
@@ -16,6 +15,7 @@ from paceline.codec.low_rank import LowRank
 from paceline.codec.one_bit import OneBit
 from paceline.codec.sign import Sign
 from paceline.codec.top_k import TopK
+from paceline.core.parse import like, read_call
 from paceline.errors import RuleError
 
 

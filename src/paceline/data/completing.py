@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from paceline.core.world import World
 from paceline.data.plan import Plan
 from paceline.data.position import Position
 from paceline.data.split import Rounds, Split, split_of
 from paceline.data.supply import Portion
-from paceline.world import World
 
 
 def can_complete(plan: Plan, position: Position, workers: int) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.ahead import Ahead
 from paceline.data.batches import piece_of_rest, samples_in
 from paceline.data.book import ENDLESS, Mark, Question
@@ -32,8 +32,8 @@ from paceline.data.supply import Even, EvenOfStream, Leased, Leases, Portion, Su
 from paceline.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
+    from paceline.core.world import World
     from paceline.data.feed import Feed
-    from paceline.world import World
 
 _END = object()
 
@@ -119,11 +119,11 @@ class Course:
         """One worker: the loader as it is. After a resume the epoch's start is played again up to the position."""
         position = self._position
         self._begin(self._own_cut())
-        now, generators = randomness.capture(), position.generators
+        now, generators = rng.capture(), position.generators
         start = position.epoch_start
         replay = skip > 0 and start is not None
         if replay and start is not None:
-            randomness.restore(start)
+            rng.restore(start)
             set_states(generators, start["loader"])
         else:
             position.epoch_start = {**now, "loader": [g.get_state() for g in generators]}
@@ -131,7 +131,7 @@ class Course:
         for _ in range(skip):
             next(batches, None)
         if replay:
-            randomness.restore(now)
+            rng.restore(now)
         nominal = getattr(self.loader, "batch_size", None) or 0
         for batch in batches:
             yield self._hand_out(batch, samples_in(batch), nominal)

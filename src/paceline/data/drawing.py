@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.book import ENDLESS
 from paceline.data.order import Drawn, Order
 from paceline.data.position import set_states
@@ -70,10 +70,10 @@ class Drawing:
             self._put(outside)
 
     def _now(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        return randomness.capture(), [generator.get_state() for generator in self._generators]
+        return rng.capture(), [generator.get_state() for generator in self._generators]
 
     def _put(self, stand: tuple[dict[str, Any], list[torch.Tensor]]) -> None:
-        randomness.restore(stand[0])
+        rng.restore(stand[0])
         set_states(self._generators, stand[1])
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
+from paceline.core.world import World
 from paceline.data.book import Mark
 from paceline.data.position import Position
 from paceline.data.ranges import Ranges
 from paceline.data.registry import Registry
 from paceline.data.share import Share
 from paceline.data.supply import Leases
-from paceline.world import World
 
 Load = Callable[[Position], None]
 RECENT = 8

@@ -11,13 +11,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.core.world import World
 from paceline.data.batches import piece_of_rest, samples_in
 from paceline.data.book import MOST
 from paceline.data.position import Cut
 from paceline.data.split import split_of
 from paceline.data.supply import Portion
 from paceline.errors import UnsupportedError
-from paceline.world import World
 
 
 class Listed:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.permutation import Permutation, Places
 from paceline.data.ranges import Range
 
@@ -55,7 +55,7 @@ class Shuffled:
     """
 
     def __init__(self, n: int, seed: int, epoch: int) -> None:
-        self._permutation = Permutation(n, randomness.mix(seed, epoch))
+        self._permutation = Permutation(n, rng.mix(seed, epoch))
 
     def __len__(self) -> int:
         return self._permutation.n
@@ -159,7 +159,7 @@ class InShards:
     def _mixed(self, group: int, first: int, last: int, base: int, begin: int, end: int) -> list[int]:
         """The places begin .. end of a buffer of shards first .. last of the order."""
         size = int(self._ends[last - 1]) - base
-        mixed = Permutation(size, randomness.mix(self._seed, self._epoch, group)).at(np.arange(begin, end) - base)
+        mixed = Permutation(size, rng.mix(self._seed, self._epoch, group)).at(np.arange(begin, end) - base)
         which = first + np.searchsorted(self._ends[first:last] - base, mixed, side="right")
         shard = self.shards[which]
         offset = mixed - (self._ends[which] - base - self._counts[shard])
@@ -169,7 +169,7 @@ class InShards:
 
 def _shards(count: int, seed: int, epoch: int) -> Places:
     """Shards in an order that no other epoch has."""
-    return Permutation(count, randomness.mix(seed, epoch, -1)).at(np.arange(count))
+    return Permutation(count, rng.mix(seed, epoch, -1)).at(np.arange(count))
 
 
 def _turning(count: int, seed: int, epoch: int, block: int) -> Places:
@@ -179,7 +179,7 @@ def _turning(count: int, seed: int, epoch: int, block: int) -> Places:
         shards = shards[::-1]
         for begin in range(0, count, block):
             part = shards[begin : begin + block]
-            shuffle = Permutation(len(part), randomness.mix(seed, one, -2 - begin)).at(np.arange(len(part)))
+            shuffle = Permutation(len(part), rng.mix(seed, one, -2 - begin)).at(np.arange(len(part)))
             shards = np.concatenate([shards[:begin], part[shuffle], shards[begin + block :]])
     return shards
 

@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline import randomness
+from paceline.core import rng
+from paceline.core.world import World
 from paceline.data.book import MOST
 from paceline.data.drawing import Drawing, Streamed, drawn
 from paceline.data.memo import Memo
@@ -22,7 +23,6 @@ from paceline.data.order import InShards, InTurn, Order, Shuffled
 from paceline.data.position import Cut, Position, set_states
 from paceline.data.supply import Portion, cut_up
 from paceline.errors import UnsupportedError
-from paceline.world import World
 
 
 class Plan:
@@ -153,7 +153,7 @@ class Plan:
         if isinstance(sampler, DistributedSampler):  # it would split (and pad) a second time
             count = len(sampler.dataset)  # type: ignore[arg-type]
             return self._shuffled(count, epoch) if sampler.shuffle else InTurn(count)
-        return self._drawn(sampler, randomness.mix(self._seed, epoch), self._position.arranged[epoch])
+        return self._drawn(sampler, rng.mix(self._seed, epoch), self._position.arranged[epoch])
 
     def _shuffled(self, count: int, epoch: int) -> Order:
         if not self.in_shards:
@@ -171,7 +171,7 @@ class Plan:
         own = _generator(sampler)
 
         def begin() -> None:
-            randomness.seed_all(seed)
+            rng.seed_all(seed)
             if own is not None:
                 own.manual_seed(seed)
 
@@ -186,7 +186,7 @@ class Plan:
         generators = generators_of(self.loader)
 
         def begin() -> None:
-            randomness.restore(start)
+            rng.restore(start)
             set_states(generators, start["loader"])
 
         def items() -> Iterable[Any]:

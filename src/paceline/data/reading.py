@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.batches import samples_in
 from paceline.data.consumed import UNIT, Consumed, dealt, pieces
 from paceline.data.loading import Source, inner_settings
@@ -228,7 +228,7 @@ class _Reader(Dataset[Any]):
         if request is None:
             return None
         if get_worker_info() is not None:
-            randomness.seed_all(randomness.mix(self._seed, request.epoch, request.shard, request.begin))
+            rng.seed_all(rng.mix(self._seed, request.epoch, request.shard, request.begin))
         shelf, self._shelf = self._opened(request), None  # an error leaves it closed
         samples = shelf.take(request.count)
         self._shelf = shelf

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline import randomness
+from paceline.core import rng
 
 PROBED_BLOCKS = 4
 
@@ -45,11 +45,11 @@ class Seeds:
 
     def sow(self, epoch: int, what: Any) -> None:
         """A sample (or a batch, of a dataset that fetches batches) is made next; `what` is what it is fetched by."""
-        self._last = number = randomness.mix(self._seed, epoch, zlib.crc32(repr(what).encode()))
+        self._last = number = rng.mix(self._seed, epoch, zlib.crc32(repr(what).encode()))
         if self._watching:
             torch.default_generator.manual_seed(number)
         else:
-            randomness.seed_all(number)
+            rng.seed_all(number)
 
     def must_repeat(self) -> bool:
         """A block was made: whether something in it drew without having been seeded. Then every sample will be."""
@@ -63,7 +63,7 @@ class Seeds:
     def _probe(self) -> None:
         """Watching is enough once several blocks drew nothing after their last seed."""
         now = _state()
-        randomness.seed_all(self._last)
+        rng.seed_all(self._last)
         untouched = _state() == now
         self._probes = self._probes - 1 if untouched else 0
         self._watching = untouched and self._probes == 0

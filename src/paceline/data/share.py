@@ -23,8 +23,8 @@ from paceline.data.supply import Leases, Portion
 from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from paceline.core.world import World
     from paceline.data.feed import Feed
-    from paceline.world import World
 
 _END = object()
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from paceline import randomness
+from paceline.core import rng
 from paceline.data.consumed import MOST_SHARDS
 from paceline.data.permutation import Permutation
 
@@ -74,7 +74,7 @@ class ShardStream(IterableDataset[Any]):
         count = len(self.shards)
         if not self.shuffle:
             return range(count)
-        found: list[int] = Permutation(count, randomness.mix(seed, epoch)).at(np.arange(count)).tolist()
+        found: list[int] = Permutation(count, rng.mix(seed, epoch)).at(np.arange(count)).tolist()
         return found
 
     def read(self, shard: int, skip: int, seed: int, epoch: int) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class ShardStream(IterableDataset[Any]):
         block, inside = divmod(skip, self.buffer)
         samples = iter(self.shards.read(shard, block * self.buffer))
         while held := list(islice(samples, self.buffer)):
-            key = randomness.mix(seed, epoch, shard, block)
+            key = rng.mix(seed, epoch, shard, block)
             for place in Permutation(len(held), key).at(np.arange(inside, len(held))).tolist():
                 yield held[place]
             block, inside = block + 1, 0

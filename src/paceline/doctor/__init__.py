@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from .judge import Finding, fit, judge
-from .measured import Link, Machine, Measurements
-from .probe import Place, Probe, place_from
+from paceline.doctor.judge import Finding, fit, judge
+from paceline.doctor.measured import Link, Machine, Measurements
+from paceline.doctor.probe import Place, Probe, place_from
 
 __all__ = ["Finding", "Link", "Machine", "Measurements", "Place", "Probe", "fit", "judge", "place_from"]

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy
 import torch
 
+from paceline.core.world import host_name
+from paceline.doctor.measured import Machine
 from paceline.version import __version__
-from paceline.world import host_name
-
-from .measured import Machine
 
 LOOKUP_S = 5.0  # for the host's own name; a name server that is down must not stop the examination
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface

@@ -25,11 +25,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.doctor.machine import examine
+from paceline.doctor.measured import Link, Machine, Measurements, link_from_json, machine_from_json
+from paceline.doctor.wire import Server, call, give, ping
 from paceline.errors import PacelineError, PeerLostError
-
-from .machine import examine
-from .measured import Link, Machine, Measurements, link_from_json, machine_from_json
-from .wire import Server, call, give, ping
 
 c10d: Any = dist  # whose stubs leave the stores out
 

@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.doctor.judge import Finding, exchange_s, fit, latency_text, rate_text, slowest_bytes_s
+from paceline.doctor.measured import Link, Measurements
 from paceline.observe import page
 from paceline.observe.canvas import new_figure, style
 from paceline.observe.summary import seconds_text
-
-from .judge import Finding, exchange_s, fit, latency_text, rate_text, slowest_bytes_s
-from .measured import Link, Measurements
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

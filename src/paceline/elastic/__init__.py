@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.lazy import lazily
+from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.elastic.driver import Elastic, check_rule, fingerprint

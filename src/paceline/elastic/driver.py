@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from paceline import checks, ending, export
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
+from paceline.core.flat import Modules
+from paceline.core.world import World
 from paceline.data.book import Mark
 from paceline.data.feed import Feed
 from paceline.elastic.entering import Entering
@@ -27,7 +29,6 @@ from paceline.elastic.live import Live
 from paceline.errors import CheckpointError, PacelineError, PeerLostError, UnsupportedError
 from paceline.exchange import Meeting
 from paceline.flow import Flow
-from paceline.fragments import Modules
 from paceline.regroup import Old
 from paceline.rule import Rule, is_block
 from paceline.schedule import EveryBlock
@@ -36,7 +37,6 @@ from paceline.starting import exchanged_parts, layout, untrained
 from paceline.transport.base import Pending
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
-from paceline.world import World
 
 logger = logging.getLogger("paceline")
 LOOK_AGAIN_S = 0.02

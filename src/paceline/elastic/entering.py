@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.blocks import Blocks, Owned
-    from paceline.fragments import Fragment
+    from paceline.core.flat import Fragment
 
 logger = logging.getLogger("paceline")
 

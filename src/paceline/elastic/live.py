@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.control import About, Generation, GivenUpError, Member
+from paceline.core.world import World, host_name
 from paceline.data.book import Mark
 from paceline.elastic.flight import LiveExchanger
 from paceline.errors import PeerLostError
@@ -21,7 +22,6 @@ from paceline.settings import Settings
 from paceline.transport.base import Alone, Pending, Transport
 from paceline.transport.listening import own_address
 from paceline.transport.ring import Door, RingTransport
-from paceline.world import World, host_name
 
 
 class LiveTransport(Transport):

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.lazy import lazily
+from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from .log import RunLog, WorkerLog
-    from .read import LogError, read_run, read_runs
-    from .report import ExtraTable, write_report
-    from .trace import Trace, write_trace
+    from paceline.observe.log import RunLog, WorkerLog
+    from paceline.observe.read import LogError, read_run, read_runs
+    from paceline.observe.report import ExtraTable, write_report
+    from paceline.observe.trace import Trace, write_trace
 else:
     __getattr__, __dir__ = lazily(
         __name__,

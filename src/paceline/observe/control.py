@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.visible import deeply, visible
+from paceline.core.printable import deeply, visible
 
 NAME = "control.jsonl"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .canvas import (
+from paceline.observe.canvas import (
     COMPUTE,
     DATA,
     EXCHANGE,
@@ -29,7 +29,7 @@ from .canvas import (
     time_unit,
     whole_numbers,
 )
-from .curves import (
+from paceline.observe.curves import (
     Curve,
     Points,
     by_samples,
@@ -42,7 +42,7 @@ from .curves import (
     smooth,
     thin,
 )
-from .log import RunLog
+from paceline.observe.log import RunLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

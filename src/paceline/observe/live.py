@@ -16,15 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.observe import control
+from paceline.observe.control import Standing
+from paceline.observe.events import Exchange
+from paceline.observe.log import WorkerLog
+from paceline.observe.news import CONTROL, Collected, Growing, of_control, of_worker
+from paceline.observe.read import LOG_NAME, take
+from paceline.observe.summary import Shares
 from paceline.processes import is_gone
-
-from . import control
-from .control import Standing
-from .events import Exchange
-from .log import WorkerLog
-from .news import CONTROL, Collected, Growing, of_control, of_worker
-from .read import LOG_NAME, take
-from .summary import Shares
 
 LAG_S = 2.0  # between what a worker has done and what its log says
 DEAD_S = 5.0  # that a log has not grown, before its process is looked for

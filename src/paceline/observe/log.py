@@ -12,8 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .control import Event
-from .events import Cached, Epoch, Exchange, Generation, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
+from paceline.observe.control import Event
+from paceline.observe.events import (
+    Cached,
+    Epoch,
+    Exchange,
+    Generation,
+    LeftOut,
+    Lost,
+    Moment,
+    Source,
+    Takeover,
+    Tuned,
+    Value,
+)
 
 
 @dataclass

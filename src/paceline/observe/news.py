@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.visible import deeply
-
-from .control import Event
+from paceline.core.printable import deeply
+from paceline.observe.control import Event
 
 CONTROL = "control.jsonl"
 """The log of an elastic run's control plane, beside those of the workers."""

@@ -16,14 +16,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.core.printable import deeply
 from paceline.errors import PacelineError
-from paceline.visible import deeply
-
-from . import control
-from .events import Cached, Epoch, Exchange, Generation, LeftOut, Lost, Moment, Source, Takeover, Tuned, Value
-from .folding import Folding
-from .log import RunLog, WorkerLog
-from .together import put_together
+from paceline.observe import control
+from paceline.observe.events import (
+    Cached,
+    Epoch,
+    Exchange,
+    Generation,
+    LeftOut,
+    Lost,
+    Moment,
+    Source,
+    Takeover,
+    Tuned,
+    Value,
+)
+from paceline.observe.folding import Folding
+from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.together import put_together
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 

@@ -14,11 +14,19 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import figures, page
-from .log import RunLog
-from .read import read_runs
-from .summary import data_sentence, summarize, value_text, waits_much, warnings
-from .tables import asynchronous_facts, comparison, event_rows, facts, source_facts, tuned_rows, worker_rows
+from paceline.observe import figures, page
+from paceline.observe.log import RunLog
+from paceline.observe.read import read_runs
+from paceline.observe.summary import data_sentence, summarize, value_text, waits_much, warnings
+from paceline.observe.tables import (
+    asynchronous_facts,
+    comparison,
+    event_rows,
+    facts,
+    source_facts,
+    tuned_rows,
+    worker_rows,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

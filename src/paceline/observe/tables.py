@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .control import story
-from .events import Source, Tuned
-from .log import RunLog
-from .summary import (
+from paceline.observe.control import story
+from paceline.observe.events import Source, Tuned
+from paceline.observe.log import RunLog
+from paceline.observe.summary import (
     NOTHING,
     Summary,
     bytes_text,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from .control import Event
-from .log import RunLog, WorkerLog
+from paceline.observe.control import Event
+from paceline.observe.log import RunLog, WorkerLog
 
 Marks = dict[tuple[int, int], float]
 """(generation, number of an exchange in it; 0 for the beginning) -> when it was."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from .clocks import Clocks, one_clock
-from .log import RunLog, WorkerLog
-from .read import read_runs
-from .spans import Event, Window, moments, names, spans
+from paceline.observe.clocks import Clocks, one_clock
+from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.read import read_runs
+from paceline.observe.spans import Event, Window, moments, names, spans
 
 MOST = 400_000
 """Lines of logs that are drawn one by one; of longer logs several are drawn as one."""

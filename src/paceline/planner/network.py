@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.calls import like, read_call
+from paceline.core.parse import like, read_call
 from paceline.doctor.measured import Link as Seen
 from paceline.doctor.measured import Machine, link_from_json, machine_from_json
 from paceline.errors import RuleError

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.calls import like, read_call
+from paceline.core.parse import like, read_call
 from paceline.errors import RuleError
 from paceline.recipes.asynchronous import (
     ASYNCHRONOUS,

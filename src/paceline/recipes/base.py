@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.calls import like
 from paceline.codec import Codec, Warmed, codec_from_text
+from paceline.core.parse import like
 from paceline.errors import RuleError
 from paceline.rule import Rule
 from paceline.topology import Flat, Hierarchical, Ordered, Topology

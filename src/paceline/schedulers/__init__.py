@@ -9,9 +9,8 @@ launcher (`paceline run`) is told its hosts by Kubeflow, Slurm and Kubernetes.
 from __future__ import annotations
 
 from paceline.errors import UnsupportedError
-
-from . import kubernetes, mpi, slurm
-from .place import Environment, Hosts, Worker, number
+from paceline.schedulers import kubernetes, mpi, slurm
+from paceline.schedulers.place import Environment, Hosts, Worker, number
 
 __all__ = ["LAUNCHER_VARIABLES", "Environment", "Hosts", "Worker", "alone", "hosts", "several", "worker"]
 

@@ -13,8 +13,7 @@ import socket
 from collections.abc import Callable
 
 from paceline.errors import UnsupportedError
-
-from .place import Environment, Hosts, Worker, number
+from paceline.schedulers.place import Environment, Hosts, Worker, number
 
 KUBEFLOW = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 INDEX = "JOB_COMPLETION_INDEX"

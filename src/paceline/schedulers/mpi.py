@@ -12,8 +12,7 @@ import zlib
 from dataclasses import replace
 
 from paceline.errors import UnsupportedError
-
-from .place import PORTS, Environment, Worker, master, number
+from paceline.schedulers.place import PORTS, Environment, Worker, master, number
 
 JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """One of them is the same for all processes of an `mpirun` and for no other on that host."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 
 from paceline.errors import UnsupportedError
-
-from .hostlist import MOST, expand
-from .place import PORTS, Environment, Hosts, Worker, number
-from .place import master as named_master
+from paceline.schedulers.hostlist import MOST, expand
+from paceline.schedulers.place import PORTS, Environment, Hosts, Worker, number
+from paceline.schedulers.place import master as named_master
 
 OWN_STEPS = 0xFFFF_FFF0
 

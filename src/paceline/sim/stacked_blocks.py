@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.codec import Dense
+from paceline.core.optimizer_state import Moment, ensure_state, moments, parameter_state, reset_state, set_step_count
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.optimizers import Moment, ensure_state, moments, parameter_state, reset_state, set_step_count
 from paceline.outer.base import Coefficients, State
 from paceline.outer.moments import block_decay, compensate
 from paceline.payload import Delta, Gradient

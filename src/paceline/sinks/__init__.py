@@ -14,6 +14,6 @@ No package is imported here: TensorBoard, Weights & Biases, trackio and MLflow a
 
 from __future__ import annotations
 
-from .base import Sink
+from paceline.sinks.base import Sink
 
 __all__ = ["Sink"]

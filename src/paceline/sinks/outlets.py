@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.world import World
-
-from .base import PREFIX, Values, as_sink
-from .feeder import Feeder
+from paceline.core.world import World
+from paceline.sinks.base import PREFIX, Values, as_sink
+from paceline.sinks.feeder import Feeder
 
 if TYPE_CHECKING:
-    from .metrics import Metrics
+    from paceline.sinks.metrics import Metrics
 
 RATES = ("minibatches", "samples")
 """Totals whose growth per second is told as well."""
@@ -66,7 +65,7 @@ class Outlets:
 
     def serve(self, address: str) -> str:
         """Numbers for whoever scrapes them; returns where."""
-        from .metrics import Metrics  # here, because it brings a server of HTTP
+        from paceline.sinks.metrics import Metrics  # here, because it brings a server of HTTP
 
         metrics = Metrics(address, self._world)
         self._closing.append(metrics)

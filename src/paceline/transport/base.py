@@ -31,8 +31,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.world import World
 from paceline.transport import calls
-from paceline.world import World
 
 
 class Pending(Protocol):

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.world import World
 from paceline.errors import PeerLostError
 from paceline.transport.events import Clock
-from paceline.world import World
 
 Result = TypeVar("Result")
 Combine = Callable[[list[Any]], list[Any]]

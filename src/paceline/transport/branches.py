@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from paceline.core.world import World
 from paceline.transport.base import Transport, world_within
-from paceline.world import World
 
 Kin = TypeVar("Kin", bound=Transport)
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.world import World
 from paceline.errors import ElsewhereError
-from paceline.world import World
 
 WORDS = 10
 """Integers of a row."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.randomness import mix
+from paceline.core.rng import mix
 
 Compute = Callable[[int, int, random.Random], float]
 Network = Callable[[int, int, int, random.Random], float]

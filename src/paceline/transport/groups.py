@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from paceline.core.world import World
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
 from paceline.transport.witness import Asked, Doing, Witness, place_of, rows, table
-from paceline.world import World
 
 Begin = Callable[[Any], Any]
 """Starts an operation on the group it is given, and returns torch's handle of it."""

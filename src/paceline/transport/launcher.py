@@ -15,11 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline import schedulers
+from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.schedulers import Worker
 from paceline.transport import pmi
 from paceline.transport.listening import LOOPBACK, open_store, own_address
-from paceline.world import host_name
 
 _met: list[tuple[Any, str]] = []  # the store of this process, which must stay, and the address where it is
 

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.schedulers import Worker
-from paceline.world import host_name
 
 LONGEST = 8192
 """Bytes of an answer, at most."""

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.core.world import World, host_name
 from paceline.errors import UnsupportedError
 from paceline.schedulers import LAUNCHER_VARIABLES
 from paceline.transport import attempt, launcher
@@ -28,7 +29,6 @@ from paceline.transport.base import Pending, check_sizes, world_within
 from paceline.transport.branches import Branching
 from paceline.transport.calls import AGREEMENT
 from paceline.transport.groups import Begin, Connection, Slot
-from paceline.world import World, host_name
 
 _opened: Counter[str] = Counter()  # connections of this process by their members, alike on every member
 

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.world import World
 from paceline.transport.base import Done, Pending, Transport, check_sizes, world_within
 from paceline.transport.baton import Closable, Cluster, Combine, Result
 from paceline.transport.calls import AGREEMENT
 from paceline.transport.events import Clock
-from paceline.world import World
 
 __all__ = ["Closable", "Cluster", "VirtualTransport", "current", "run"]
 

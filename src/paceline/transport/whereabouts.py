@@ -7,10 +7,10 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
+from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.transport import launcher
 from paceline.transport.listening import own_address
-from paceline.world import World
 
 LOOPBACK = "127.0.0.1"
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.world import World
+from paceline.core.world import World
 
 ASLEEP = timedelta(hours=1)
 """Nobody may ask for days; the store's client wants a limit all the same."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.calls import like
+from paceline.core.parse import like
 from paceline.errors import RuleError
 
 OF_OPTIMIZERS = ("lr", "lr_factor", "momentum", "betas", "weight_decay", "eps")

@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.blocks import Owned
 from paceline.codec import Layout
-from paceline.optimizers import moments
+from paceline.core.optimizer_state import moments
 from paceline.payload import Delta
 from paceline.rule import Rule
 from paceline.schedule import Paced

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.journal import log_name
 from paceline.rule import Rule
@@ -29,7 +30,6 @@ from paceline.tuning.mailbox import Letter, Mailbox
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.pacer import Pacer
 from paceline.tuning.request import Request
-from paceline.world import World
 
 logger = logging.getLogger("paceline")
 

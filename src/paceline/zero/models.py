@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.fragments import local
+from paceline.core.flat import local
 from paceline.rule import is_asynchronous, is_block
 from paceline.session import Run
 from paceline.zero.words import Words, asked_by_paceline

@@ -23,8 +23,8 @@ from typing import Any
 import numpy
 import torch
 
-from paceline import randomness
-from paceline.randomness import mix
+from paceline.core import rng
+from paceline.core.rng import mix
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place
 
@@ -127,7 +127,7 @@ class Streams:
         self._under_way += 1
         if self._under_way > 1 or self.apart:
             return
-        self._outside = randomness.capture()
+        self._outside = rng.capture()
         self._passes += 1
         own = mix(*positions(), self._passes, self._place.rank)
         torch.manual_seed(own)
@@ -141,7 +141,7 @@ class Streams:
             return
         if torch.cuda.is_available() and "cuda" not in self._outside:
             torch.cuda.manual_seed_all(mix(self._start, self._passes))
-        randomness.restore(self._outside)
+        rng.restore(self._outside)
         self._outside = {}
 
     def close(self) -> None:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline
+from paceline.core.world import World
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.transport import connect, virtual, whereabouts
 from paceline.transport.ring import meeting
-from paceline.world import World
 from tests.transport.connections import SOON
 from tests.transport.ring.rings import world_of
 

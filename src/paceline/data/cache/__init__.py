@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.core.lazy import lazily
 from paceline.errors import CacheError, CorruptFileError, NotServedError
-from paceline.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.data.cache.cache import Cache

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.core.world import World, host_name
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.schedulers import LAUNCHER_VARIABLES
 from paceline.transport import launcher
@@ -25,7 +26,6 @@ from paceline.transport.process import fresh_name
 from paceline.transport.ring.door import Door
 from paceline.transport.ring.transport import RingTransport
 from paceline.transport.whereabouts import find_address
-from paceline.world import World, host_name
 
 ADDRESS_BYTES = 4096
 """What one worker says of itself, at most."""

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from paceline.core.world import World
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError, UnsupportedError
 from paceline.transport.channel import TLS, Channel, Late, connect
 from paceline.transport.frames import Frame
@@ -20,7 +21,6 @@ from paceline.transport.ring.plans import Plan
 from paceline.transport.ring.slots import Letter, Mail, Slot
 from paceline.transport.ring.verdict import Case, Word, missing, sentence
 from paceline.transport.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
-from paceline.world import World
 
 DIAL_S = 5.0
 """Seconds of one attempt to connect; there are more."""

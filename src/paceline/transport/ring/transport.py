@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.world import World
 from paceline.transport.base import Pending, check_sizes
 from paceline.transport.branches import Branching
 from paceline.transport.channel import TLS
@@ -15,7 +16,6 @@ from paceline.transport.ring.door import Door
 from paceline.transport.ring.mesh import Mesh
 from paceline.transport.ring.plans import Chain, Pairwise, Plan, Ring
 from paceline.transport.ring.wire import EAGER, RECEIVING, SENDING, flat
-from paceline.world import World
 
 
 class RingTransport(Branching["RingTransport"]):

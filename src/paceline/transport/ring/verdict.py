@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.world import World
 from paceline.errors import MismatchError
 from paceline.transport.ring.wire import COLLECTIVE, RECEIVING
-from paceline.world import World
 
 
 @dataclass(frozen=True)
