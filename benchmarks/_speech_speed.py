@@ -12,9 +12,9 @@ from __future__ import annotations
 from _speech_reader import Listener
 from _speech_training import METHODS, Size
 
-from paceline.codec import Layout
 from paceline.planner import PRESETS, LogNormal, Workload, forecast
-from paceline.recipes import rule_from_text
+from paceline.rules.codec import Layout
+from paceline.rules.recipes import rule_from_text
 
 NETWORKS = ("1gbe", "10gbe")
 VARIATION = 0.1

@@ -25,7 +25,7 @@ import _quick
 import torch
 from torch import Tensor
 
-from paceline.codec import Codec, Layout, LowRank, State, Steps, TopK, TwoSided, codec_from_text
+from paceline.rules.codec import Codec, Layout, LowRank, State, Steps, TopK, TwoSided, codec_from_text
 
 NAMES = ("one_bit", "sign", "e3m0", "int8", "bf16", "fp16", "top_k", "low_rank")
 WORKERS = 4

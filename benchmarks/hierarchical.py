@@ -31,10 +31,10 @@ import torch.distributed as dist
 from _workers import Hosts, answer, is_worker, launch
 from torch import Tensor
 
-from paceline.codec.dense import Dense
-from paceline.codec.layout import Layout
 from paceline.pipeline import Pipeline
-from paceline.topology import Hierarchical
+from paceline.rules.codec.dense import Dense
+from paceline.rules.codec.layout import Layout
+from paceline.rules.topology import Hierarchical
 from paceline.transport import connect
 from paceline.transport.bandwidth import measure, neighbours
 

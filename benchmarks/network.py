@@ -218,7 +218,7 @@ def block_of(name: str, rule: str) -> int:
     """Steps of a block; 1 for methods that have none."""
     if not rule:
         return BLOCKY.get(name, 1)
-    from paceline.recipes import rule_from_text
+    from paceline.rules.recipes import rule_from_text
 
     return int(getattr(rule_from_text(rule).schedule, "period", 1))
 

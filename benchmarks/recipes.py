@@ -31,8 +31,8 @@ from _chars import Perceptron, batches, judged, loss_of, text
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
-from paceline.recipes import RECIPES
-from paceline.rule import is_asynchronous
+from paceline.rules.recipes import RECIPES
+from paceline.rules.rule import is_asynchronous
 from paceline.sim import Clock, uniform
 
 WORKERS = 4

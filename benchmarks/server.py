@@ -38,9 +38,9 @@ from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Steps
 from paceline.data.ledger import Ledger
-from paceline.outer import Sum
-from paceline.schedule import Bounded
-from paceline.topology import Sharded
+from paceline.rules.outer import Sum
+from paceline.rules.schedule import Bounded
+from paceline.rules.topology import Sharded
 from paceline.transport import connect
 
 ELEMENTS = 25_000_000

@@ -13,7 +13,7 @@ import pytest
 
 import paceline
 import paceline.data
-import paceline.recipes
+import paceline.rules.recipes
 import paceline.tuning
 from paceline.sinks import Sink
 
@@ -30,7 +30,7 @@ FACE: dict[str, Any] = {
         f"Run.{name}": getattr(paceline.Run, name)
         for name in ("share", "log_to", "tune", "save", "global_model", "model_for_export")
     },
-    **{name: getattr(paceline.recipes, name) for name in ("bmuf", "sync", "ssp")},
+    **{name: getattr(paceline.rules.recipes, name) for name in ("bmuf", "sync", "ssp")},
     **{
         name: getattr(paceline.data, name)
         for name in ("Files", "Cache", "ShardStream", "PackedDataset", "ParquetDataset", "BucketBatches")

@@ -150,7 +150,7 @@ KINDS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] 
 @pytest.mark.parametrize("codec", ["dense", "sign"])
 @pytest.mark.parametrize("scheduler", [False, True], ids=["constant", "schedule"])
 def test_one_bit_adam_is_its_equation(kind: str, codec: str, scheduler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.codec.sign.SHORTEST", 1)  # a vector is a column
+    monkeypatch.setattr("paceline.rules.codec.sign.SHORTEST", 1)  # a vector is a column
     make, more = KINDS[kind]
     want = reference(14, 5, lr=lambda k: 0.02 * (0.97 ** (k - 1) if scheduler else 1), signs=codec == "sign", **more)
     outs = simulate(lambda: one_bit_adam(14, 5, codec, make, scheduler), N)

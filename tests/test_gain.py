@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.gain import eta_zeta
-from paceline.outer import BlockMomentum, Nesterov
+from paceline.rules.outer import BlockMomentum, Nesterov
+from paceline.rules.outer.gain import eta_zeta
 
 
 @pytest.mark.parametrize(("workers", "eta"), [(4, 0.7347), (16, 0.8995), (64, 0.9619)])

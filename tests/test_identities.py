@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.outer import BlockMomentum, Nesterov
-from paceline.outer.base import Coefficients
+from paceline.rules.outer import BlockMomentum, Nesterov
+from paceline.rules.outer.base import Coefficients
 from tests.helpers import (
     Outcome,
     Place,

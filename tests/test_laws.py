@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline import gradient_update
-from paceline.codec import Dense, Layout
-from paceline.rule import FOOTER_BYTES, HEADER_BYTES, Rule
-from paceline.schedule import EveryBlock
+from paceline.rules.codec import Dense, Layout
+from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule
+from paceline.rules.schedule import EveryBlock
 from tests.helpers import (
     Outcome,
     Place,

@@ -9,9 +9,9 @@ import pytest
 
 import paceline
 from paceline import Rule, RuleError, rule_from_text
-from paceline.codec import Dense
-from paceline.codec.half import Half
-from paceline.outer import (
+from paceline.rules.codec import Dense
+from paceline.rules.codec.half import Half
+from paceline.rules.outer import (
     AdaDelay,
     Arrival,
     Average,
@@ -24,11 +24,11 @@ from paceline.outer import (
     Sum,
     TunedMomentum,
 )
-from paceline.payload import Delta, FirstMoment, Gradient, Parameters
-from paceline.recipes import make_rule
-from paceline.rule import is_asynchronous, is_block, steps_with_gradients
-from paceline.schedule import Bounded, EveryBlock, EveryStep, Paced
-from paceline.topology import Flat, Ordered, Sharded
+from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
+from paceline.rules.recipes import make_rule
+from paceline.rules.rule import is_asynchronous, is_block, steps_with_gradients
+from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced
+from paceline.rules.topology import Flat, Ordered, Sharded
 
 
 def test_the_table() -> None:

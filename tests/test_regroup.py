@@ -21,8 +21,8 @@ from paceline.checkpoint import loading
 from paceline.checkpoint.files import own_sum
 from paceline.data import Feed
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.outer import BlockMomentum
 from paceline.regroup import Old, mean_optimizers
+from paceline.rules.outer import BlockMomentum
 from tests.helpers import State, adam, same_bits, sgd, state_of
 
 Make = Callable[[Any], torch.optim.Optimizer]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import paceline
 from paceline import testing
-from paceline.outer import Average, Nesterov
-from paceline.outer.base import Coefficients, State
+from paceline.rules.outer import Average, Nesterov
+from paceline.rules.outer.base import Coefficients, State
 
 
 def test_rules_that_keep_the_laws_pass() -> None:

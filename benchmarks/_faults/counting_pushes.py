@@ -43,7 +43,7 @@ from paceline.asynchronous.leases import Desk
 from paceline.asynchronous.safekeeping import Safekeeping
 from paceline.asynchronous.serving import Serving
 from paceline.asynchronous.threads import ThreadedService
-from paceline.topology import Sharded
+from paceline.rules.topology import Sharded
 
 UNIT = 64
 

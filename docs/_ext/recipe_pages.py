@@ -13,11 +13,11 @@ from recipe_plots import draw
 from sphinx.application import Sphinx
 
 from paceline.cli.explained import choices, numbers, sent
-from paceline.recipes import RECIPES, Recipe
-from paceline.recipes.asynchronous import ASYNCHRONOUS
-from paceline.recipes.auto import AUTO
-from paceline.recipes.blocks import BLOCKS
-from paceline.recipes.lockstep import LOCKSTEP
+from paceline.rules.recipes import RECIPES, Recipe
+from paceline.rules.recipes.asynchronous import ASYNCHRONOUS
+from paceline.rules.recipes.auto import AUTO
+from paceline.rules.recipes.blocks import BLOCKS
+from paceline.rules.recipes.lockstep import LOCKSTEP
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "records" / "2026-11-22_recipes"

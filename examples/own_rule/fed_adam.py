@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.outer.base import Coefficients, State
+from paceline.rules.outer.base import Coefficients, State
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.payload import Delta
-from paceline.rule import Rule
-from paceline.schedule import EveryBlock
+from paceline.rules.payload import Delta
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
 
 TRAINING = 1437
 

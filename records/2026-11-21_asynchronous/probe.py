@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
-from paceline.outer import DelayCompensated
-from paceline.outer.arrival import Push
-from paceline.recipes import rule_from_text
+from paceline.rules.outer import DelayCompensated
+from paceline.rules.outer.arrival import Push
+from paceline.rules.recipes import rule_from_text
 from paceline.sim import simulate
 from paceline.sim.clock import Clock, exponential
 

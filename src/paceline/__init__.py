@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from paceline.attaching import attach
     from paceline.core.world import World
     from paceline.guards import Guard
-    from paceline.recipes import RECIPES, rule_from_text
-    from paceline.rule import Rule
+    from paceline.rules.recipes import RECIPES, rule_from_text
+    from paceline.rules.rule import Rule
     from paceline.session import Run
     from paceline.sim.clock import Clock
     from paceline.sim.simulate import simulate
@@ -49,16 +49,16 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "RECIPES": "recipes",
+            "RECIPES": "rules.recipes",
             "TLS": "transport.tls",
             "Clock": "sim.clock",
             "Guard": "guards",
-            "Rule": "rule",
+            "Rule": "rules.rule",
             "Run": "session",
             "World": "core.world",
             "attach": "attaching",
             "attach_arrays": "adapters.arrays",
-            "rule_from_text": "recipes",
+            "rule_from_text": "rules.recipes",
             "simulate": "sim.simulate",
         },
     )

@@ -18,9 +18,9 @@ from paceline.control.errors import OverError
 from paceline.core.flat import Modules
 from paceline.errors import RuleError, UnsupportedError
 from paceline.guards import Guard, make_guard
-from paceline.recipes import make_rule
 from paceline.rounds import round_from_text
-from paceline.rule import Rule, is_asynchronous
+from paceline.rules.recipes import make_rule
+from paceline.rules.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
 from paceline.standard_streams import bear_a_full_disk

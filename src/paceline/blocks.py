@@ -23,8 +23,8 @@ from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.guards import Guard
 from paceline.lanes import Lane, ParameterLane
 from paceline.regroup import Old
-from paceline.rule import Rule
-from paceline.schedule import EveryBlock
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
 from paceline.update import BlockUpdate, Named, Work
 
 Owned = list[tuple[Optimizer, Named]]

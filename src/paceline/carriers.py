@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from paceline.core.flat import local
 from paceline.core.optimizer_state import ensure_state
-from paceline.outer.frozen_adam import frozen_step
+from paceline.rules.outer.frozen_adam import frozen_step
 
 
 class Carrier(Protocol):

@@ -15,8 +15,8 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from paceline.core.flat import Fragment, Modules, module_list, trainable
 from paceline.core.world import World
 from paceline.errors import MismatchError, UnsupportedError
-from paceline.payload import Delta, FirstMoment
-from paceline.rule import Rule, is_block, steps_with_gradients
+from paceline.rules.payload import Delta, FirstMoment
+from paceline.rules.rule import Rule, is_block, steps_with_gradients
 from paceline.transport import Transport
 from paceline.update import Named
 

@@ -13,7 +13,7 @@ from paceline.checkpoint import Moment
 from paceline.core.flat import Fragment
 from paceline.data.supply import Leases
 from paceline.regroup import Old
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 
 
 class GlobalLane(Protocol):

@@ -16,18 +16,18 @@ from paceline.amp import ScalerHook, stepping_scaler
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
-from paceline.codec import Dense
 from paceline.core.flat import Fragment, Modules
 from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.gradient_update import GradientUpdate, Occasion
 from paceline.regroup import Old
-from paceline.rule import Rule, is_block
+from paceline.rules.codec import Dense
+from paceline.rules.rule import Rule, is_block
+from paceline.rules.topology import Flat
 from paceline.settings import Settings
 from paceline.starting import begin_together
 from paceline.together import MergePoint
-from paceline.topology import Flat
 from paceline.transport import Transport
 from paceline.tuning.tuner import Tuner
 from paceline.update import Work
@@ -43,7 +43,7 @@ class Engine:
 
     Where the processes of a host are one worker (`within="host"`), gradients are exchanged inside each host, at every
     step, and blocks among all processes: those of a host bring the same delta, each weighs as the others do, and over
-    the slow links each carries its share of what the host sends (:mod:`paceline.topology.hierarchical`).
+    the slow links each carries its share of what the host sends (:mod:`paceline.rules.topology.hierarchical`).
 
     Args:
         rule: the rule.

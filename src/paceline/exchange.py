@@ -21,12 +21,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.codec import Codec, Dense, Layout, State, Steps
 from paceline.core.world import World
 from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
 from paceline.guards import outliers
 from paceline.pipeline import Finished, Pipeline, Running
-from paceline.topology import Topology
+from paceline.rules.codec import Codec, Dense, Layout, State, Steps
+from paceline.rules.topology import Topology
 from paceline.transport.base import Pending, Transport
 from paceline.transport.calls import BLOCK as BLOCK
 from paceline.transport.calls import check_alike

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from paceline.carriers import Carrier, Gradients
-from paceline.codec import Layout, State
 from paceline.core.flat import Fragment, local
 from paceline.errors import UnsupportedError
 from paceline.exchange import Meeting, fold
 from paceline.lanes import LARGEST, shares_memory
+from paceline.rules.codec import Layout, State
 
 
 class FlatGradient:

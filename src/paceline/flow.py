@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.schedule import EveryBlock, EveryStep, Schedule
+from paceline.rules.schedule import EveryBlock, EveryStep, Schedule
 
 
 @dataclass

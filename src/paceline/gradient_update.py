@@ -36,7 +36,6 @@ from paceline.amp import Scaling, overflow
 from paceline.backward import Backward, PassEnd
 from paceline.buffers import buffer_lanes
 from paceline.carriers import FirstMoments
-from paceline.codec import Dense
 from paceline.core.flat import Modules, fragments, local
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.exchange import Chunk, Exchanger, Header, Meeting, Opening, combine, compare, judged, refuse_nothing
@@ -44,10 +43,11 @@ from paceline.flat_gradient import FlatGradient, GradientChunk
 from paceline.footer import Footer, of_buffers, with_footers
 from paceline.guards import Guard, gradient_norms
 from paceline.lanes import LaneChunk, Moves
-from paceline.outer.base import Coefficients
-from paceline.payload import FirstMoment
 from paceline.pipeline import Running
-from paceline.rule import Rule, is_block
+from paceline.rules.codec import Dense
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.payload import FirstMoment
+from paceline.rules.rule import Rule, is_block
 from paceline.update import Named, Work, cut, restored
 
 CHECK_EVERY = 64

@@ -30,13 +30,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.codec import Layout, State
 from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
 from paceline.core.optimizer_state import Moment
 from paceline.exchange import Meeting, fold
-from paceline.outer import Outer
-from paceline.outer.base import Coefficients
-from paceline.outer.moments import block_decay, compensate
+from paceline.rules.codec import Layout, State
+from paceline.rules.outer import Outer
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.outer.moments import block_decay, compensate
 
 LARGEST = 1e150
 """Taken for a norm that is too large to be computed; its square still can be."""

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from paceline.codec.base import Steps
+from paceline.rules.codec.base import Steps
 from paceline.transport.base import Pending
 
 Result = TypeVar("Result")

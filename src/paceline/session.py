@@ -34,7 +34,7 @@ from paceline.messages import Messages
 from paceline.mistakes import Mistakes
 from paceline.regroup import Old
 from paceline.rounds import MUST_RESUME, Round, RoundOver
-from paceline.rule import Rule, is_asynchronous, is_block
+from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.sinks.outlets import Outlets
 from paceline.together import by_all

@@ -22,7 +22,7 @@ from paceline import checks, ending
 from paceline.blocks import Owned
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.transport import Transport
 
 PIECE_BYTES = 1 << 24

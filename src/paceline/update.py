@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.buffers import buffer_lanes
-from paceline.codec import Codec, Dense, Layout, State
 from paceline.core.flat import Modules, fragments
 from paceline.core.optimizer_state import (
     Moment,
@@ -30,10 +29,11 @@ from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.exchange import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
 from paceline.guards import Guard, block_norms
 from paceline.lanes import Lane, LaneChunk, MomentLane, Moves, ParameterLane, measure
-from paceline.outer.base import Coefficients
-from paceline.payload import Delta
-from paceline.rule import Rule
-from paceline.schedule import EveryBlock
+from paceline.rules.codec import Codec, Dense, Layout, State
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.payload import Delta
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
 
 SMALL_ELEMENTS = 1 << 18
 """An exchange of fewer elements than this goes in one chunk."""

@@ -9,8 +9,8 @@ from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import Piece
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.ways import Adds, Arriving
-from paceline.outer import Share
-from paceline.schedule.bounded import Bounded
+from paceline.rules.outer import Share
+from paceline.rules.schedule.bounded import Bounded
 
 WORKERS = 3
 

@@ -14,11 +14,11 @@ import paceline
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import Piece
 from paceline.asynchronous.ways import Adds, Arriving
-from paceline.outer import Sum
-from paceline.rule import FRAME_BYTES
-from paceline.schedule import Bounded
+from paceline.rules.outer import Sum
+from paceline.rules.rule import FRAME_BYTES
+from paceline.rules.schedule import Bounded
+from paceline.rules.topology import Sharded
 from paceline.sim import Clock, exponential, link, uniform
-from paceline.topology import Sharded
 from paceline.transport.calls import WORDS
 from paceline.watch import Watch
 from tests.asynchronous.programs import Numbers, rank, simulate, uneven

@@ -13,12 +13,12 @@ from torch import nn
 
 import paceline
 from paceline.asynchronous.clocks import Clocks
-from paceline.outer import Sum
-from paceline.payload import Gradient
-from paceline.rule import Rule
-from paceline.schedule import Bounded
+from paceline.rules.outer import Sum
+from paceline.rules.payload import Gradient
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import Bounded
+from paceline.rules.topology import Sharded
 from paceline.sim import Clock, exponential
-from paceline.topology import Sharded
 
 
 def bound(staleness: int | None) -> Bounded:

@@ -22,8 +22,8 @@ from paceline.asynchronous.replicas import Replicas
 from paceline.asynchronous.server import REPLICA, Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Adds, Arriving
-from paceline.outer import Sum
-from paceline.schedule import Bounded
+from paceline.rules.outer import Sum
+from paceline.rules.schedule import Bounded
 
 WORKERS, PIECES, SAMPLES, EVERY = 4, 4, 40, 3
 

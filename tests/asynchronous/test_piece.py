@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import NOBODY, REFUSED, Piece
 from paceline.asynchronous.ways import Adds, Arriving, Blends, Pulls, Settings, Steps, Way
-from paceline.outer import (
+from paceline.rules.outer import (
     AdaDelay,
     Arrival,
     DelayCompensated,
@@ -25,8 +25,8 @@ from paceline.outer import (
     Sum,
     TunedMomentum,
 )
-from paceline.schedule import Bounded
-from paceline.topology import Sharded
+from paceline.rules.schedule import Bounded
+from paceline.rules.topology import Sharded
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], Settings]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),

@@ -16,7 +16,7 @@ import paceline
 from paceline.asynchronous import Asynchronous
 from paceline.asynchronous.regroup import OldPieces
 from paceline.errors import CheckpointError
-from paceline.topology.sharded import Sharded
+from paceline.rules.topology.sharded import Sharded
 from tests.asynchronous.programs import RECIPES, simulate
 from tests.helpers import adam, same_bits, sgd, state_of
 from tests.test_regroup import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back

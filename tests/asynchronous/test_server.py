@@ -11,8 +11,8 @@ from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.piece import REFUSED, Piece
 from paceline.asynchronous.server import Answer, Server, refused
 from paceline.asynchronous.ways import Arriving, Pulls, Steps
-from paceline.outer import Elastic, Sum
-from paceline.schedule import Bounded
+from paceline.rules.outer import Elastic, Sum
+from paceline.rules.schedule import Bounded
 
 
 def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> Piece:

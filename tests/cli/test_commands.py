@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import paceline
 from paceline.cli import app
 from paceline.cli.explain import parse_count
-from paceline.recipes import RECIPES, rule_from_text
+from paceline.rules.recipes import RECIPES, rule_from_text
 
 
 @pytest.fixture(autouse=True)

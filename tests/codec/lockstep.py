@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.codec import Codec, Layout, State, Steps
+from paceline.rules.codec import Codec, Layout, State, Steps
 from paceline.transport.base import Pending
 
 

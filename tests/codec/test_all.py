@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.codec import CODECS, Codec, Dense, Layout, LowRank, State, codec_from_text
+from paceline.rules.codec import CODECS, Codec, Dense, Layout, LowRank, State, codec_from_text
 from tests.codec.lockstep import exchange
 
 INEXACT = [name for name in CODECS if name != "dense"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.codec import Layout, bits, codec_from_text, select, two_sided
+from paceline.rules.codec import Layout, bits, codec_from_text, select, two_sided
 from tests.codec.lockstep import exchange
 
 LAYOUT = Layout.of([(70, 65), (9,), (130, 3), (3, 257), (1,)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.codec import Layout, Matrix
-from paceline.codec.groups import blocks, columns
+from paceline.rules.codec import Layout, Matrix
+from paceline.rules.codec.groups import blocks, columns
 
 SHAPES: list[list[tuple[int, ...]]] = [
     [],

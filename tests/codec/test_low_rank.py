@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.codec import Layout, LowRank, State
 from paceline.errors import RuleError
+from paceline.rules.codec import Layout, LowRank, State
 from tests.codec.lockstep import exchange
 
 F64 = torch.float64

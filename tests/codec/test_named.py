@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.codec import (
+from paceline.errors import RuleError
+from paceline.rules.codec import (
     CODECS,
     E3M0,
     Codec,
@@ -21,7 +22,6 @@ from paceline.codec import (
     Warmed,
     codec_from_text,
 )
-from paceline.errors import RuleError
 from tests.codec.lockstep import exchange
 
 

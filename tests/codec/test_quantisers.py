@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.codec import E3M0, Half, Int8, Layout, OneBit, Sign, State, TwoSided
 from paceline.errors import RuleError
+from paceline.rules.codec import E3M0, Half, Int8, Layout, OneBit, Sign, State, TwoSided
 from tests.codec.lockstep import exchange
 
 

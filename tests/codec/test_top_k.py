@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.codec import Layout, State, TopK
 from paceline.errors import RuleError
+from paceline.rules.codec import Layout, State, TopK
 from tests.codec.lockstep import exchange
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 import paceline
-from paceline.recipes import RECIPES
+from paceline.rules.recipes import RECIPES
 
 ROOT = Path(paceline.__file__).parents[2]
 DOCS = ROOT / "docs"

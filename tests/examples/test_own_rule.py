@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import paceline
-from paceline.outer.base import Coefficients
-from paceline.payload import Delta
-from paceline.rule import Rule
-from paceline.schedule import EveryBlock
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.payload import Delta
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
 from paceline.testing import check_rule
 
 EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "own_rule"

@@ -28,15 +28,15 @@ from torch import Tensor, nn
 from typing_extensions import assert_type
 
 import paceline
-from paceline.codec import Dense
+from paceline.rules.codec import Dense
 from paceline.data import Share
-from paceline.outer import BlockMomentum
-from paceline.payload import Delta
-from paceline.recipes import Recipe
-from paceline.schedule import EveryBlock
+from paceline.rules.outer import BlockMomentum
+from paceline.rules.payload import Delta
+from paceline.rules.recipes import Recipe
+from paceline.rules.schedule import EveryBlock
 from paceline.sim import link
 from paceline.sinks import Sink
-from paceline.topology import Ordered
+from paceline.rules.topology import Ordered
 
 by_hand = paceline.Rule(EveryBlock(16), Delta("reset"), Dense(), Ordered(), BlockMomentum(momentum=0.75, lr=1.0))
 assert_type(by_hand, paceline.Rule)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.asynchronous.clocks import Clocks
-from paceline.schedule import Bounded
+from paceline.rules.schedule import Bounded
 from tests.helpers import simulate
 
 F64 = torch.float64

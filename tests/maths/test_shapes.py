@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.recipes import RECIPES
+from paceline.rules.recipes import RECIPES
 from tests.helpers import distance, same_bits, simulate
 
 RULES = {

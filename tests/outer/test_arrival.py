@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.errors import UnsupportedError
-from paceline.outer import (
+from paceline.rules.outer import (
     AdaDelay,
     Arrival,
     Average,
@@ -28,7 +28,7 @@ from paceline.outer import (
     Sum,
     TunedMomentum,
 )
-from paceline.outer.base import State
+from paceline.rules.outer.base import State
 
 F64 = torch.float64
 EVERY: list[Arrival] = [

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.outer import Average, BlockMomentum, Nesterov, Outer
-from paceline.outer.base import Coefficients
+from paceline.rules.outer import Average, BlockMomentum, Nesterov, Outer
+from paceline.rules.outer.base import Coefficients
 
 F64 = torch.float64
 

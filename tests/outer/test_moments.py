@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.outer.base import Coefficients
-from paceline.outer.block_momentum import BlockMomentum
-from paceline.outer.moments import block_decay, compensate
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.outer.block_momentum import BlockMomentum
+from paceline.rules.outer.moments import block_decay, compensate
 
 F64 = torch.float64
 

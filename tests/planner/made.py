@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.codec import Layout
 from paceline.planner import Link, LogNormal, Network, Workload
+from paceline.rules.codec import Layout
 
 NUMEL = 1 << 20
 MIB = 4 * NUMEL

@@ -8,7 +8,7 @@ import pytest
 from paceline.errors import RuleError
 from paceline.planner import Advice, recommend
 from paceline.planner.advice import exchange_share, least_period
-from paceline.recipes import rule_from_text
+from paceline.rules.recipes import rule_from_text
 
 from .made import NOTHING, wire, work
 

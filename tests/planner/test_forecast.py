@@ -9,8 +9,8 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.planner import Conditions, Forecast, forecast, forecasts
-from paceline.recipes import RECIPES, rule_from_text
-from paceline.rule import is_asynchronous
+from paceline.rules.recipes import RECIPES, rule_from_text
+from paceline.rules.rule import is_asynchronous
 
 from .made import MIB, NOTHING, wire, work
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.planner import LogNormal
 from paceline.planner.lockstep import barrier, overlapped
-from paceline.schedule import EveryBlock
+from paceline.rules.schedule import EveryBlock
 
 EVEN = LogNormal(0.1)
 

@@ -8,7 +8,7 @@ import pytest
 import paceline
 from paceline.planner import LogNormal
 from paceline.planner.pushes import Trip, block_s
-from paceline.schedule import Bounded
+from paceline.rules.schedule import Bounded
 from paceline.sim import Clock, simulate
 from tests.helpers import make_net
 
@@ -62,6 +62,6 @@ def test_the_server_itself_takes_as_long(rule: str) -> None:
         run.close()
 
     simulate(train, 3, clock=clock)
-    schedule = paceline.recipes.rule_from_text(rule).schedule
+    schedule = paceline.rules.recipes.rule_from_text(rule).schedule
     assert isinstance(schedule, Bounded)
     assert clock.now / minibatches == pytest.approx(block_s(schedule, EVEN, Trip(0.03), 3), rel=0.05)

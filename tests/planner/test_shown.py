@@ -13,7 +13,7 @@ from paceline.errors import RuleError
 from paceline.planner import Forecast, forecasts, recommend
 from paceline.planner.plot import draw, save
 from paceline.planner.table import as_json, at, details, efficiencies
-from paceline.recipes import rule_from_text
+from paceline.rules.recipes import rule_from_text
 
 from .made import wire, work
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.codec import Dense, Layout
 from paceline.planner import Link, Network
 from paceline.planner.timing import (
     ALL_TO_ALL,
@@ -18,7 +17,8 @@ from paceline.planner.timing import (
     operations_of,
     scattered_s,
 )
-from paceline.recipes import rule_from_text
+from paceline.rules.codec import Dense, Layout
+from paceline.rules.recipes import rule_from_text
 
 from .made import MIB, NUMEL, wire
 

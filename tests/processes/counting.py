@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.outer import Sum
+from paceline.rules.outer import Sum
 
 PRINTS = 64
 

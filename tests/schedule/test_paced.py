@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import RuleError
-from paceline.recipes import rule_from_text
-from paceline.schedule import EveryBlock, Paced
-from paceline.schedule.paced import least_period, simple
+from paceline.rules.recipes import rule_from_text
+from paceline.rules.schedule import EveryBlock, Paced
+from paceline.rules.schedule.paced import least_period, simple
 
 
 def test_simple_numbers() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.flow import Flow
-from paceline.schedule import Bounded, EveryBlock, EveryStep
+from paceline.rules.schedule import Bounded, EveryBlock, EveryStep
 
 
 def test_every_step_is_always_lockstep() -> None:

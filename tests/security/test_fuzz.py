@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError, MismatchError, RuleError
-from paceline.recipes import rule_from_text
+from paceline.rules.recipes import rule_from_text
 from paceline.transport.frames import HEADER_BYTES, MAGIC, Header, read_note
 from tests.security.doors import DOORS
 from tests.security.fuzz import fuzz, good

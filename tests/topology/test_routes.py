@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.codec.base import Codec, State, Steps
-from paceline.codec.dense import Dense
-from paceline.codec.int8 import Int8
-from paceline.codec.layout import Layout
-from paceline.topology import Flat, Ordered
-from paceline.topology.base import Topology
+from paceline.rules.codec.base import Codec, State, Steps
+from paceline.rules.codec.dense import Dense
+from paceline.rules.codec.int8 import Int8
+from paceline.rules.codec.layout import Layout
+from paceline.rules.topology import Flat, Ordered
+from paceline.rules.topology.base import Topology
 from paceline.transport import Alone, Transport, virtual
 
 

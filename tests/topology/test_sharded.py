@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.codec.dense import Dense
-from paceline.codec.layout import Layout
-from paceline.topology import Cut, Sharded
+from paceline.rules.codec.dense import Dense
+from paceline.rules.codec.layout import Layout
+from paceline.rules.topology import Cut, Sharded
 
 SIZES = [0, 1, 63, 64, 65, 128, 1000, 4096, 100_003, 1_000_000]
 WORKERS = [1, 2, 3, 4, 7, 16]

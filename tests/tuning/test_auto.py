@@ -15,7 +15,7 @@ from torch import nn
 import paceline
 from paceline.observe.read import read_run
 from paceline.observe.tables import tuned_rows
-from paceline.payload import Delta
+from paceline.rules.payload import Delta
 from paceline.sim import Clock, simulate_stacked
 from paceline.tuning import pacer
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.schedule import Paced
+from paceline.rules.schedule import Paced
 from paceline.sim import Clock, link
 from paceline.tuning import timed
 from paceline.tuning.pacer import AGAIN, FIRST, Pacer, reason

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 
 from paceline.blocks import Turns
-from paceline.schedule import EveryBlock
+from paceline.rules.schedule import EveryBlock
 
 
 def begins(turns: Turns, schedule: EveryBlock, count: int) -> list[int]:

@@ -23,7 +23,7 @@ from typing import Any
 from paceline.adapters.door import FOLDER, Door
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.session import Run
 
 with needed("the door for accelerate", "accelerate"):

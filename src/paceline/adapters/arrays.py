@@ -23,7 +23,7 @@ from paceline.adapters.views import Arrays, check_apart, named, view
 from paceline.attaching import prepare
 from paceline.engine import Engine
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.session import Run
 from paceline.settings import Settings
 

@@ -23,7 +23,7 @@ from paceline.core.world import World
 from paceline.data.feed import Feed
 from paceline.data.share import Share
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.session import Run
 from paceline.transport import Transport, connect, virtual
 from paceline.transport.baton import Belonging

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import UnsupportedError
-from paceline.payload import Delta, FirstMoment, Gradient
-from paceline.rule import Rule, is_asynchronous, steps_with_gradients
+from paceline.rules.payload import Delta, FirstMoment, Gradient
+from paceline.rules.rule import Rule, is_asynchronous, steps_with_gradients
 
 
 class Elsewhere(Optimizer):

@@ -26,7 +26,7 @@ from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.adapters.lightning_workers import Workers, beside
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 
 with needed("the door for Fabric", "lightning"):
     from lightning.fabric.strategies import ParallelStrategy

@@ -21,7 +21,7 @@ from paceline.adapters.arrays import ArrayRun
 from paceline.adapters.views import check_trainable
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.settings import Settings
 
 with needed("the door for JAX", "jax"):

@@ -26,7 +26,7 @@ from paceline.adapters.door import FOLDER, Door
 from paceline.checkpoint import read_manifest
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.session import Run
 
 with needed("the door for transformers' Trainer", "transformers"):

@@ -27,7 +27,7 @@ from paceline.adapters.views import named
 from paceline.attaching import prepare
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.settings import Settings
 
 with needed("the door for JAX", "jax"):

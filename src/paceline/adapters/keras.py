@@ -21,7 +21,7 @@ from paceline.adapters.elsewhere import refuse_gradients
 from paceline.attaching import prepare
 from paceline.core.extras import needed
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.session import Run
 
 with needed("the door for Keras", "keras"):

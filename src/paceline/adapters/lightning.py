@@ -24,7 +24,7 @@ from paceline.adapters.door import FOLDER, Door, SharedLoader
 from paceline.adapters.lightning_workers import Workers, beside
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule, steps_with_gradients
+from paceline.rules.rule import Rule, steps_with_gradients
 
 with needed("the door for Lightning", "lightning"):
     from lightning.pytorch.strategies import ParallelStrategy

@@ -25,7 +25,7 @@ from paceline.adapters.elsewhere import refuse_gradients
 from paceline.attaching import prepare
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 
 with needed("the door for scikit-learn", "sklearn"):
     from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from paceline.asynchronous.spans import host
 from paceline.asynchronous.stream import Stream
 from paceline.core.optimizer_state import reset_state
-from paceline.outer.elastic import Elastic
+from paceline.rules.outer.elastic import Elastic
 
 
 class BlockStream(Stream):

@@ -20,7 +20,7 @@ from paceline.asynchronous.ways import Arriving
 from paceline.data.ledger import Ledger
 from paceline.data.supply import Leases
 from paceline.errors import PeerLostError
-from paceline.rule import FRAME_BYTES
+from paceline.rules.rule import FRAME_BYTES
 from paceline.transport.virtual import VirtualTransport
 
 

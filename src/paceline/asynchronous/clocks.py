@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.schedule.bounded import Bounded
+from paceline.rules.schedule.bounded import Bounded
 
 
 class Clocks:

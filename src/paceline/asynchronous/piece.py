@@ -18,7 +18,7 @@ from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.numbered import Numbered
 from paceline.asynchronous.ways import Arriving, Way
 from paceline.data.ledger import Ledger
-from paceline.outer.arrival import Push
+from paceline.rules.outer.arrival import Push
 
 REFUSED = -1
 """In the place of a delay: the numbers were not finite, and nothing was applied."""

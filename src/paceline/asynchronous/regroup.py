@@ -21,10 +21,10 @@ from paceline.asynchronous.stepping import begun
 from paceline.blocks import Owned
 from paceline.core.flat import Modules, averaged_buffers, fragments
 from paceline.errors import CheckpointError
-from paceline.payload import Gradient
 from paceline.regroup import Old
-from paceline.rule import Rule, is_asynchronous
-from paceline.topology.sharded import Cut, Sharded
+from paceline.rules.payload import Gradient
+from paceline.rules.rule import Rule, is_asynchronous
+from paceline.rules.topology.sharded import Cut, Sharded
 
 PIECES = ("exchange", "pieces")
 

@@ -16,7 +16,7 @@ from paceline.asynchronous.service import Ask
 from paceline.asynchronous.ways import STAYS_AT_HOME, Settings
 from paceline.core.flat import Fragment, fragments, local
 from paceline.errors import UnsupportedError
-from paceline.topology.sharded import Cut, Sharded
+from paceline.rules.topology.sharded import Cut, Sharded
 from paceline.update import Named
 
 Group = Callable[[], dict[str, Any]]

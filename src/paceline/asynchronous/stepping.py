@@ -24,8 +24,8 @@ from torch.optim import (
 
 from paceline.core.flat import Fragment, flat_view
 from paceline.errors import UnsupportedError
-from paceline.payload import Gradient
-from paceline.rule import Rule
+from paceline.rules.payload import Gradient
+from paceline.rules.rule import Rule
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, RMSprop, NAdam, RAdam, Rprop, ASGD,

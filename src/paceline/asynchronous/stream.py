@@ -27,7 +27,7 @@ from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Rooms, Span
 from paceline.data.book import Mark
-from paceline.schedule.bounded import Bounded
+from paceline.rules.schedule.bounded import Bounded
 
 
 class Tally:

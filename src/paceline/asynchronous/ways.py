@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.outer.arrival import Arrival, Push
-from paceline.outer.elastic import Elastic
+from paceline.rules.outer.arrival import Arrival, Push
+from paceline.rules.outer.elastic import Elastic
 
 STAYS_AT_HOME = ("params", "foreach", "fused", "capturable", "differentiable")
 """What an optimizer's group says about its own tensors and not about the method."""

@@ -89,8 +89,8 @@ def check_rule(text: str | None) -> bool:
     """
     if text is None:
         return True
-    from paceline import recipes
-    from paceline.rule import is_asynchronous
+    from paceline.rules import recipes
+    from paceline.rules.rule import is_asynchronous
 
     try:
         return is_asynchronous(recipes.rule_from_text(text))

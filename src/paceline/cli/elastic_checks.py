@@ -49,8 +49,8 @@ def rule(text: str | None) -> None:
     """Only workers that exchange blocks can come and go."""
     if text is None:
         return
-    from paceline.recipes import rule_from_text
-    from paceline.rule import is_asynchronous, is_block
+    from paceline.rules.recipes import rule_from_text
+    from paceline.rules.rule import is_asynchronous, is_block
 
     asked = rule_from_text(text)
     if is_block(asked):

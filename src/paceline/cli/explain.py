@@ -17,7 +17,7 @@ from paceline.cli.explained import choices, numbers, sent
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.rule import Rule
+    from paceline.rules.rule import Rule
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
@@ -53,7 +53,7 @@ def parse_count(text: str) -> int:
 
 
 def _print_recipes(console: Console) -> None:
-    from paceline.recipes import RECIPES
+    from paceline.rules.recipes import RECIPES
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("recipe", no_wrap=True)
@@ -66,7 +66,7 @@ def _print_recipes(console: Console) -> None:
 
 
 def _print_rule(console: Console, text: str, workers: int, parameters: int) -> None:
-    from paceline.recipes import RECIPES, rule_from_text
+    from paceline.rules.recipes import RECIPES, rule_from_text
 
     rule = rule_from_text(text)
     recipe = RECIPES[rule.name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.observe.summary import bytes_text
 
 if TYPE_CHECKING:
-    from paceline.rule import Rule
+    from paceline.rules.rule import Rule
 
 CHOICES = {
     "schedule": "when do workers exchange?",
@@ -33,7 +33,7 @@ def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:
 
 def sent(rule: Rule, workers: int, parameters: int) -> list[str]:
     """The formula of the bytes, those of an exchange, and of a minibatch."""
-    from paceline.codec import Layout
+    from paceline.rules.codec import Layout
 
     side = math.isqrt(parameters)  # a square matrix and a rest, for codecs that look at rows and columns
     layout = Layout.of([(side, side), (parameters - side * side,)])

@@ -52,8 +52,8 @@ def exit_code(code: int) -> int:
 
 def may_lose(directory: Path, rank: int) -> bool:
     """Whether the others go on without this worker: it had met them, under an asynchronous rule, as its log says."""
-    from paceline.recipes import rule_from_text  # here, because torch loads for seconds and --help must not wait
-    from paceline.rule import is_asynchronous
+    from paceline.rules.recipes import rule_from_text  # here, because torch loads for seconds and --help must not wait
+    from paceline.rules.rule import is_asynchronous
 
     try:
         names = [(int(match[2] or 1), name) for name in os.listdir(directory) if (match := LOG_NAME.fullmatch(name))

@@ -94,7 +94,7 @@ def command(
     )
     with refusing():
         from paceline.planner import Conditions, forecasts, network_from_text, recommend
-        from paceline.recipes import RECIPES, rule_from_text
+        from paceline.rules.recipes import RECIPES, rule_from_text
 
         net, texts = network_from_text(network), rule or list(RECIPES)
         rules = [rule_from_text(text) for text in texts]

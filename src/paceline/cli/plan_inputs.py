@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.codec import Layout
 from paceline.errors import RuleError
 from paceline.observe.summary import seconds_text
 from paceline.planner.busy import Others
 from paceline.planner.stopwatch import Timed, time_script
 from paceline.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
 from paceline.planner.workload import Workload
+from paceline.rules.codec import Layout
 
 EPOCH = 1000.0
 

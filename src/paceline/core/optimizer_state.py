@@ -3,7 +3,7 @@
 
 A *moment* is a state tensor with the parameter's shape that follows s <- b s + (anything stationary): its value after k
 steps is b^k s_0 + (1 - b^k) E for a fixed E, whatever the scale of E. Adam's two moments are such, and so is the
-momentum buffer of SGD. That is all that moment compensation (:mod:`paceline.outer.moments`) needs to know.
+momentum buffer of SGD. That is all that moment compensation (:mod:`paceline.rules.outer.moments`) needs to know.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from paceline.errors import CheckpointError, PacelineError, PeerLostError, Unsup
 from paceline.exchange import Meeting
 from paceline.flow import Flow
 from paceline.regroup import Old
-from paceline.rule import Rule, is_block
-from paceline.schedule import EveryBlock
+from paceline.rules.rule import Rule, is_block
+from paceline.rules.schedule import EveryBlock
 from paceline.settings import Settings
 from paceline.starting import exchanged_parts, layout, untrained
 from paceline.transport.base import Pending

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.codec import Codec, State
 from paceline.control import Generation, GivenUpError
 from paceline.data.book import Mark
 from paceline.errors import DesyncError, MismatchError, PeerLostError
 from paceline.exchange import Chunk, Exchanger, Flying, Header, Meeting, Opening, refuse_nothing
 from paceline.pipeline import Running
-from paceline.topology import Topology
+from paceline.rules.codec import Codec, State
+from paceline.rules.topology import Topology
 from paceline.tuning.tuner import Heard, Tuner
 
 if TYPE_CHECKING:

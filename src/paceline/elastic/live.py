@@ -17,7 +17,7 @@ from paceline.core.world import World, host_name
 from paceline.data.book import Mark
 from paceline.elastic.flight import LiveExchanger
 from paceline.errors import PeerLostError
-from paceline.rule import Rule
+from paceline.rules.rule import Rule
 from paceline.settings import Settings
 from paceline.transport.base import Alone, Pending, Transport
 from paceline.transport.listening import own_address

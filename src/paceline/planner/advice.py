@@ -9,7 +9,7 @@ first is taken under which exchanges keep workers for no more than `SHARE` of th
     3. the same behind the next block
     4. streaming_diloco: an eighth of the bytes, behind the next steps
 
-The least period is that of :mod:`paceline.schedule.paced`:  tau = ceil(e (1 - share) / (share c)).  Where the
+The least period is that of :mod:`paceline.rules.schedule.paced`:  tau = ceil(e (1 - share) / (share c)).  Where the
 wait for the slowest is what is left, a longer period averages it (its share falls with the root of tau), and an
 asynchronous rule with the same period does away with it; that one is taken if it is faster by `GAIN` at least.
 
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from paceline.planner.forecast import Forecast, forecast
 from paceline.planner.network import Network
 from paceline.planner.workload import Conditions, Workload
-from paceline.recipes import rule_from_text
-from paceline.schedule import paced
+from paceline.rules.recipes import rule_from_text
+from paceline.rules.schedule import paced
 
 SHARE = 0.02
 SYNC_SHARE = 0.05
@@ -163,7 +163,7 @@ def _asynchronous(question: _Question, found: Advice) -> Advice:
 
 
 def least_period(exchange_s: float, minibatch_s: float, share: float = SHARE) -> int:
-    """That of :mod:`paceline.schedule.paced`, for the share that is allowed here."""
+    """That of :mod:`paceline.rules.schedule.paced`, for the share that is allowed here."""
     return paced.least_period(exchange_s, minibatch_s, share)
 
 

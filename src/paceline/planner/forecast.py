@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from paceline.codec import Dense, Layout
 from paceline.errors import RuleError
 from paceline.planner.lockstep import Block, barrier, overlapped
 from paceline.planner.network import Network
 from paceline.planner.pushes import Trip, block_s
 from paceline.planner.timing import chunked_s, exchange, operation, scattered_s
 from paceline.planner.workload import Conditions, Workload
-from paceline.rule import Rule, is_asynchronous, is_block
-from paceline.schedule import Bounded, EveryBlock, Paced
+from paceline.rules.codec import Dense, Layout
+from paceline.rules.rule import Rule, is_asynchronous, is_block
+from paceline.rules.schedule import Bounded, EveryBlock, Paced
 
 MOST_WORKERS = 1 << 16
 

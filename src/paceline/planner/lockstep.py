@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.planner.stragglers import LogNormal, StepTimes
-from paceline.schedule import EveryBlock
+from paceline.rules.schedule import EveryBlock
 
 BLOCKS = 96
 FORGOTTEN = 16

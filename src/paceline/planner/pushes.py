@@ -11,7 +11,7 @@ message of half of the bytes that the rule's formula names, and as an owner a wo
 
     cycle >= tau c,    cycle >= 2 alpha + bytes / B with overlap,    tau c + 2 alpha + bytes / B without
 
-Source: as :mod:`paceline.schedule.bounded`.
+Source: as :mod:`paceline.rules.schedule.bounded`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from paceline.planner.stragglers import StepTimes
-from paceline.schedule import Bounded
+from paceline.rules.schedule import Bounded
 from paceline.transport.events import Clock
 
 BLOCKS = 4096

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.codec import Layout
 from paceline.errors import RuleError
 from paceline.planner.stragglers import StepTimes
+from paceline.rules.codec import Layout
 
 BACKWARD = 2 / 3
 """Of a step; backward computes two gradients, by the inputs and by the weights, where forward computes one product."""

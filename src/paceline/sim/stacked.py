@@ -5,8 +5,9 @@
     gradient of sum_i losses_i = every worker's own gradient, for no loss depends on another worker's parameters
 
 The local optimizers are torch's own over the stacked parameters, since SGD and Adam are element-wise. What happens at
-the end of a block are the rule's own equations (:mod:`paceline.outer`), applied to the mean over the first dimension.
-So the result is that of :func:`paceline.simulate` to rounding, without N passes through Python for a small model.
+the end of a block are the rule's own equations (:mod:`paceline.rules.outer`), applied to the mean over the first
+dimension. So the result is that of :func:`paceline.simulate` to rounding, without N passes through Python for a small
+model.
 
 What cannot be stacked is refused: running statistics, random layers, control flow that depends on data, coded, delayed
 or asynchronous exchanges. There is no guard here against outliers, and no worker is left out: a contribution with inf
@@ -25,9 +26,9 @@ from torch.func import vmap
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.recipes import make_rule
-from paceline.rule import Rule
-from paceline.schedule import EveryBlock
+from paceline.rules.recipes import make_rule
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
 from paceline.sim.stacked_blocks import StackedBlocks, check_rule
 
 Loss = Callable[..., Tensor]

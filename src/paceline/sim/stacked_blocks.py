@@ -3,7 +3,7 @@
 
     d = mean_i theta_i - theta^init,     (theta, start) = outer(theta, d),     theta_i = start for all i
 
-With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.outer.moments`).
+With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.rules.outer.moments`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.codec import Dense
 from paceline.core.optimizer_state import Moment, ensure_state, moments, parameter_state, reset_state, set_step_count
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.outer.base import Coefficients, State
-from paceline.outer.moments import block_decay, compensate
-from paceline.payload import Delta, Gradient
-from paceline.rule import Rule, is_asynchronous
-from paceline.schedule import EveryBlock
+from paceline.rules.codec import Dense
+from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.moments import block_decay, compensate
+from paceline.rules.payload import Delta, Gradient
+from paceline.rules.rule import Rule, is_asynchronous
+from paceline.rules.schedule import EveryBlock
 
 
 def check_rule(rule: Rule) -> None:

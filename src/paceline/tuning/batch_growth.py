@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rule import is_asynchronous
+from paceline.rules.rule import is_asynchronous
 
 
 class BatchGrowth:

@@ -2,11 +2,11 @@
 """A period from measured times: as short as the network allows, and no shorter.
 
 The least period tau* that keeps exchanges at a share of the time, tau* = ceil(e (1 - share) / (share c)), is that of
-:mod:`paceline.schedule.paced`: e is what exchanging the whole model once keeps a worker, c the time of a minibatch,
-both measured since the last look. Waiting for slower workers counts in neither: a longer period does not make them
-faster. The slowest worker's e and the mean c decide, so that all come to the same number. It is taken when it is off by
-more than the hysteresis, within limits. Where exchanges run behind the next block, e is what is left of them that a
-worker waits for. Rules with the schedule `Paced` do all this by themselves.
+:mod:`paceline.rules.schedule.paced`: e is what exchanging the whole model once keeps a worker, c the time of a
+minibatch, both measured since the last look. Waiting for slower workers counts in neither: a longer period does not
+make them faster. The slowest worker's e and the mean c decide, so that all come to the same number. It is taken when it
+is off by more than the hysteresis, within limits. Where exchanges run behind the next block, e is what is left of them
+that a worker waits for. Rules with the schedule `Paced` do all this by themselves.
 
 Source: ours. That the best period balances the cost of an exchange against what is lost by stale models is in every
 treatment of local SGD; the share of 0.05 is a choice.
@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rule import is_block
-from paceline.schedule.paced import least_period
+from paceline.rules.rule import is_block
+from paceline.rules.schedule.paced import least_period
 
 
 class PeriodFromExchange:

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.payload import Delta, FirstMoment, Parameters
-from paceline.rule import Rule
-from paceline.schedule import EveryStep
+from paceline.rules.payload import Delta, FirstMoment, Parameters
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryStep
 from paceline.tuning.names import OF_RULES, Changes, checked, split
 from paceline.tuning.rates import Group, Rates, write_rate
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' agreement on a period, under the schedule :class:`paceline.schedule.Paced`.
+"""The workers' agreement on a period, under the schedule :class:`paceline.rules.schedule.Paced`.
 
 Every worker times its steps and its exchanges (:mod:`.timed`). When enough blocks have been timed, that is said in the
 header of the next exchange, as a request to tune is; behind it all gather what all have measured, and each comes to the
 same period:
 
-    e = max_i e_i,    c = median_i c_i,    tau as in :mod:`paceline.schedule.paced`
+    e = max_i e_i,    c = median_i c_i,    tau as in :mod:`paceline.rules.schedule.paced`
 
 e_i and c_i are medians over worker i's blocks: the slowest link, and the usual step. Waiting for slower workers counts
 in neither: a longer period does not make them faster. Later looks only change a period that is clearly wrong.
@@ -19,11 +19,11 @@ from statistics import median
 from typing import Any
 
 from paceline.blocks import Owned
-from paceline.codec import Layout
 from paceline.core.optimizer_state import moments
-from paceline.payload import Delta
-from paceline.rule import Rule
-from paceline.schedule import Paced
+from paceline.rules.codec import Layout
+from paceline.rules.payload import Delta
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import Paced
 from paceline.transport import Transport
 from paceline.transport.virtual import VirtualTransport
 from paceline.tuning.timed import Clocked, Real, Still, Stopwatch

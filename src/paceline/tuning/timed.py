@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from paceline.schedule import EveryBlock
+from paceline.rules.schedule import EveryBlock
 from paceline.transport.events import Clock
 
 SKIPPED = 2

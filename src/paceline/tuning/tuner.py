@@ -22,8 +22,8 @@ from typing import Any
 from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.journal import log_name
-from paceline.rule import Rule
-from paceline.schedule import Paced
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import Paced
 from paceline.transport import Transport
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Letter, Mailbox

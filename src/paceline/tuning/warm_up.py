@@ -10,7 +10,8 @@ workers have seen, S the length of the warm-up in samples. So the length does no
 Source: Goyal et al. 2017, arXiv 1706.02677: rate 0.1 for 256 images, scaled by the size of the minibatch, after a
 warm-up of five epochs from 0.1. Where we differ: the rate follows samples in steps, every `every` minibatches, because
 each change is agreed on by all workers; and a block rule takes it at a block's end. For rules that exchange blocks,
-whose gain already credits N workers (:mod:`paceline.gain`), `scaled=False` leaves the peak at `rate`, from 0.
+whose gain already credits N workers (:mod:`paceline.rules.outer.gain`), `scaled=False` leaves the peak at `rate`, from
+0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rule import is_asynchronous
+from paceline.rules.rule import is_asynchronous
 
 
 class WarmUp:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.flat import local
-from paceline.rule import is_asynchronous, is_block
+from paceline.rules.rule import is_asynchronous, is_block
 from paceline.session import Run
 from paceline.zero.words import Words, asked_by_paceline
 

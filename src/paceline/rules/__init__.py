@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rule and its parts: the five choices that make a parallel training method, all importable from here.
+
+::
+
+    rule       Rule: the five choices together
+    schedule/  when workers exchange
+    payload    what they exchange
+    codec/     how it is encoded
+    topology/  over which route it goes
+    outer/     how the result is applied
+    recipes/   named rules, the published methods
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.rules.codec import (
+        CODECS,
+        E3M0,
+        Codec,
+        Dense,
+        Half,
+        Int8,
+        LowRank,
+        OneBit,
+        Sign,
+        TopK,
+        TwoSided,
+        Warmed,
+        codec_from_text,
+    )
+    from paceline.rules.outer import (
+        AdaDelay,
+        Arrival,
+        Average,
+        BlockMomentum,
+        DelayCompensated,
+        Elastic,
+        FrozenAdam,
+        Nesterov,
+        Outer,
+        Push,
+        Share,
+        StalenessAware,
+        Sum,
+        TunedMomentum,
+    )
+    from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
+    from paceline.rules.recipes import RECIPES, Recipe, make_rule, recipe, rule_from_text
+    from paceline.rules.rule import Rule
+    from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
+    from paceline.rules.topology import Flat, Hierarchical, Ordered, Route, Sharded, Topology
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "AdaDelay": "outer",
+            "Arrival": "outer",
+            "Average": "outer",
+            "BlockMomentum": "outer",
+            "Bounded": "schedule",
+            "CODECS": "codec",
+            "Codec": "codec",
+            "DelayCompensated": "outer",
+            "Delta": "payload",
+            "Dense": "codec",
+            "E3M0": "codec",
+            "Elastic": "outer",
+            "EveryBlock": "schedule",
+            "EveryStep": "schedule",
+            "FirstMoment": "payload",
+            "Flat": "topology",
+            "FrozenAdam": "outer",
+            "Gradient": "payload",
+            "Half": "codec",
+            "Hierarchical": "topology",
+            "Int8": "codec",
+            "LowRank": "codec",
+            "Nesterov": "outer",
+            "OneBit": "codec",
+            "Ordered": "topology",
+            "Outer": "outer",
+            "Paced": "schedule",
+            "Parameters": "payload",
+            "Push": "outer",
+            "RECIPES": "recipes",
+            "Recipe": "recipes",
+            "Route": "topology",
+            "Rule": "rule",
+            "Schedule": "schedule",
+            "Sharded": "topology",
+            "Share": "outer",
+            "Sign": "codec",
+            "StalenessAware": "outer",
+            "Sum": "outer",
+            "TopK": "codec",
+            "Topology": "topology",
+            "TunedMomentum": "outer",
+            "TwoSided": "codec",
+            "Warmed": "codec",
+            "codec_from_text": "codec",
+            "make_rule": "recipes",
+            "recipe": "recipes",
+            "rule_from_text": "recipes",
+        },
+    )
+
+__all__ = [
+    "CODECS",
+    "E3M0",
+    "RECIPES",
+    "AdaDelay",
+    "Arrival",
+    "Average",
+    "BlockMomentum",
+    "Bounded",
+    "Codec",
+    "DelayCompensated",
+    "Delta",
+    "Dense",
+    "Elastic",
+    "EveryBlock",
+    "EveryStep",
+    "FirstMoment",
+    "Flat",
+    "FrozenAdam",
+    "Gradient",
+    "Half",
+    "Hierarchical",
+    "Int8",
+    "LowRank",
+    "Nesterov",
+    "OneBit",
+    "Ordered",
+    "Outer",
+    "Paced",
+    "Parameters",
+    "Push",
+    "Recipe",
+    "Route",
+    "Rule",
+    "Schedule",
+    "Sharded",
+    "Share",
+    "Sign",
+    "StalenessAware",
+    "Sum",
+    "TopK",
+    "Topology",
+    "TunedMomentum",
+    "TwoSided",
+    "Warmed",
+    "codec_from_text",
+    "make_rule",
+    "recipe",
+    "rule_from_text",
+]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs by name, and as a person writes them on a command line: a literal call that is never evaluated."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from paceline.core.parse import like, read_call
+from paceline.errors import RuleError
+from paceline.rules.codec.base import Codec
+from paceline.rules.codec.dense import Dense
+from paceline.rules.codec.e3m0 import E3M0
+from paceline.rules.codec.half import Half
+from paceline.rules.codec.int8 import Int8
+from paceline.rules.codec.low_rank import LowRank
+from paceline.rules.codec.one_bit import OneBit
+from paceline.rules.codec.sign import Sign
+from paceline.rules.codec.top_k import TopK
+
+
+def _bf16(feedback: bool = True) -> Half:
+    return Half("bf16", feedback)
+
+
+def _fp16(feedback: bool = True) -> Half:
+    return Half("fp16", feedback)
+
+
+CODECS: dict[str, Callable[..., Codec]] = {
+    "dense": Dense,
+    "bf16": _bf16,
+    "fp16": _fp16,
+    "int8": Int8,
+    "e3m0": E3M0,
+    "one_bit": OneBit,
+    "sign": Sign,
+    "low_rank": LowRank,
+    "top_k": TopK,
+}
+"""What builds the codec of each name."""
+
+
+def codec_from_text(text: str) -> Codec:
+    """Read `one_bit`, `one_bit()` or `low_rank(rank=2, feedback=False)`; nothing in it is ever evaluated."""
+    name, settings = read_call(text, "codec", "one_bit or low_rank(rank=2)")
+    if name not in CODECS:
+        raise RuleError(f"there is no codec {name!r}; there are {', '.join(CODECS)}{like(name, list(CODECS))}")
+    known = list(inspect.signature(CODECS[name]).parameters)
+    for setting in settings:
+        if setting not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise RuleError(f"{name} has no setting {setting!r}; {has}{like(setting, known)}")
+    return CODECS[name](**settings)

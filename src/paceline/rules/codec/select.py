@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The k largest magnitudes of a long tensor, exactly, in little more than one pass.
+
+Every 64th number or so is looked at to find a threshold that somewhat more than k numbers should exceed; only those are
+sorted out. Where the sample misled, all numbers are. The answer does not depend on the sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.rules.codec.bits import on_processor
+
+_STEP = 61  # odd, so that it falls on every column of the usual matrices
+_SMALL = 1 << 14
+_BLOCK = 1 << 17
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Places of the `k` largest |x_m|, x of shape (n,), in rising order, int64; of equal ones the first."""
+    if k >= x.numel():
+        return torch.arange(x.numel(), device=x.device)
+    candidates = _above(x, _threshold(x, k)) if x.numel() > _SMALL else None
+    if candidates is None or len(candidates) < k:
+        candidates = torch.arange(x.numel(), device=x.device)
+    return candidates[_sorted_out(x[candidates].abs_(), k)]
+
+
+def _threshold(x: Tensor, k: int) -> float:
+    """A magnitude that probably k numbers, but not many more, reach."""
+    sample = x[::_STEP].abs()
+    share = k / x.numel()
+    expected = share * sample.numel()
+    place = min(sample.numel(), int(1.1 * expected + 4 * expected**0.5) + 1)
+    return float(_kth(sample, place))
+
+
+def _kth(magnitudes: Tensor, k: int) -> Tensor:
+    """The k-th largest (the first is 1)."""
+    if not on_processor(magnitudes):
+        return torch.topk(magnitudes, k, sorted=True).values[-1]
+    place = magnitudes.numel() - k
+    return torch.from_numpy(np.partition(magnitudes.numpy(), place))[place]
+
+
+def _above(x: Tensor, threshold: float) -> Tensor:
+    """Places where |x| >= threshold."""
+    if not on_processor(x):
+        return (x.abs() >= threshold).nonzero().view(-1)
+    found = []
+    for begin in range(0, x.numel(), _BLOCK):
+        magnitudes = x[begin : begin + _BLOCK].abs().numpy()
+        found.append(np.flatnonzero(magnitudes >= magnitudes.dtype.type(threshold)) + begin)
+    return torch.from_numpy(np.concatenate(found))
+
+
+def _sorted_out(magnitudes: Tensor, k: int) -> Tensor:
+    """Places of the k largest: all above the k-th largest, and as many of its equals as are missing."""
+    threshold = _kth(magnitudes, k)
+    above = magnitudes > threshold
+    equal = magnitudes == threshold
+    missing = k - above.sum()
+    return (above | (equal & (equal.cumsum(0) <= missing))).nonzero().view(-1)

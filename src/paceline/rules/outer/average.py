@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Average: the mean itself is the next model.
+
+    theta_t = theta^init + d_n,     d_n = mean_i (theta_i - theta^init),     theta^init_next = theta_t
+
+With a block payload this is model averaging (local SGD); with a gradient payload the mean gradient goes to the user's
+optimizer. With tau = 1 and plain SGD the two are the same method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.rules.outer.base import Coefficients, State
+
+
+@dataclass(frozen=True)
+class Average:
+    """Add the mean displacement."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """No state besides the anchor."""
+        return ()
+
+    def momentum_at(self, block: int, workers: int) -> float:
+        """No momentum."""
+        return 0.0
+
+    def lr_at(self, block: int, workers: int) -> float:
+        """The mean as it is."""
+        return 1.0
+
+    def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
+        """A block begins at the global model."""
+        return anchor
+
+    def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
+        """theta += d."""
+        return anchor.add_(merged)
+
+    def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
+        """The update stands for tau minibatches, and the start is where the mean is."""
+        return tau, 0.0
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return "the mean"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blockwise model-update filtering (BMUF), Nesterov (NBM) and classical (CBM) block momentum.
+
+    d_n        = mean_i theta_{t,i} - theta^init_{t-tau}      measured from where the workers started
+    Delta_n    = eta_n Delta_{n-1} + zeta_n d_n               the filtered update, Delta_0 = 0
+    theta_t    = theta_{t-tau} + Delta_n                      the global model: exported, evaluated
+    NBM:  theta^init_t = theta_t + eta_{n+1} Delta_n          CBM:  theta^init_t = theta_t
+
+n counts blocks, tau minibatches of a block, eta block momentum, zeta block learning rate. Two buffers (theta and Delta)
+are needed; the one-buffer "Nesterov" found in several code bases is classical momentum with rate (1+eta) zeta and moves
+(2N-1) d a block where N d is right. With zeta = 1, NBM's theta_t is the mean of the local models.
+
+What a filtered update stands for, in minibatches (rho), and how far the start is ahead of the mean (kv):
+
+    rho_n = eta_n rho_{n-1} + zeta_n tau
+    NBM:  kv_n = eta_{n+1} rho_n + (zeta_n - 1) tau           CBM:  kv_n = eta_n rho_{n-1} + (zeta_n - 1) tau
+
+Source: Chen & Huo, ICASSP 2016 (filter); Chen, Ding & Huo, ICASSP 2020 (rho). Where we differ: the gain follows N less
+than linearly by default (:mod:`paceline.rules.outer.gain`), and eta may be ramped up over the first blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
+
+
+@dataclass(frozen=True)
+class BlockMomentum:
+    """Block momentum.
+
+    Attributes:
+        momentum: eta; None derives it from the gain.
+        lr: zeta; None derives it from the gain.
+        gain: "auto" (N^0.7, less in the first blocks), "paper" (eta = 1 - 1/N, zeta = 1) or a number, zeta/(1-eta).
+        nesterov: True for NBM, False for CBM.
+        ramp: blocks over which eta rises linearly from 0.
+    """
+
+    momentum: float | None = None
+    lr: float | None = None
+    gain: float | str = "auto"
+    nesterov: bool = True
+    ramp: int = 0
+
+    def __post_init__(self) -> None:
+        check_gain(self.gain)
+        check_numbers(self.momentum, self.lr, self.ramp)
+        if not isinstance(self.gain, str):
+            self._numbers(2)  # a gain in numbers does not depend on N
+
+    def _numbers(self, workers: int) -> tuple[float, float]:
+        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=(1 - 1 / workers, 1.0))
+
+    @property
+    def _grows(self) -> bool:
+        """Whether the gain is the default's, which grows with the blocks."""
+        return self.gain == "auto" and self.momentum is None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Delta, of the anchor's shape."""
+        return ("delta",)
+
+    def momentum_at(self, block: int, workers: int) -> float:
+        """eta_n."""
+        return momentum_of(block, *self._numbers(workers), grows=self._grows, ramp=self.ramp)
+
+    def lr_at(self, block: int, workers: int) -> float:
+        """zeta_n."""
+        return self._numbers(workers)[1]
+
+    def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
+        """theta^init of the block that ended; the same operation as the look-ahead, hence the same bits."""
+        if not self.nesterov:
+            return anchor
+        return torch.add(anchor, state["delta"], alpha=c.ahead, out=out)
+
+    def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
+        """One block: Delta, theta, and the next start."""
+        delta = state["delta"]
+        delta.mul_(c.momentum).add_(merged, alpha=c.lr)
+        anchor.add_(delta)
+        if not self.nesterov:
+            return anchor
+        return torch.add(anchor, delta, alpha=c.next_momentum, out=out)
+
+    def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
+        """(rho_n, kv_n); kv is never below 0."""
+        now = c.momentum * rho + c.lr * tau
+        ahead = c.next_momentum * now if self.nesterov else c.momentum * rho
+        return now, max(0.0, ahead + (c.lr - 1) * tau)
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        eta, zeta = self._numbers(workers)
+        kind = "Nesterov" if self.nesterov else "classical"
+        words = gain_in_words(eta, zeta, grows=self._grows)
+        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} ({words})"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floor 2, the second choice of a rule: what is exchanged?
+
+    gradient:    g_i                              before the optimizer's step
+    moment:      m_i = b1 m + (1 - b1) g_i        Adam's first moment, each worker's continued from the common one
+    delta:       d_i = theta_i - theta^init       after a block: parameters now minus the start of the block
+    parameters:  theta_i                          after a block: the parameters themselves (elastic averaging)
+
+theta^init is the start *as the worker saw it*: where the model has 16 bits and the outer state 32, the start is rounded
+to 16 bits before it is subtracted, so that the rounding of the start never passes for progress.
+
+With the delta may ride what the local optimizer keeps (`local_state`), as further fragments:
+
+- `keep`: nothing rides; each worker goes on with its own state (DiLoCo).
+- `reset`: nothing rides; every block starts from empty state (CNTK's choice for SGD with momentum).
+- `average`: the workers' mean.
+- `compensate`: the mean, aged by what the outer step adds to the parameters (:mod:`paceline.rules.outer.moments`).
+- `auto`: `reset` for SGD, whose momentum points along the worker's own path; `keep` for adaptive optimizers, whose
+  second moments are a scale and not a direction.
+- `fitting`: `compensate` for Adam and AdamW without amsgrad; `auto` for other optimizers.
+
+Block momentum and Adam's own push the same way twice, so a rule may lower Adam's beta1 where several workers share the
+work. Chen, Ding & Huo (ICASSP 2020) found a smaller one much better under BMUF.
+
+Where the exchange runs behind the next block, a worker has gone on from theta_i(t) to theta_i(t+d) when the new start s
+arrives. Two ways to join them:
+
+    keep the progress:   theta_i = s + (theta_i(t+d) - theta_i(t))         every minibatch counts once
+    mixing alpha:        theta_i = alpha theta_i(t+d) + (1 - alpha) s      Streaming DiLoCo, arXiv 2501.18512
+
+With p = theta_i(t+d) - theta_i(t), the progress, and e = theta_i(t) - s, what the worker was off the new start, the
+first is s + p and the second s + alpha p + alpha e: it keeps the share alpha of the progress and of the distance alike.
+alpha = 0 takes the start and drops the progress, alpha = 1 never takes anything. Either way the next delta is measured
+from s. Without a delay (d = 0) mixing alpha keeps the share alpha of e all the same: workers do not start alike then.
+The publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.optim import SGD, Optimizer
+
+from paceline.core.optimizer_state import is_adam, keeps_maximum, keeps_state, lower_beta1, refuse_uncompensated
+from paceline.errors import RuleError, UnsupportedError
+
+LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one step, handed on to the user's optimizer as the workers' mean."""
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return "the gradient"
+
+
+@dataclass(frozen=True)
+class FirstMoment:
+    """Adam's first moment, after `warmup` steps in which the gradient is exchanged and Adam goes on as ever.
+
+    Attributes:
+        warmup: T_w, steps before the second moment is frozen.
+    """
+
+    warmup: int = 1000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 1:
+            raise RuleError(
+                "warmup must be a whole number of steps, at least 1 (Adam's second moment has to be known before it "
+                f"is frozen), got {self.warmup!r}"
+            )
+
+    def resolve(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that has no such moment."""
+        if not is_adam(optimizer):
+            raise UnsupportedError(
+                f"this rule exchanges Adam's first moment, and the optimizer is {type(optimizer).__name__}; "
+                "use torch.optim.Adam or AdamW, or the rule one_bit"
+            )
+        if any(group.get("amsgrad") for group in optimizer.param_groups):
+            raise UnsupportedError("amsgrad keeps a running maximum that is not defined here; use amsgrad=False")
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return f"Adam's first moment, after {self.warmup} steps with the gradient"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The parameters' displacement over a block, and what rides along.
+
+    Attributes:
+        local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate or
+            fitting.
+        adam_only: True where the method is defined for Adam's moments alone.
+        mixing: alpha, the share of the local parameters that stays when an exchange lands, whatever its delay; None
+            keeps the progress made meanwhile instead.
+        beta1: what the beta1 of Adam and AdamW is lowered to where it is larger and there are several workers; None
+            leaves it.
+    """
+
+    local_state: str = "auto"
+    adam_only: bool = False
+    mixing: float | None = None
+    beta1: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.local_state not in LOCAL_STATE:
+            raise RuleError(f"local_state must be one of {', '.join(LOCAL_STATE)}, got {self.local_state!r}")
+        if self.mixing is not None and not (isinstance(self.mixing, (int, float)) and 0 <= self.mixing < 1):
+            raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
+        if self.beta1 is not None and (not _number(self.beta1) or not 0 <= self.beta1 < 1):
+            raise RuleError(f"beta1 must be a number from 0 to below 1, or None, got {self.beta1!r}")
+
+    def fit(self, optimizer: Optimizer, workers: int) -> None:
+        """Bring a local optimizer's settings to what the rule wants with so many workers."""
+        if self.beta1 is not None and workers > 1 and is_adam(optimizer):
+            lower_beta1(optimizer, self.beta1)
+
+    def resolve(self, optimizer: Optimizer) -> str:
+        """What `local_state` means for this optimizer; raises `UnsupportedError` where it cannot be served."""
+        if self.adam_only and not is_adam(optimizer):
+            raise UnsupportedError(
+                f"this rule averages Adam's moments, and the optimizer is {type(optimizer).__name__}; "
+                'use torch.optim.Adam or AdamW, or the rule "bmuf"'
+            )
+        choice = self.local_state
+        if choice == "fitting":
+            choice = "compensate" if is_adam(optimizer) and not keeps_maximum(optimizer) else "auto"
+        if choice == "auto":
+            choice = "reset" if isinstance(optimizer, SGD) else "keep"
+        if choice == "compensate":
+            refuse_uncompensated(optimizer)
+        return choice if keeps_state(optimizer) else "keep"
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        words = {
+            "auto": "SGD's momentum restarts with each block, other optimizers keep their state",
+            "fitting": "Adam's moments are averaged and compensated, SGD's momentum restarts",
+            "keep": "the local optimizer keeps its state",
+            "reset": "the local optimizer's state restarts with each block",
+            "average": "the local optimizer's state is averaged",
+            "compensate": "the local optimizer's moments are averaged and compensated",
+        }
+        mixed = f"; mixed with alpha {self.mixing:g} when it lands" if self.mixing is not None else ""
+        lowered = f"; beta1 at most {self.beta1:g}" if self.beta1 is not None and workers > 1 else ""
+        return f"the block's delta; {words[self.local_state]}{lowered}{mixed}"
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The worker's parameters themselves, for elastic averaging; its optimizer keeps its state."""
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return "the parameters"
+
+
+Payload = Gradient | FirstMoment | Delta | Parameters

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first choice of a rule: when do workers exchange?"""
+
+from __future__ import annotations
+
+from paceline.rules.schedule.bounded import Bounded
+from paceline.rules.schedule.every_block import EveryBlock
+from paceline.rules.schedule.every_step import EveryStep
+from paceline.rules.schedule.paced import Paced
+
+Schedule = EveryStep | EveryBlock | Bounded
+"""`Paced` is an `EveryBlock`."""
+
+__all__ = ["Bounded", "EveryBlock", "EveryStep", "Paced", "Schedule"]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks whose period follows measured times: as short as the network allows, and no shorter.
+
+    share(tau) = e / (e + tau c)                  of the time goes into exchanging
+    tau*       = ceil(e (1 - share) / (share c))  the least period that keeps it at `share`
+
+e is what exchanging the whole model once keeps a worker, c the time of a minibatch. tau* is rounded up to 1, 2, 3, 4,
+6, 8, 12, 16, 24, .. and kept between two bounds. A period that was measured before stays while tau* is at most a
+quarter above it, and while a quarter more than tau* would still need it: so noise does not change the period.
+
+Source: ours. That the best period balances the cost of an exchange against what is lost by stale models is in every
+treatment of local SGD; shorter ones learn more of a minibatch, so the least is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.errors import RuleError
+from paceline.rules.schedule.every_block import EveryBlock
+
+HYSTERESIS = 0.25
+
+
+def least_period(exchange_s: float, minibatch_s: float, share: float) -> int:
+    """tau*, at least 1; e an exchange's, c a minibatch's seconds, above 0."""
+    if not 0 < share < 1:
+        raise RuleError(f"share must lie between 0 and 1, got {share!r}")
+    return max(1, math.ceil(exchange_s * (1 - share) / (share * minibatch_s) - 1e-9))
+
+
+def simple(period: int) -> int:
+    """The least power of two, or three times one, that is no less; `period` at least 1."""
+    power = 1 << (period - 1).bit_length()
+    return 3 * power // 4 if 3 * power // 4 >= period else power
+
+
+@dataclass(frozen=True)
+class Paced(EveryBlock):
+    """Blocks of `period` minibatches at present, which measured times change.
+
+    Attributes:
+        share: of the time that exchanges may keep a worker, above 0 and below 1.
+        least: the shortest period, and that of the first blocks.
+        longest: the longest period, whatever share is left with it.
+    """
+
+    share: float = 0.02
+    least: int = 4
+    longest: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.share, float) or not 0 < self.share < 1:
+            raise RuleError(f"share must be a number above 0 and below 1, such as 0.02, got {self.share!r}")
+        for name in ("least", "longest"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise RuleError(f"{name} must be a whole number of minibatches, at least 1, got {value!r}")
+        if self.least < max(self.fragments, self.overlap):
+            raise RuleError(
+                f"the shortest period must be at least fragments ({self.fragments}) and overlap ({self.overlap}), got "
+                f"{self.least}"
+            )
+        if self.longest < self.least:
+            raise RuleError(f"longest must be at least the shortest period ({self.least}), got {self.longest}")
+
+    def period_for(self, exchange_s: float, minibatch_s: float, settled: bool = False) -> int:
+        """The period for measured times.
+
+        Args:
+            exchange_s: e, seconds that exchanging the whole model once keeps a worker.
+            minibatch_s: c, seconds of a minibatch.
+            settled: whether the present period was measured before, and stays where it nearly fits.
+        """
+        if exchange_s <= 0:
+            return self.least
+        if minibatch_s <= 0:
+            return self.longest
+        wanted = least_period(exchange_s, minibatch_s, self.share)
+        roomy = self._within(simple(math.ceil(wanted * (1 + HYSTERESIS))))
+        if settled and wanted <= self.period * (1 + HYSTERESIS) and roomy >= self.period:
+            return self.period
+        return self._within(simple(wanted))
+
+    def _within(self, period: int) -> int:
+        return max(self.least, min(self.longest, period))
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+        return (
+            f"{super().describe(workers)}; from measured times as few as keep exchanges at {100 * self.share:g} % "
+            f"of the time, {self.least} to {self.longest}"
+        )

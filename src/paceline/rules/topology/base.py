@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a topology is.
+
+A topology is the choice; `route(transport, codec)` binds it to a connection. A route runs whole exchanges, because some
+routes let the codec see only a part: the hierarchical one sums densely where the network is fast and hands the codec a
+slice for the slow dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.rules.codec.base import Codec, State, Steps
+from paceline.rules.codec.layout import Layout
+from paceline.transport.base import Pending, Transport
+
+
+class Route(Protocol):
+    """A topology bound to a connection."""
+
+    @property
+    def stages(self) -> int:
+        """Operations that follow one another in an exchange, at most."""
+
+    def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
+        """Sum `x`, shape (n,), over all workers, as `codec` writes it: see :class:`paceline.rules.codec.base.Codec`."""
+
+
+class Topology(Protocol):
+    """Over which route tensors are summed: flat, in rank order, or hierarchical."""
+
+    @property
+    def chunks(self) -> int:
+        """How many pieces a large exchange is cut into."""
+
+    def route(self, transport: Transport, operations: int) -> Route:
+        """The route over `transport`, for codecs of at most so many `operations`; every worker calls it alike."""
+
+    def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
+        """Bytes that `rank` sends for one exchange, where `hosts` names each worker's host in rank order."""
+
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+
+
+class DirectWire:
+    """All workers of a transport, as one exchange sees them; each operation of an exchange has a channel of its own.
+
+    Args:
+        transport: the connection.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport, self._started = transport, 0
+        self.rank, self.size = transport.world.rank, transport.world.size
+
+    def channel(self) -> Transport:
+        """The connection for the next operation: what follows another operation must not wait in one queue with it.
+
+        Channel 0 is left to what workers tell each other besides.
+        """
+        self._started += 1
+        return self.transport.channel(self._started)
+
+    def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> Pending:
+        """Start to send parts of `x`; see :class:`paceline.rules.codec.base.Wire`."""
+        return self.channel().all_to_all(out, x, out_sizes, in_sizes)
+
+    def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the time of the exchange."""
+        return torch.empty(elements, dtype=dtype, device=device)
+
+
+def sum_in_rank_order(wire: DirectWire, x: Tensor) -> Steps[None]:
+    """Sum `x` over the workers of `wire`, in place: all-to-all, sum in rank order on the slice's owner, all-gather."""
+    rows = torch.zeros(wire.size, -(-x.numel() // wire.size), dtype=x.dtype, device=x.device)
+    rows.view(-1)[: x.numel()].copy_(x)
+    arrived = torch.empty_like(rows)
+    yield wire.channel().all_to_all(arrived, rows)
+    total = arrived[0].clone()
+    for row in arrived[1:]:
+        total.add_(row)
+    yield wire.channel().all_gather(rows, total)
+    x.copy_(rows.view(-1)[: x.numel()])
