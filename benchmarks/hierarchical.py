@@ -31,12 +31,12 @@ import torch.distributed as dist
 from _workers import Hosts, answer, is_worker, launch
 from torch import Tensor
 
+from paceline.communication import connect
+from paceline.communication.bandwidth import measure, neighbours
 from paceline.pipeline import Pipeline
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
-from paceline.transport import connect
-from paceline.transport.bandwidth import measure, neighbours
 
 PER_HOST, HEADER_BYTES = 4, 66
 

@@ -37,11 +37,11 @@ from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Steps
+from paceline.communication import connect
 from paceline.data.ledger import Ledger
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.transport import connect
 
 ELEMENTS = 25_000_000
 SGD_SETTINGS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from paceline import schedulers
+from paceline.communication import schedulers
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")

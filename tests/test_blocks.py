@@ -20,7 +20,7 @@ F64 = torch.float64
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     assert found is not None
     return found.world.rank
 

@@ -19,7 +19,7 @@ RANK = r"\[rank \d of 2 on \S+\]"
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     assert found is not None
     return found.world.rank
 

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     assert found is not None
     return found.world.rank
 
@@ -299,7 +299,7 @@ def telescopes(rule: str, missing: Callable[[int, int], bool], monkeypatch: pyte
     if chunks:
         monkeypatch.setattr("paceline.update.SMALL_ELEMENTS", 64)
         monkeypatch.setattr("paceline.update.SMALL_CODED", 64)
-        monkeypatch.setattr("paceline.transport.virtual.VirtualTransport.coarse", 1)
+        monkeypatch.setattr("paceline.communication.virtual.transport.VirtualTransport.coarse", 1)
 
     def program() -> tuple[float, float, float]:
         torch.manual_seed(0)

@@ -311,7 +311,7 @@ def test_workers_must_have_the_same_guard() -> None:
 
 
 def paceline_rank() -> int:
-    from paceline.transport import virtual
+    from paceline.communication.virtual import transport as virtual
 
     here = virtual.current()
     assert here is not None

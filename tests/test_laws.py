@@ -464,7 +464,7 @@ def test_law_6_the_quadratic(case: Case, workers: int) -> None:
     answer = torch.tensor([1.0, -2.0, 3.0, 0.5])
 
     def program() -> float:
-        transport = paceline.transport.virtual.current()
+        transport = paceline.communication.virtual.transport.current()
         assert transport is not None
         own = answer + 0.3 * (transport.world.rank - (workers - 1) / 2) * torch.tensor([1.0, -1.0, 1.0, -1.0])
         model = Quadratic([2, 1, 1] if "fragments" in case.rule else [4])

@@ -34,7 +34,7 @@ class Narrow(torch.autograd.Function):
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     return found.world.rank if found is not None else 0
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paceline
 from paceline import update
-from paceline.transport.virtual import VirtualTransport
+from paceline.communication.virtual.transport import VirtualTransport
 from tests.helpers import State, distance, same_bits, simulate, state_of
 
 N = 3
@@ -48,7 +48,7 @@ class Side:
     """
 
     def __init__(self, steps: tuple[int, ...] = ALL, rule: str = "sync") -> None:
-        found = paceline.transport.virtual.current()
+        found = paceline.communication.virtual.transport.current()
         self.rank = None if found is None else found.world.rank
         self._steps, self._rule = steps, rule
         self.run: paceline.Run | None = None

@@ -35,7 +35,7 @@ def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
 
 def rank() -> int:
     """Of this virtual worker; 0 where there is none."""
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     return found.world.rank if found is not None else 0
 
 

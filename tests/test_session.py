@@ -20,7 +20,7 @@ from tests.helpers import Place, adam, make_data, make_net, momentum_sgd, same_b
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     return 0 if found is None else found.world.rank
 
 
@@ -583,7 +583,7 @@ def test_outer_state_on_the_host_changes_nothing() -> None:
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_chunks_change_nothing_on_virtual_workers(reproducible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.update.SMALL_ELEMENTS", 1)
-    monkeypatch.setattr("paceline.transport.virtual.VirtualTransport.coarse", 1)
+    monkeypatch.setattr("paceline.communication.virtual.transport.VirtualTransport.coarse", 1)
     rules = [f"bmuf_adam(period=2, chunks={c}, reproducible={reproducible})" for c in (1, 2, 7)]
     outs = [train(rule, 3, optimizer=adam, norm=True)[0] for rule in rules]
     assert all(same_bits(out.model, outs[0].model) for out in outs)

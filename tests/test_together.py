@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import paceline
+from paceline.communication.calls import _ADVICE, AGREEMENT, advice
 from paceline.errors import ElsewhereError
-from paceline.transport.calls import _ADVICE, AGREEMENT, advice
 from tests.helpers import make_net, same_bits, sgd, simulate, state_of
 
 Call = Callable[[paceline.Run, Path], Any]

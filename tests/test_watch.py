@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from paceline import watch as module
+from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.exchange import Timing
 from paceline.journal import Journal
-from paceline.transport import Transport
 from paceline.watch import Watch
 
 Events = Callable[[], list[dict[str, Any]]]

@@ -87,7 +87,7 @@ def test_the_gain_follows_the_hosts() -> None:
 @pytest.mark.parametrize("steps", [(3, 9, 0, 5), (0, 0, 4, 7), (6, 6, 6, 1)])
 def test_uneven_data_ends_with_one_model(steps: tuple[int, ...]) -> None:
     def program() -> dict[str, torch.Tensor]:
-        found = paceline.transport.virtual.current()
+        found = paceline.communication.virtual.transport.current()
         assert found is not None
         torch.manual_seed(0)
         model = nn.Linear(3, 2)

@@ -137,8 +137,8 @@ def _commits(points: Points) -> None:
 
 def in_launcher(points: Points) -> None:
     """The places of the control plane."""
+    from paceline.communication.sockets import channel
     from paceline.control import register, server, wire
-    from paceline.transport import channel
 
     done = register.Register._committed
 

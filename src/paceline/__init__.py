@@ -37,6 +37,7 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from paceline.adapters.arrays import attach_arrays
     from paceline.attaching import attach
+    from paceline.communication.sockets.tls import TLS
     from paceline.core.world import World
     from paceline.guards import Guard
     from paceline.rules.recipes import RECIPES, rule_from_text
@@ -44,13 +45,12 @@ if TYPE_CHECKING:
     from paceline.session import Run
     from paceline.sim.clock import Clock
     from paceline.sim.simulate import simulate
-    from paceline.transport.tls import TLS
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "RECIPES": "rules.recipes",
-            "TLS": "transport.tls",
+            "TLS": "communication.sockets.tls",
             "Clock": "sim.clock",
             "Guard": "guards",
             "Rule": "rules.rule",

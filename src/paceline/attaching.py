@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attach`: the one function that a user has to know.
 
-What `paceline run` asks for is read from the environment here, and who this worker is in :mod:`paceline.schedulers`.
+What `paceline run` asks for is read from the environment here, and who this worker is in
+:mod:`paceline.communication.schedulers`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from paceline import attached, ending
+from paceline.communication.sockets.tls import TLS
 from paceline.control.errors import OverError
 from paceline.core.flat import Modules
 from paceline.errors import RuleError, UnsupportedError
@@ -24,7 +26,6 @@ from paceline.rules.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
 from paceline.standard_streams import bear_a_full_disk
-from paceline.transport.tls import TLS
 
 FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep", "data")
 """Settings that are taken as they are given."""

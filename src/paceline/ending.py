@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from paceline.communication import Transport
+from paceline.communication.virtual import transport as virtual
 from paceline.control.errors import EXPELLED, GivenUpError, OverError
 from paceline.errors import UnsupportedError
-from paceline.transport import Transport, virtual
 from paceline.update import Named
 
 trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()

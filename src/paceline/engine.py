@@ -16,6 +16,7 @@ from paceline.amp import ScalerHook, stepping_scaler
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
+from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules
 from paceline.data.supply import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
@@ -28,7 +29,6 @@ from paceline.rules.topology import Flat
 from paceline.settings import Settings
 from paceline.starting import begin_together
 from paceline.together import MergePoint
-from paceline.transport import Transport
 from paceline.tuning.tuner import Tuner
 from paceline.update import Work
 from paceline.watch import Watch

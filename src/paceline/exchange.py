@@ -21,15 +21,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Pending, Transport
+from paceline.communication.calls import BLOCK as BLOCK
+from paceline.communication.calls import check_alike
 from paceline.core.world import World
 from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
 from paceline.guards import outliers
 from paceline.pipeline import Finished, Pipeline, Running
 from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
-from paceline.transport.base import Pending, Transport
-from paceline.transport.calls import BLOCK as BLOCK
-from paceline.transport.calls import check_alike
 
 IN_FLIGHT = 3
 """Chunks on their way at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""

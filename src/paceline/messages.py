@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.transport import Transport
-from paceline.transport.base import Pending
+from paceline.communication import Transport
+from paceline.communication.base import Pending
 
 
 class Messages:

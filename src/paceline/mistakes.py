@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from paceline.checks import MARK
+from paceline.communication.diagnosis import in_library
 from paceline.core.world import World
 from paceline.data.feed import Feed
 from paceline.errors import UnsupportedError
-from paceline.transport.witness import in_library
 
 logger = logging.getLogger("paceline")
 PLAIN = (RandomSampler, SequentialSampler, WeightedRandomSampler)

@@ -4,8 +4,8 @@
 An exchange of several operations is an assembly line: while the second operation of one chunk is on the wire, the first
 of the next can be, and a third is being packed. Each station is a thread that takes chunks in the order in which they
 came: station 0 packs and starts the first operation, station k waits for operation k - 1, computes, and starts
-operation k. Every operation has a channel of its own (:meth:`paceline.transport.base.Transport.channel`), so what is
-started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
+operation k. Every operation has a channel of its own (:meth:`paceline.communication.base.Transport.channel`), so what
+is started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
 
 Where exchanges have one operation, or the carrier works elsewhere (virtual workers, a GPU's own streams), no thread is
 made: the first operation starts at once, and `finish` does the rest. Where workers go on meanwhile that would start the
@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from paceline.communication.base import Pending
 from paceline.rules.codec.base import Steps
-from paceline.transport.base import Pending
 
 Result = TypeVar("Result")
 LEAVE_S = 3.0

@@ -20,6 +20,7 @@ from paceline import asynchronous, checkpoint, checks, elastic, ending, export, 
 from paceline.amp import skipped
 from paceline.blocks import Blocks
 from paceline.checkpoint import Found, Keeper, Lookup, Moment, new_run
+from paceline.communication import Alone, Transport, connect
 from paceline.core import rng
 from paceline.core.flat import Modules, averaged_buffers, module_list
 from paceline.core.world import World
@@ -38,7 +39,6 @@ from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.sinks.outlets import Outlets
 from paceline.together import by_all
-from paceline.transport import Alone, Transport, connect
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox
 from paceline.tuning.pacer import pacer_for

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.communication.sockets.tls import TLS
 from paceline.errors import UnsupportedError
 from paceline.guards import Guard
 from paceline.rounds import Round
-from paceline.transport.tls import TLS
 
 
 @dataclass(frozen=True)

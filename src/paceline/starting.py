@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline import checks, ending
 from paceline.blocks import Owned
+from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.transport import Transport
 
 PIECE_BYTES = 1 << 24
 """What is broadcast at a time."""

@@ -8,10 +8,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from paceline.communication.calls import advice
 from paceline.core.world import World
 from paceline.errors import ElsewhereError
 from paceline.exchange import Meeting
-from paceline.transport.calls import advice
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -69,7 +69,7 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
         layout: the tensor's.
         pieces: so many at most.
         codec: how they will be written.
-        coarse: the carrier's (:attr:`paceline.transport.base.Transport.coarse`).
+        coarse: the carrier's (:attr:`paceline.communication.base.Transport.coarse`).
     """
     if not codec.exact:
         pieces = max(1, min(pieces, layout.numel // SMALL_CODED))

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import processes
+from paceline.communication import Transport
 from paceline.data.sources import Sources
 from paceline.exchange import Header, Meeting, Timing
 from paceline.journal import Journal
-from paceline.transport import Transport
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")

@@ -24,7 +24,7 @@ Arrays = dict[str, Any]
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     return 0 if found is None else found.world.rank
 
 

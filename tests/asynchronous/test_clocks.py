@@ -137,7 +137,7 @@ def test_a_read_contains_all_updates_up_to_the_bound_and_the_readers_own(stalene
         return generator.expovariate(2.0)
 
     def program() -> int:
-        transport = paceline.transport.virtual.current()
+        transport = paceline.communication.virtual.transport.current()
         assert transport is not None
         rank = transport.world.rank
         model = Counters(64 * pieces)

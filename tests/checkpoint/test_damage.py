@@ -220,7 +220,7 @@ def test_what_attach_refuses(tmp_path: Path) -> None:
 def test_workers_that_want_different_things(tmp_path: Path) -> None:
     def body() -> None:
         model = nn.Linear(2, 2)
-        rank = paceline.transport.virtual.current().world.rank  # type: ignore[union-attr]
+        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         with pytest.raises(MismatchError, match="different every_blocks or keep"):
             paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint=tmp_path, keep=1 + rank)
 

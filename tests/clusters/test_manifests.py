@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.schedulers import kubernetes
+from paceline.communication.schedulers import kubernetes
 
 models = pytest.importorskip("kubeflow_trainer_api.models")
 yaml = pytest.importorskip("yaml")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import schedulers
+from paceline.communication import schedulers
 from tests.ports import free_port
 from tests.schedulers.environments import step
 

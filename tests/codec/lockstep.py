@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Pending
 from paceline.rules.codec import Codec, Layout, State, Steps
-from paceline.transport.base import Pending
 
 
 @dataclass

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.communication.sockets.channel import TLS
 from paceline.control import About, Control, Generation, Member, Terms
 from paceline.data.book import Mark, Question
-from paceline.transport.channel import TLS
 
 HERE = "127.0.0.1"
 SOON = 30.0

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from paceline.communication.sockets.channel import connect
+from paceline.communication.sockets.frames import MAGIC, Header, write_note
 from paceline.control import GivenUpError, Terms, server, wire
 from paceline.control.members import REMEMBERED
 from paceline.data.book import Question
 from paceline.errors import PacelineError
-from paceline.transport.channel import connect
-from paceline.transport.frames import MAGIC, Header, write_note
 from tests.control.cluster import HERE, SOON, begin, control, member, together
 
 TERMS = Terms(timeout_s=SOON)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.communication.sockets.tls import TLS
 from paceline.control import Control, Terms
-from paceline.transport.tls import TLS
 from tests.nursery import Child, nursery, surroundings
 
 DEADLINE_S = 90.0

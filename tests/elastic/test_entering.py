@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from paceline.communication.base import Alone
 from paceline.control import Generation, Place
 from paceline.core.world import World
 from paceline.elastic import entering
 from paceline.elastic.entering import Entering
 from paceline.elastic.leases import LiveLeases
 from paceline.errors import CheckpointError, PeerLostError
-from paceline.transport.base import Alone
 
 
 def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:

@@ -28,8 +28,8 @@ ONE_RUN_OF_MANY = {
     "paceline.observe",
     "paceline.planner",
     "paceline.sim",
-    "paceline.transport.authority",
-    "paceline.transport.ring",
+    "paceline.communication.sockets.certificates",
+    "paceline.communication.ring",
     "paceline.tuning.newbob",
     "paceline.zero",
 }

@@ -19,7 +19,7 @@ FREE = ["asgd(overlap=0)", "ssp(staleness=2)", "easgd(period=2)", "asgd(period=2
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     assert found is not None
     return found.world.rank
 

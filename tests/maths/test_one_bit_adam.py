@@ -48,7 +48,7 @@ def reference(warmup: int, passes: int, decay: float, decoupled: bool) -> Tensor
 
 def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool) -> Callable[[], Tensor]:
     def body() -> Tensor:
-        rank = paceline.transport.virtual.current().world.rank  # type: ignore[union-attr]
+        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         model = nn.Module()
         model.p = nn.Parameter(START.clone())
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
@@ -104,7 +104,7 @@ def sparse_reference(warmup: int, decay: float) -> Tensor:
 @pytest.mark.parametrize("warmup", [3, 5])
 def test_workers_that_lack_a_gradient(warmup: int, decay: float) -> None:
     def body() -> Tensor:
-        rank = paceline.transport.virtual.current().world.rank  # type: ignore[union-attr]
+        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         model = nn.Module()
         model.p, model.q = nn.Parameter(START.clone()), nn.Parameter(START.clone())
         optimizer = torch.optim.Adam(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)

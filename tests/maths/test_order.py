@@ -19,7 +19,7 @@ CODECS = ["dense", "e3m0", "one_bit", "low_rank(rank=1)", "top_k(ratio=0.3)", "i
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     assert found is not None
     return found.world.rank
 

@@ -71,7 +71,7 @@ class Odd(nn.Module):
 
 def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
     def body() -> dict[str, Tensor]:
-        rank = paceline.transport.virtual.current().world.rank  # type: ignore[union-attr]
+        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         model = Odd(imaginary)
         make: Any = {
             "sgd": lambda p: torch.optim.SGD(p, lr=0.01),

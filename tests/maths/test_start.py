@@ -18,7 +18,7 @@ RULES = ["sync", "averaging(period=2)", "bmuf(period=3, overlap=1)", "asgd", "ea
 
 
 def rank() -> int:
-    found = paceline.transport.virtual.current()
+    found = paceline.communication.virtual.transport.current()
     assert found is not None
     return found.world.rank
 

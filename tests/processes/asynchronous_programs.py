@@ -25,8 +25,9 @@ import paceline
 from paceline.asynchronous import meeting
 from paceline.asynchronous.safekeeping import Safekeeping
 from paceline.asynchronous.threads import ThreadedService
-from paceline.transport import Transport, process
-from paceline.transport.channel import HEADER_BYTES, Header, Late, Listener, connect
+from paceline.communication import Transport
+from paceline.communication.sockets.channel import HEADER_BYTES, Header, Late, Listener, connect
+from paceline.communication.torch import transport
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
@@ -125,13 +126,13 @@ def one_after_another(directory: Path, say: Saying) -> None:
 
 def other_hosts(directory: Path, say: Saying) -> None:
     """Names of two hosts."""
-    before, process.host_name = process.host_name, lambda: f"host{RANK // 2}"
+    before, transport.host_name = transport.host_name, lambda: f"host{RANK // 2}"
     try:
         run, model = train("ssp(staleness=1)", 10)
         say.found["hosts"] = run.world.hosts
         keep(model, directory, "hosts")
     finally:
-        process.host_name = before
+        transport.host_name = before
 
 
 def traffic(directory: Path, say: Saying) -> None:

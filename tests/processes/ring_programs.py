@@ -15,8 +15,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import paceline
+from paceline.communication import connect
 from paceline.errors import PeerLostError
-from paceline.transport import connect
 from tests.helpers import make_data, make_net, momentum_sgd
 from tests.processes.together import all_here
 

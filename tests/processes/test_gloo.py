@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from paceline import update
-from paceline.transport.calls import WORDS
-from paceline.transport.virtual import VirtualTransport
+from paceline.communication.calls import WORDS
+from paceline.communication.virtual.transport import VirtualTransport
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
 from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.communication.virtual import transport as virtual
 from paceline.core.world import host_name
-from paceline.transport import virtual
 from tests.processes.launch import Launch, run
 from tests.processes.route_programs import ROUTES, numbers, operations, parts, summed
 

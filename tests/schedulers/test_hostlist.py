@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.communication.schedulers.hostlist import expand
 from paceline.errors import UnsupportedError
-from paceline.schedulers.hostlist import expand
 
 AS_SLURM = {
     "x": "x",

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import schedulers
+from paceline.communication import schedulers
+from paceline.communication.schedulers import Hosts, Worker, kubernetes
+from paceline.communication.schedulers.place import PORTS
 from paceline.errors import UnsupportedError
-from paceline.schedulers import Hosts, Worker, kubernetes
-from paceline.schedulers.place import PORTS
 
 from .environments import batch, step, trainjob
 

@@ -21,15 +21,15 @@ import torch
 
 from paceline.asynchronous.lines import ANSWER, LEASE, PUSH, SETTINGS
 from paceline.asynchronous.meeting import HELLO, _Door
+from paceline.communication.ring import Door, RingTransport
+from paceline.communication.ring.wire import HELLO as ring_hello
+from paceline.communication.sockets.certificates import Authority
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, Listener, connect
+from paceline.communication.sockets.frames import Header, memory, write_note
+from paceline.communication.sockets.rejected import turned_away
 from paceline.control import About, Control, Member, Terms, wire
 from paceline.core.world import World
 from paceline.errors import PacelineError
-from paceline.transport.authority import Authority
-from paceline.transport.channel import TLS, Channel, Closed, Late, Listener, connect
-from paceline.transport.frames import Header, memory, write_note
-from paceline.transport.ring import Door, RingTransport
-from paceline.transport.ring.wire import HELLO as ring_hello
-from paceline.transport.strangers import turned_away
 from tests.transport.connections import HERE, SOON
 
 LIMIT = 1 << 20

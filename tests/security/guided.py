@@ -19,12 +19,12 @@ from collections.abc import Callable
 import atheris
 
 with atheris.instrument_imports(
-    include=["paceline.transport.frames", "paceline.core.state_tree", "paceline.core.parse"]
+    include=["paceline.communication.sockets.frames", "paceline.core.state_tree", "paceline.core.parse"]
 ):
+    from paceline.communication.sockets.frames import HEADER_BYTES, MAGIC, Header, read_note
     from paceline.core.parse import read_call
     from paceline.core.state_tree import build
     from paceline.errors import CheckpointError, MismatchError, RuleError
-    from paceline.transport.frames import HEADER_BYTES, MAGIC, Header, read_note
 
 LIMIT = 1 << 20
 

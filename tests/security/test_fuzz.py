@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.communication.sockets.frames import HEADER_BYTES, MAGIC, Header, read_note
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError, MismatchError, RuleError
 from paceline.rules.recipes import rule_from_text
-from paceline.transport.frames import HEADER_BYTES, MAGIC, Header, read_note
 from tests.security.doors import DOORS
 from tests.security.fuzz import fuzz, good
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 import paceline
 from paceline.cli import app, doors
 from paceline.cli.cluster import Cluster
-from paceline.transport.authority import Authority
-from paceline.transport.channel import TLS
+from paceline.communication.sockets.certificates import Authority
+from paceline.communication.sockets.channel import TLS
 from tests.transport.connections import pair
 
 MASTER = ("127.0.0.1", 29500)

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli import doors
 from paceline.cli.cluster import Cluster
-from paceline.transport.listening import listen
+from paceline.communication.torch.store import listen
 from tests.security.sockets import listening, loopback
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux tells who listens where")

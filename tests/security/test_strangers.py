@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.transport import channel
-from paceline.transport.authority import Authority
-from paceline.transport.channel import TLS, Late, Listener
-from paceline.transport.frames import MAGIC
+from paceline.communication.sockets import channel
+from paceline.communication.sockets.certificates import Authority
+from paceline.communication.sockets.channel import TLS, Late, Listener
+from paceline.communication.sockets.frames import MAGIC
 from tests.security.doors import FRAMES
 from tests.security.sockets import family, listening, loopback
 from tests.transport.connections import HERE, SOON
@@ -35,7 +35,7 @@ PROGRAM = """
     import torch
     import paceline
     from paceline.asynchronous import meeting
-    from paceline.transport.channel import Listener, connect
+    from paceline.communication.sockets.channel import Listener, connect
 
     rank = os.environ["RANK"]
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.communication import Alone
+from paceline.communication.bandwidth import measure, neighbours, rounds
+from paceline.communication.virtual import transport as virtual
 from paceline.errors import RuleError
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Flat, Hierarchical
 from paceline.rules.topology.hierarchical import Plan
-from paceline.transport import Alone, virtual
-from paceline.transport.bandwidth import measure, neighbours, rounds
 from tests.topology.test_routes import finish, inputs, total_of
 
 SHAPES: list[tuple[Any, list[str]]] = [

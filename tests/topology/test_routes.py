@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.communication import Alone, Transport
+from paceline.communication.virtual import transport as virtual
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.int8 import Int8
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Flat, Ordered
 from paceline.rules.topology.base import Topology
-from paceline.transport import Alone, Transport, virtual
 
 
 def inputs(elements: int, workers: int) -> list[Tensor]:

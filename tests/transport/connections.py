@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from paceline.transport.channel import TLS, Channel, Listener, connect
+from paceline.communication.sockets.channel import TLS, Channel, Listener, connect
 
 HERE = "127.0.0.1"
 SOON = 30.0

@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 import paceline
+from paceline.communication.torch import attempt
 from paceline.errors import PeerLostError
-from paceline.transport import attempt
 
 
 def meet(store: dist.Store, size: int, timeout_s: float = 30.0) -> list[int]:

@@ -14,10 +14,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from paceline.communication.sockets import certificates
+from paceline.communication.sockets.certificates import Authority
+from paceline.communication.sockets.channel import TLS, Listener, connect
 from paceline.errors import MismatchError, PeerLostError, UnsupportedError
-from paceline.transport import authority
-from paceline.transport.authority import Authority
-from paceline.transport.channel import TLS, Listener, connect
 from tests.transport.connections import HERE, SOON, pair
 
 
@@ -111,7 +111,7 @@ def test_how_long_it_is_good(job: Authority, tmp_path: Path) -> None:
 
 
 def test_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(authority, "WEEKS", -1 / 14)
+    monkeypatch.setattr(certificates, "WEEKS", -1 / 14)
     old = Authority.new()
     worker = old.issue(tmp_path / "worker", "worker")
     refused(worker, worker)

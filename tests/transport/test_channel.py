@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from paceline.communication.sockets.channel import Channel, Closed, Header, Late, Listener, connect
+from paceline.communication.torch.store import own_address
 from paceline.errors import UnsupportedError
-from paceline.transport.channel import Channel, Closed, Header, Late, Listener, connect
-from paceline.transport.listening import own_address
 from tests.transport.connections import HERE, SOON, both
 
 SHORT = 0.2
@@ -35,7 +35,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
 
 ECHO = """
 import sys, torch
-from paceline.transport.channel import connect
+from paceline.communication.sockets.channel import connect
 with connect(sys.argv[1], int(sys.argv[2]), "the test", 60) as channel:
     while (frame := channel.receive(deadline_s=60)).kind:
         channel.send(frame.kind + 1, frame.numbers, frame.body * 2, frame.note)

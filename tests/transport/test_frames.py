@@ -8,8 +8,17 @@ import struct
 import pytest
 import torch
 
+from paceline.communication.sockets.frames import (
+    DTYPES,
+    HEADER_BYTES,
+    NOTE_LIMIT,
+    Header,
+    fitting,
+    memory,
+    read_note,
+    write_note,
+)
 from paceline.errors import MismatchError
-from paceline.transport.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Header, fitting, memory, read_note, write_note
 
 LIMIT = 1000
 

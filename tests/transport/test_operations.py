@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.communication import Alone
+from paceline.communication.virtual import transport as virtual
 from paceline.errors import PeerLostError
-from paceline.transport import Alone, virtual
 
 
 def here() -> virtual.VirtualTransport:

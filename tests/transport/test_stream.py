@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.communication.sockets.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Closed, Frame, Header, Late
+from paceline.communication.sockets.framing import Channel
 from paceline.errors import MismatchError, PeerLostError
-from paceline.transport.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Closed, Frame, Header, Late
-from paceline.transport.stream import Channel
 from tests.transport.connections import SOON, both, pair, stranger
 
 SHORT = 0.2

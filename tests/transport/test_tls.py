@@ -18,9 +18,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from paceline.communication.sockets import channel as channels
+from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
 from paceline.errors import MismatchError, PeerLostError, UnsupportedError
-from paceline.transport import channel as channels
-from paceline.transport.channel import TLS, Channel, Late, Listener, connect
 from tests.transport.connections import HERE, SOON, both, pair
 
 SHORT = 0.2

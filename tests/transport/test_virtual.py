@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import paceline
+from paceline.communication.virtual import transport as virtual
 from paceline.errors import PeerLostError
-from paceline.transport import virtual
 
 
 def here() -> virtual.VirtualTransport:

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from paceline.communication.diagnosis import LONGEST, Asked, Doing, Witness, place_of, rows, table
 from paceline.core.world import World
-from paceline.transport.witness import LONGEST, Asked, Doing, Witness, place_of, rows, table
 
 WORLD = World(0, 3, hosts=("alpha", "beta", "gamma"))
 

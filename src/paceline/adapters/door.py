@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 from paceline.attaching import attach
+from paceline.communication import Transport, connect
+from paceline.communication.virtual import transport as virtual
+from paceline.communication.virtual.scheduler import Belonging
 from paceline.core.flat import Modules
 from paceline.core.world import World
 from paceline.data.feed import Feed
@@ -25,8 +28,6 @@ from paceline.data.share import Share
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.session import Run
-from paceline.transport import Transport, connect, virtual
-from paceline.transport.baton import Belonging
 
 OWN = {
     "checkpoint": "writes checkpoints itself, and paceline's state goes with them",

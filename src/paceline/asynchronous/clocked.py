@@ -17,11 +17,11 @@ from paceline.asynchronous.piece import KEEPING, NOBODY
 from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Arriving
+from paceline.communication.virtual.transport import VirtualTransport
 from paceline.data.ledger import Ledger
 from paceline.data.supply import Leases
 from paceline.errors import PeerLostError
 from paceline.rules.rule import FRAME_BYTES
-from paceline.transport.virtual import VirtualTransport
 
 
 class Hub:

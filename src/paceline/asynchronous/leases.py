@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.asynchronous.lines import DONE, ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
 from paceline.asynchronous.piece import KEEPING
+from paceline.communication.sockets.channel import Channel, Frame
 from paceline.data.book import Mark, Question
 from paceline.data.ledger import Ledger
 from paceline.data.ranges import Ranges
-from paceline.transport.channel import Channel, Frame
 
 if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService

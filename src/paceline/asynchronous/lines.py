@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.asynchronous.meeting import HELLO
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Settings
+from paceline.communication.sockets.channel import Channel, Frame, Header
 from paceline.errors import PeerLostError
-from paceline.transport.channel import Channel, Frame, Header
 
 if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService

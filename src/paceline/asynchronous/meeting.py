@@ -15,12 +15,12 @@ import threading
 import time
 from collections import deque
 
+from paceline.communication import Transport
+from paceline.communication.sockets.address import find_address
+from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
+from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
-from paceline.transport import Transport
-from paceline.transport.channel import TLS, Channel, Late, Listener, connect
-from paceline.transport.strangers import turned_away
-from paceline.transport.whereabouts import find_address
 
 HELLO = 1
 """The kind of the first frame of a connection: (rank), and the token as its note."""

@@ -32,9 +32,9 @@ from paceline.asynchronous.lines import (
 from paceline.asynchronous.members import LOOK_EVERY_S
 from paceline.asynchronous.piece import NOBODY
 from paceline.asynchronous.ways import Arriving, Settings
+from paceline.communication.sockets.channel import Channel, Frame, Header
 from paceline.data.book import Mark
 from paceline.errors import MismatchError, PeerLostError
-from paceline.transport.channel import Channel, Frame, Header
 
 if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService

@@ -42,10 +42,10 @@ from paceline.asynchronous.server import PULLED, Answer, Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.serving import Serving
 from paceline.asynchronous.ways import Arriving
+from paceline.communication import Transport
+from paceline.communication.sockets.channel import TLS, Channel
 from paceline.data.supply import Leases
 from paceline.errors import PacelineError, PeerLostError
-from paceline.transport import Transport
-from paceline.transport.channel import TLS, Channel
 
 OUT_S = 0.25
 """How long the word that this worker was given up may be on its way beside a connection that has ended."""

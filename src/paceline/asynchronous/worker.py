@@ -30,6 +30,8 @@ from paceline.asynchronous.stream import Stream, Tally
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
+from paceline.communication import Transport
+from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
 from paceline.data.book import Mark
 from paceline.data.feed import Feed
@@ -45,8 +47,6 @@ from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Sharded
 from paceline.settings import Settings
 from paceline.starting import begin_together
-from paceline.transport import Transport
-from paceline.transport.virtual import VirtualTransport
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 

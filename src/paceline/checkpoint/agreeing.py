@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paceline.communication import Transport
 from paceline.errors import CheckpointError
-from paceline.transport import Transport
 
 
 def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:

@@ -30,10 +30,10 @@ from paceline.checkpoint.files import Content
 from paceline.checkpoint.shelf import Shelf
 from paceline.checkpoint.snapshot import Snapshot
 from paceline.checkpoint.source import Moment, Source
+from paceline.communication import Transport
+from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.state_tree import flatten
 from paceline.errors import CheckpointError, ClosedError, MismatchError, PacelineError, PeerLostError
-from paceline.transport import Transport
-from paceline.transport.virtual import VirtualTransport
 
 logger = logging.getLogger("paceline")
 

@@ -12,9 +12,9 @@ from typing import Any
 from paceline.checkpoint.agreeing import all_well
 from paceline.checkpoint.files import GLOBAL, all_names, check_files, rank_names, read_manifest, read_rank
 from paceline.checkpoint.shelf import Shelf
+from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import CheckpointError
-from paceline.transport import Transport
 
 
 def look(path: Path, transport: Transport) -> dict[str, Any]:

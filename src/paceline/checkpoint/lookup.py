@@ -11,9 +11,9 @@ from paceline.checkpoint.files import MANIFEST
 from paceline.checkpoint.loading import Found, everywhere, load, look, newest, step_of
 from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.shelf import Shelf, is_step, shelf_for
+from paceline.communication import Transport
 from paceline.data.cache.source import shown
 from paceline.errors import CheckpointError
-from paceline.transport import Transport
 
 
 class Lookup:

@@ -32,11 +32,11 @@ from paceline.checkpoint.files import (
 )
 from paceline.checkpoint.saving import merged
 from paceline.checkpoint.shelf import STEP, Needed, step_name
+from paceline.communication import Transport
 from paceline.data.cache.redact import redacted
 from paceline.data.cache.source import OBSTORE_SCHEMES, scheme_of, shown
 from paceline.data.cache.source import local_path as _path_of
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.transport import Transport
 
 
 def local_path(place: str | Path) -> Path | None:

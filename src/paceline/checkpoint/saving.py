@@ -20,9 +20,9 @@ from torch import Tensor
 from paceline.checkpoint.agreeing import Directly, Working, all_well
 from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, sync, write_model, write_rank
 from paceline.checkpoint.files import write_text as write_durably
+from paceline.communication import Transport
 from paceline.core.state_tree import flatten
 from paceline.errors import CheckpointError
-from paceline.transport import Transport
 
 PROBLEMS = (OSError, CheckpointError, SafetensorError, MemoryError)
 

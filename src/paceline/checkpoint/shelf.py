@@ -23,8 +23,8 @@ from paceline.checkpoint.agreeing import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
 from paceline.checkpoint.files import MANIFEST, Content
 from paceline.checkpoint.saving import remove, write
+from paceline.communication import Transport
 from paceline.errors import CheckpointError
-from paceline.transport import Transport
 
 STEP = re.compile(r"step-(\d{9,18})")
 Needed = Callable[[dict[str, Any]], Iterable[str]]

@@ -18,7 +18,7 @@ from paceline.cli.console import err, near, refuse
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.transport.authority import Authority
+    from paceline.communication.sockets.certificates import Authority
 
 LOOK_EVERY_S = 0.1
 JOB = "job.pem"
@@ -85,7 +85,7 @@ def certificates(
 
 def _first(place: Path, job: Path | None, joinable: bool, speaks: bool) -> Authority:
     """The authority of the host where the job begins: a new one, or that of a file that is there."""
-    from paceline.transport.authority import Authority
+    from paceline.communication.sockets.certificates import Authority
 
     if job is not None and job.exists():
         found = _load(job)
@@ -129,7 +129,7 @@ def check(tls: Path | None, job: Path | None, in_the_clear: bool) -> None:
         refuse(f"{' and '.join(named)} exclude each other: give one of them")
     if tls is None:
         return
-    from paceline.transport.tls import TLS
+    from paceline.communication.sockets.tls import TLS
 
     try:
         TLS.folder(tls).server()
@@ -139,7 +139,7 @@ def check(tls: Path | None, job: Path | None, in_the_clear: bool) -> None:
 
 def _load(job: Path) -> Authority:
     """What is in the file; a warning about it is a line of ours."""
-    from paceline.transport.authority import Authority
+    from paceline.communication.sockets.certificates import Authority
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -151,8 +151,8 @@ def _load(job: Path) -> Authority:
 
 def _interface(cluster: Cluster) -> str | None:
     """The name of the interface over which the workers reach each other, where that is sure."""
+    from paceline.communication.torch.store import LOOPBACK, is_local, own_address
     from paceline.errors import UnsupportedError
-    from paceline.transport.listening import LOOPBACK, is_local, own_address
 
     if cluster.master is None:
         return interface_of(LOOPBACK)

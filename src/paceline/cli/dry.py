@@ -13,7 +13,7 @@ from paceline.cli import checks, doors
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import near
 from paceline.cli.kept import address_text
-from paceline.schedulers import Hosts
+from paceline.communication.schedulers import Hosts
 
 FREE = "(a free port)"
 JOB = "job.pem"

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import schedulers
 from paceline.cli import checks
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import refuse
+from paceline.communication import schedulers
+from paceline.communication.schedulers import Hosts
 from paceline.errors import PacelineError
-from paceline.schedulers import Hosts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from paceline.cli.cluster import Cluster
 from paceline.cli.early import Begun
-from paceline.transport.listening import LOOPBACK, open_store
+from paceline.communication.torch.store import LOOPBACK, open_store
 
 
 class Meeting(StaticTCPRendezvous):

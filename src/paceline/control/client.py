@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.communication.sockets.channel import TLS, Frame
 from paceline.control import check, wire
 from paceline.control.books import NOTHING, OVER, WORK
 from paceline.control.hearing import Hearing
 from paceline.control.terms import About, Generation, Verdict
 from paceline.data.book import Mark, Question
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError
-from paceline.transport.channel import TLS, Frame
 
 GOODBYE_S = 5.0
 """Seconds that a goodbye is waited for."""

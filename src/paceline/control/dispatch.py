@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+from paceline.communication.sockets.channel import Frame
 from paceline.control import check, wire
 from paceline.control.people import Commit
 from paceline.control.register import Register
 from paceline.errors import MismatchError
-from paceline.transport.channel import Frame
 
 
 def dispatch(register: Register, worker: int, frame: Frame, now: float) -> None:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline.communication.sockets.channel import TLS, Frame
 from paceline.control import check, wire
 from paceline.control.books import WORK
 from paceline.control.holdings import Holdings
 from paceline.control.link import Link, Pulse, Said, given_up
 from paceline.control.terms import About, Generation
 from paceline.errors import MismatchError, PacelineError
-from paceline.transport.channel import TLS, Frame
 
 _LOG = logging.getLogger("paceline.control")
 

@@ -7,9 +7,9 @@ import queue
 import threading
 from typing import Any
 
+from paceline.communication.sockets.channel import Channel
 from paceline.control.wire import SAID
 from paceline.errors import PacelineError
-from paceline.transport.channel import Channel
 
 OUTBOX = 1000
 """Frames that wait for a worker who does not take them; with more it is lost."""

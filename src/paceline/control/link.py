@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
 from paceline.control import check, wire
 from paceline.control.errors import GivenUpError, OverError, RefusedError
 from paceline.errors import MismatchError, PacelineError, PeerLostError
-from paceline.transport.channel import TLS, Channel, Closed, Frame, connect
 
 ATTEMPT_S = 2.0
 """For one attempt to come back."""

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Late, Listener
+from paceline.communication.sockets.rejected import turned_away
 from paceline.control import check, record, returning, wire
 from paceline.control.dispatch import dispatch
 from paceline.control.errors import GivenUpError, OverError, RefusedError
@@ -24,8 +26,6 @@ from paceline.control.register import Register
 from paceline.control.teller import Teller
 from paceline.control.terms import About, Terms
 from paceline.errors import MismatchError, PacelineError
-from paceline.transport.channel import TLS, Channel, Closed, Frame, Late, Listener
-from paceline.transport.strangers import turned_away
 
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""

@@ -3,7 +3,7 @@
 
 Grammar of the names: `rank` is this worker, `size` counts workers, `local_rank` and `local_size` say the same within
 one host, `hosts[r]` is the host of rank r. A worker is one process with one device, or one virtual worker of
-:mod:`paceline.transport.virtual`.
+:mod:`paceline.communication.virtual.transport`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """Block rules whose workers come and go while the others go on.
 
 The control plane (:mod:`paceline.control`) says who is a member and which exchange counts; the workers' own
-connections carry the numbers (:mod:`paceline.transport.ring`). An exchange is made until all members that live have all
-of it, and only then applied, so that whoever dies in the middle of one takes nothing with it: the others make it once
-more among themselves, from what they hold.
+connections carry the numbers (:mod:`paceline.communication.ring`). An exchange is made until all members that live have
+all of it, and only then applied, so that whoever dies in the middle of one takes nothing with it: the others make it
+once more among themselves, from what they hold.
 """
 
 from __future__ import annotations

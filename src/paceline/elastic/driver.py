@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from paceline import checks, ending, export
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
+from paceline.communication.base import Pending
 from paceline.core.flat import Modules
 from paceline.core.world import World
 from paceline.data.book import Mark
@@ -34,7 +35,6 @@ from paceline.rules.rule import Rule, is_block
 from paceline.rules.schedule import EveryBlock
 from paceline.settings import Settings
 from paceline.starting import exchanged_parts, layout, untrained
-from paceline.transport.base import Pending
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline import checks
+from paceline.communication.calls import AGREEMENT
 from paceline.control import GivenUpError
 from paceline.elastic.handover import Given, take
 from paceline.elastic.live import Live
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.starting import take_untrained
-from paceline.transport.calls import AGREEMENT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from paceline.communication.base import Pending, Transport
 from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError
 from paceline.regroup import Old
-from paceline.transport.base import Pending, Transport
 
 TEXT_LIMIT = 1 << 28
 """Bytes of the text, at most."""

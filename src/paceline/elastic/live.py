@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Alone, Pending, Transport
+from paceline.communication.ring import Door, RingTransport
+from paceline.communication.torch.store import own_address
 from paceline.control import About, Generation, GivenUpError, Member
 from paceline.core.world import World, host_name
 from paceline.data.book import Mark
@@ -19,9 +22,6 @@ from paceline.elastic.flight import LiveExchanger
 from paceline.errors import PeerLostError
 from paceline.rules.rule import Rule
 from paceline.settings import Settings
-from paceline.transport.base import Alone, Pending, Transport
-from paceline.transport.listening import own_address
-from paceline.transport.ring import Door, RingTransport
 
 
 class LiveTransport(Transport):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that exchange each by itself, on the simulated clock (:class:`paceline.transport.events.Clock`).
+"""Workers that exchange each by itself, on the simulated clock (:class:`paceline.communication.virtual.clock.Clock`).
 
 A worker computes a block, pushes it, and goes on: at once with overlap 1, with the answer with overlap 0. While an
 answer is on its way it gathers up to `hold` blocks, then it waits. An owner answers when the schedule's own bound
@@ -22,9 +22,9 @@ from functools import partial
 
 import numpy as np
 
+from paceline.communication.virtual.clock import Clock
 from paceline.planner.stragglers import StepTimes
 from paceline.rules.schedule import Bounded
-from paceline.transport.events import Clock
 
 BLOCKS = 4096
 """Blocks that are simulated, of all workers together; at least `LEAST` of each."""

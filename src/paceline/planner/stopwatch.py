@@ -26,9 +26,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.communication.schedulers import alone
 from paceline.errors import PacelineError
 from paceline.observe.read import has_run, read_runs
-from paceline.schedulers import alone
 
 WARM_STEPS = 3
 LEAST_STEPS = 3

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Done
 from paceline.exchange import IN_FLIGHT
 from paceline.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
 from paceline.rules.topology import Hierarchical, Ordered
-from paceline.transport.base import Done
 from paceline.update import cut
 
 LATER = 1 << 30

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from paceline.communication.sockets import frames
 from paceline.errors import RuleError
 from paceline.rules.codec import Codec, Dense, Layout
 from paceline.rules.outer import (
@@ -37,7 +38,6 @@ from paceline.rules.outer.base import Coefficients
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Payload
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
 from paceline.rules.topology import Flat, Sharded, Topology
-from paceline.transport import frames
 
 HEADER_BYTES = 80
 """What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from paceline.transport.events import Clock, Compute, Network, exponential, link, uniform
+from paceline.communication.virtual.clock import Clock, Compute, Network, exponential, link, uniform
 
 __all__ = ["Clock", "Compute", "Network", "exponential", "link", "uniform"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.transport import virtual
+from paceline.communication.virtual import transport as virtual
 
 
 class Output:

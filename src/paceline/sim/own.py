@@ -2,7 +2,7 @@
 """What a script takes for its own process's, where N virtual workers share one.
 
 =============================================  ========================================================================
-random generators, `sys.argv`, `sys.stdout`,   move with the baton (:mod:`paceline.transport.baton`)
+random generators, `sys.argv`, `sys.stdout`,   move with the baton (:mod:`paceline.communication.virtual.scheduler`)
 the module `__main__`
 working directory, `sys.stderr`                move with the baton (:class:`OwnProcess`)
 `RANK`, `WORLD_SIZE`                           each worker's own; `LOCAL_RANK` is 0 for all, since there is one device
@@ -30,8 +30,8 @@ from typing import Any, TextIO
 
 import torch
 
+from paceline.communication.virtual import transport as virtual
 from paceline.errors import UnsupportedError
-from paceline.transport import virtual
 
 COORDINATES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 STOPS = tuple(

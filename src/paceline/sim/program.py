@@ -19,10 +19,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paceline.communication.virtual import transport as virtual
 from paceline.sim.output import Output
 from paceline.sim.own import OwnProcess
 from paceline.sim.simulate import Around, run_script
-from paceline.transport import virtual
 from paceline.zero import virtual as zero
 from paceline.zero.program import told
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function or an unchanged script with N virtual workers (:mod:`paceline.transport.virtual`)."""
+"""Run a function or an unchanged script with N virtual workers (:mod:`paceline.communication.virtual.transport`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from paceline.communication.virtual import transport as virtual
+from paceline.communication.virtual.clock import Clock
 from paceline.sim.own import Start, one_process, script_of
-from paceline.transport import virtual
-from paceline.transport.events import Clock
 
 Result = TypeVar("Result")
 

@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+from paceline.communication.sockets.rejected import neighbourhood
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.sinks.base import Values
 from paceline.sinks.exposition import CONTENT_TYPE, text
-from paceline.transport.strangers import neighbourhood
 
 WHOLE_S = 10.0
 """Seconds that a client has for its whole request and for taking the answer, however little it sends at a time."""

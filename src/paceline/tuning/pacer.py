@@ -19,13 +19,13 @@ from statistics import median
 from typing import Any
 
 from paceline.blocks import Owned
+from paceline.communication import Transport
+from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.optimizer_state import moments
 from paceline.rules.codec import Layout
 from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
-from paceline.transport import Transport
-from paceline.transport.virtual import VirtualTransport
 from paceline.tuning.timed import Clocked, Real, Still, Stopwatch
 
 logger = logging.getLogger("paceline")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
+from paceline.communication.virtual.clock import Clock
 from paceline.rules.schedule import EveryBlock
-from paceline.transport.events import Clock
 
 SKIPPED = 2
 """Blocks that are not counted at the beginning, when memory and connections are made."""

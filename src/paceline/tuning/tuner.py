@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.journal import log_name
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
-from paceline.transport import Transport
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Letter, Mailbox
 from paceline.tuning.names import Changes, flat

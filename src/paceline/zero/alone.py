@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed
 
-from paceline import schedulers
+from paceline.communication import schedulers
 from paceline.session import Run
 from paceline.zero import refusals
 from paceline.zero.patches import Patches

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from paceline import schedulers
+from paceline.communication import schedulers
 from paceline.errors import UnsupportedError
 
 VARIABLE = "PYTHONHASHSEED"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import schedulers
+from paceline.communication import schedulers
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.transport import virtual
-from paceline.transport.virtual import VirtualTransport
+from paceline.communication.virtual import transport as virtual
+from paceline.communication.virtual.transport import VirtualTransport
 from paceline.zero.patches import Patches
 from paceline.zero.place import Place
 from paceline.zero.program import zero_lines

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from paceline.communication.ring import Door, RingTransport
+from paceline.communication.sockets.channel import TLS
 from paceline.core.world import World
-from paceline.transport.channel import TLS
-from paceline.transport.ring import Door, RingTransport
 from tests.transport.connections import HERE, SOON
 
 

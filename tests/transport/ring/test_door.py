@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.communication.ring import Door, RingTransport
+from paceline.communication.ring import listener as doors_module
+from paceline.communication.ring.wire import HELLO
+from paceline.communication.sockets.channel import Channel, Closed, connect
 from paceline.errors import PeerLostError, UnsupportedError
-from paceline.transport.channel import Channel, Closed, connect
-from paceline.transport.ring import Door, RingTransport
-from paceline.transport.ring import door as doors_module
-from paceline.transport.ring.wire import HELLO
 from tests.transport.connections import HERE, SOON
 from tests.transport.ring.rings import doors, everywhere, ring, world_of
 from tests.transport.test_tls import Authority

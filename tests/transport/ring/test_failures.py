@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.communication.ring import RingTransport
+from paceline.communication.ring.wire import DATA, GRANT, slot_id
 from paceline.errors import PeerLostError
-from paceline.transport.ring import RingTransport
-from paceline.transport.ring.wire import DATA, GRANT, slot_id
 from tests.transport.connections import SOON
 from tests.transport.ring.rings import everywhere, ring
 

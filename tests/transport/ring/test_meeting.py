@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline
+from paceline.communication import connect
+from paceline.communication.ring import meeting
+from paceline.communication.sockets import address
+from paceline.communication.virtual import transport as virtual
 from paceline.core.world import World
 from paceline.errors import PeerLostError, UnsupportedError
-from paceline.transport import connect, virtual, whereabouts
-from paceline.transport.ring import meeting
 from tests.transport.connections import SOON
 from tests.transport.ring.rings import world_of
 
@@ -51,11 +53,11 @@ def test_an_address_that_the_others_reach(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(towards)
         return "127.0.0.1" if towards == "127.0.0.1" else "10.0.0.1"
 
-    monkeypatch.setattr(whereabouts, "own_address", own)
+    monkeypatch.setattr(address, "own_address", own)
     world = World(0, 2, 0, 1, "a", ("a", "b"))
-    assert whereabouts.find_address(world, lambda value: [value, "10.0.0.2"]) == "10.0.0.1"
+    assert address.find_address(world, lambda value: [value, "10.0.0.2"]) == "10.0.0.1"
     assert asked == ["127.0.0.1", "10.0.0.2"]
-    assert whereabouts.find_address(world, lambda value: [value, "127.0.0.1"]) == "127.0.0.1"
+    assert address.find_address(world, lambda value: [value, "127.0.0.1"]) == "127.0.0.1"
 
 
 def test_without_a_launcher_it_is_a_cluster_of_one() -> None:

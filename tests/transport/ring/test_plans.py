@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from paceline.transport.ring import wire
-from paceline.transport.ring.plans import Chain, Pairwise, Piece, Plan, Ring
+from paceline.communication.ring import wire
+from paceline.communication.ring.plans import Chain, Pairwise, Piece, Plan, Ring
 
 
 def carry(plans: Sequence[Plan], seed: int = 0) -> Counter[tuple[int, int]]:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Transport
+from paceline.communication.ring import RingTransport
+from paceline.communication.virtual import transport as virtual
 from paceline.errors import ClosedError
-from paceline.transport import virtual
-from paceline.transport.base import Transport
-from paceline.transport.ring import RingTransport
 from tests.processes.route_programs import operations as operations_in_parts
 from tests.processes.route_programs import parts
 from tests.transport.connections import SOON

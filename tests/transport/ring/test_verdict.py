@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from paceline.communication.ring.failure_cause import Case, Word, missing
+from paceline.communication.ring.wire import COLLECTIVE
 from paceline.errors import MismatchError
-from paceline.transport.ring.verdict import Case, Word, missing
-from paceline.transport.ring.wire import COLLECTIVE
 
 CASE = Case("all_reduce", "all", 8, COLLECTIVE, 0, (0, 1, 2))
 

@@ -23,8 +23,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Pending
 from paceline.rules.codec.layout import Layout
-from paceline.transport.base import Pending
 
 State = dict[str, Tensor]
 Result = TypeVar("Result")

@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.communication.base import Pending, Transport
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
-from paceline.transport.base import Pending, Transport
 
 
 class Route(Protocol):

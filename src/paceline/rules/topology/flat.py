@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.communication.base import Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology.base import DirectWire
-from paceline.transport.base import Transport
 
 
 class FlatWire(DirectWire):

@@ -28,12 +28,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from paceline.communication.bandwidth import measure, neighbours
+from paceline.communication.base import Done, Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, Result, State, Steps
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology.base import DirectWire, sum_in_rank_order
-from paceline.transport.bandwidth import measure, neighbours
-from paceline.transport.base import Done, Transport
 
 Groups = list[list[int]]
 
@@ -245,7 +245,7 @@ class Hierarchical:
 
     Attributes:
         dimensions: "hosts" for the workers of a host first and then across hosts; "measured" for the same with places
-            found from the bandwidth between each two workers (:mod:`paceline.transport.bandwidth`); or sizes, the
+            found from the bandwidth between each two workers (:mod:`paceline.communication.bandwidth`); or sizes, the
             fastest first, whose product is the number of workers: with (4, 2), ranks 0 to 3 are near one another.
         chunks: how many pieces a large exchange is cut into; more of them overlap better, as the dimensions of
             different chunks are busy at the same time.

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.communication.base import Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology.base import DirectWire, sum_in_rank_order
-from paceline.transport.base import Transport
 
 
 class OrderedWire(DirectWire):

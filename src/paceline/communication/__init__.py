@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Service 1, communication: one narrow interface (:mod:`.base`), and the carriers behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.communication.base import Alone, Done, Pending, Transport
+    from paceline.communication.connection import connect
+else:
+    __getattr__, __dir__ = lazily(
+        __name__, {"Alone": "base", "Done": "base", "Pending": "base", "Transport": "base", "connect": "connection"}
+    )
+
+__all__ = ["Alone", "Done", "Pending", "Transport", "connect"]

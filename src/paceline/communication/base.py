@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam between paceline and whatever carries its bytes.
+
+A transport has a few operations, started in the same order on every worker, each answered by a :class:`Pending`. Sums
+are sums, never means. What must not wait for one another goes over different channels of one transport
+(:meth:`Transport.open_channels`); what concerns only some of the workers, over a part of it (:meth:`Transport.part`).
+
+`bytes_sent` counts what this worker sends, on its channels and parts as well, by the formulas below, which hold for the
+ring and pairwise algorithms of the common back ends (S = bytes of the tensor `x`, N = workers):
+
+==================  =======================
+all_reduce          2 (N-1)/N S
+reduce_scatter      (N-1)/N S
+all_to_all          S less the part that stays here, (N-1)/N S where all are alike
+all_gather          (N-1) S      (S of this worker's own part)
+broadcast           (N-1) S      (counted at the source)
+send                S            (counted at the sender)
+==================  =======================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.communication import calls
+from paceline.core.world import World
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return when the result is there; raise `PeerLostError` when the deadline passes first."""
+
+
+class Done:
+    """An operation that was over when it began."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class Transport(ABC):
+    """One worker's connection to the others.
+
+    Args:
+        world: this worker among the members of the connection.
+        parent: the connection that this one is a channel or a part of; it counts what is sent here.
+    """
+
+    name: str
+
+    told: Callable[[list[dict[str, Any]]], None] | None = None
+    """Called with a row for each worker, who waited for whom, when the connection has failed."""
+
+    coarse = 1
+    """How many times the usual least length a chunk has here; more where chunks in flight side by side gain nothing."""
+
+    call = calls.AGREEMENT
+    """What the user called, for which workers agree."""
+
+    def __init__(self, world: World, parent: Transport | None = None) -> None:
+        self.world = world
+        self.bytes_sent = 0
+        self._parent = parent
+        self._counting = threading.Lock()
+
+    @property
+    def background(self) -> bool:
+        """Whether operations on different channels may be started and waited for in threads of their own."""
+        return False
+
+    def wire_device(self, device: torch.device) -> torch.device:
+        """Where a tensor of `device` has to lie for an exchange: the same device unless the carrier cannot."""
+        return device
+
+    def now(self) -> float:
+        """Seconds of this worker's own time, since whenever; one that is alone in its process has the wall's."""
+        return time.perf_counter()
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> Pending:
+        """Sum `x` over the workers, in place, in an order that the carrier chooses."""
+
+    @abstractmethod
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        """`out`, shape (k,): the sum over the workers of row `rank` of `x`, shape (N, k), taken in rank order."""
+
+    @abstractmethod
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        """Part j of `x` goes to worker j, and part i of `out` came from worker i.
+
+        Args:
+            out: shape (N, k), or of one dimension with `out_sizes`.
+            x: shape (N, k), whose rows are the parts, or of one dimension with `in_sizes`.
+            out_sizes: elements that come from each worker, in rank order; zeros are allowed.
+            in_sizes: elements that go to each worker; both sizes are given or neither is.
+        """
+
+    @abstractmethod
+    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        """`out`, shape (N, k): row i is `x`, shape (k,), of worker i."""
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, source: int) -> Pending:
+        """Make `x` what it is on worker `source`, in place."""
+
+    @abstractmethod
+    def send(self, x: Tensor, to: int) -> Pending:
+        """Send `x` to worker `to`, who calls `receive` for it; what one sends to another arrives in that order."""
+
+    @abstractmethod
+    def receive(self, x: Tensor, source: int) -> Pending:
+        """Fill `x` with what worker `source` sends next to this one; same shape and dtype as there.
+
+        Both take part in no order with the other operations. The deadline is that of every other operation.
+        """
+
+    @abstractmethod
+    def open_channels(self, number: int) -> None:
+        """Make `channel(0)` to `channel(number - 1)`, where they are not there yet; every worker calls it alike."""
+
+    @abstractmethod
+    def channel(self, k: int) -> Transport:
+        """Channel `k`: a connection of the same workers, whose operations never wait for those of other channels.
+
+        Operations on different channels need no common order and may come from different threads. Channel 0 is this
+        connection itself.
+        """
+
+    @abstractmethod
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        """The connection within this worker's group; every worker calls it with the same groups.
+
+        Ranks count within the group, in the order in which it lists them. Errors still name workers as in the whole
+        cluster, and a failure within a part ends the whole connection.
+
+        Args:
+            groups: ranks of this connection; each in exactly one group.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the connection go, with its channels and parts; nothing may be started after it."""
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every worker's `value`, in rank order. JSON, so that nothing that arrives is ever executed."""
+        text = json.dumps(value).encode()
+        sizes = self.meet(len(text))
+        longest = max(sizes)
+        row = torch.zeros(longest, dtype=torch.uint8)
+        row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = torch.empty(self.world.size, longest, dtype=torch.uint8)
+        self._on_wire(rows, row)
+        return [json.loads(bytes(line[:size].tolist())) for line, size in zip(rows, sizes, strict=True)]
+
+    def meet(self, size: int = 0) -> list[int]:
+        """Return when every worker makes the same call as this one; what each said for `size`, in rank order.
+
+        Raises:
+            MismatchError: some are elsewhere, on every worker alike.
+        """
+        rows = torch.empty(self.world.size, calls.WORDS, dtype=torch.int64)
+        self._on_wire(rows, calls.row(self.call, size))
+        calls.check_alike(rows[:, calls.KIND].tolist(), rows[:, calls.LEAVING].bool().tolist(), self.world)
+        return [int(said) for said in rows[:, calls.SIZE]]
+
+    @contextlib.contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Inside, agreements among all say that they belong to `call`, one of :mod:`paceline.communication.calls`."""
+        before, self.call = self.call, call
+        try:
+            yield
+        finally:
+            self.call = before
+
+    def _on_wire(self, out: Tensor, x: Tensor) -> None:
+        """all_gather of small host tensors over whatever device the carrier wants."""
+        device = self.wire_device(out.device)
+        if device == out.device:
+            self.all_gather(out, x).wait()
+            return
+        result = out.to(device)
+        self.all_gather(result, x.to(device)).wait()
+        out.copy_(result)
+
+    def barrier(self) -> None:
+        """Return when every worker has come here."""
+        self.meet()
+
+    def count(self, operation: str, x: Tensor, kept: int | None = None) -> None:
+        """Add what this operation makes this worker send to `bytes_sent`.
+
+        Args:
+            operation: its name.
+            x: what this worker brings.
+            kept: of an all-to-all with sizes: the elements that stay here.
+        """
+        size, others = self.world.size, self.world.size - 1
+        nbytes = x.numel() * x.element_size()
+        if operation == "all_reduce":
+            self._add(2 * nbytes * others // size)
+        elif operation == "send":
+            self._add(nbytes)
+        elif kept is not None:
+            self._add(nbytes - kept * x.element_size())
+        elif operation in ("all_to_all", "reduce_scatter"):
+            self._add(nbytes * others // size)
+        else:  # all_gather, and a broadcast at its source
+            self._add(nbytes * others)
+
+    def sent(self, nbytes: int) -> None:
+        """Count bytes that this worker has sent on a way of its own, beside this connection."""
+        self._add(nbytes)
+
+    def _add(self, nbytes: int) -> None:
+        with self._counting:
+            self.bytes_sent += nbytes
+        if self._parent is not None:
+            self._parent._add(nbytes)
+
+    def _other(self, rank: int, verb: str) -> None:
+        """Refuse a partner that is no other worker."""
+        world = self.world
+        if rank == world.rank or not 0 <= rank < world.size:
+            raise ValueError(world.sign(f"cannot {verb} rank {rank}: name another one of 0 to {world.size - 1}"))
+
+    def _group_of(self, groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+        """Which of `groups` this worker is in, and its ranks."""
+        ranks = sorted(rank for group in groups for rank in group)
+        if ranks != list(range(self.world.size)):
+            raise ValueError(
+                self.world.sign(f"groups must name each rank of 0 to {self.world.size - 1} once, got {groups!r}")
+            )
+        return next((k, list(group)) for k, group in enumerate(groups) if self.world.rank in group)
+
+
+def check_sizes(
+    out: Tensor, x: Tensor, out_sizes: Sequence[int] | None, in_sizes: Sequence[int] | None, workers: int
+) -> None:
+    """Refuse sizes that do not fit the tensors."""
+    if out_sizes is None and in_sizes is None:
+        return
+    for sizes, tensor, name in ((out_sizes, out, "out"), (in_sizes, x, "in")):
+        if sizes is None or len(sizes) != workers or min(sizes) < 0 or sum(sizes) != tensor.numel():
+            raise ValueError(
+                f"{name}_sizes must be {workers} counts that add up to {tensor.numel()} elements, got {sizes!r}"
+            )
+
+
+def world_within(world: World, ranks: Sequence[int]) -> World:
+    """What `world` is among `ranks` only, which count from 0 in the order given."""
+    hosts = tuple(world.hosts[rank] for rank in ranks)
+    rank = list(ranks).index(world.rank)
+    mates = [other for other, host in enumerate(hosts) if host == world.host]
+    return World(rank, len(ranks), mates.index(rank), len(mates), world.host, hosts)
+
+
+class Alone(Transport):
+    """A cluster of one: every exchange is over at once and sends nothing."""
+
+    name = "none"
+
+    def __init__(self, world: World | None = None) -> None:
+        super().__init__(world or World())
+
+    def all_reduce(self, x: Tensor) -> Pending:
+        return Done()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        out.copy_(x[0])
+        return Done()
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        check_sizes(out, x, out_sizes, in_sizes, 1)
+        out.copy_(x)
+        return Done()
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        out[0].copy_(x)
+        return Done()
+
+    def broadcast(self, x: Tensor, source: int) -> Pending:
+        return Done()
+
+    def send(self, x: Tensor, to: int) -> Pending:
+        raise ValueError(f"cannot send to rank {to}: this worker is alone")
+
+    def receive(self, x: Tensor, source: int) -> Pending:
+        raise ValueError(f"cannot receive from rank {source}: this worker is alone")
+
+    def open_channels(self, number: int) -> None:
+        """Nothing to open: every operation is over when it began."""
+
+    def channel(self, k: int) -> Transport:
+        return self
+
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        self._group_of(groups)
+        return self
+
+    def close(self) -> None:
+        """Nothing was opened."""

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All connections of one worker to the same others: operations find their pieces here, and fail together."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.communication.ring.failure_cause import Case, Word, missing, sentence
+from paceline.communication.ring.link import Link, Out, abandon
+from paceline.communication.ring.listener import LABEL, Door
+from paceline.communication.ring.op_sequence import Letter, Mail, Slot
+from paceline.communication.ring.operation import Operation, describe
+from paceline.communication.ring.plans import Plan
+from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
+from paceline.communication.sockets.channel import TLS, Channel, Late, connect
+from paceline.communication.sockets.frames import Frame
+from paceline.core.world import World
+from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError, UnsupportedError
+
+DIAL_S = 5.0
+"""Seconds of one attempt to connect; there are more."""
+FLUSH_S = 0.5
+"""Seconds that `close` waits until the network has the goodbye."""
+
+_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
+@dataclass
+class _Broken:
+    """How it came that nothing goes on; `text` when it is known who is to blame."""
+
+    why: str
+    case: Case | None
+    definite: bool
+    until: float
+    text: str = ""
+
+
+class Mesh:
+    """The connections, which come about in the background.
+
+    Args:
+        door: where those of higher ranks come in.
+        label: of this set of members, the same on all and never used before.
+        world: this worker among them, with the hosts of all where they are known.
+        addresses: address and port of every rank's door.
+        timeout_s: an operation that has not moved for so long has failed.
+        tls: certificates for the connections to lower ranks.
+
+    Attributes:
+        lost: ranks found lost so far.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        label: str,
+        world: World,
+        addresses: Sequence[tuple[str, int]],
+        timeout_s: float,
+        tls: TLS | None,
+    ) -> None:
+        if len(addresses) != world.size or not 0 < len(label) <= LABEL:
+            raise UnsupportedError(
+                f"a connection needs one address for each of {world.size} workers, got {len(addresses)}, and a label "
+                f"of 1 to {LABEL} characters, got {label!r}"
+            )
+        self.world, self.timeout_s = world, timeout_s
+        self.lost: frozenset[int] = frozenset()
+        self._door, self._label, self._tls = door, label, tls
+        self._changed = threading.Condition()
+        self._over = threading.Event()  # closed: nobody needs to be dialled
+        self._operations: dict[Key, Operation] = {}
+        self._slots: dict[int, Slot] = {}
+        self._mail = Mail()
+        self._words: dict[int, Word] = {}
+        self._broken: _Broken | None = None
+        self._closed = False
+        others = [rank for rank in range(world.size) if rank != world.rank]
+        self._links = {rank: Link(rank, timeout_s, self._deliver, self._gone) for rank in others}
+        _meshes.add(self)
+        door.open(label, self._take)
+        for rank in range(world.rank):
+            arguments = (self._links[rank], *addresses[rank])
+            threading.Thread(target=self._dial, args=arguments, name=f"from-{rank}", daemon=True).start()
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _dial(self, link: Link, address: str, port: int) -> None:
+        name = self.world.name(link.rank)
+        while not self._over.is_set():
+            try:
+                channel = connect(address, port, name, DIAL_S, self._tls)
+                channel.send(HELLO, (self.world.rank, int(1000 * self.timeout_s)), None, self._label, DIAL_S)
+            except Late:
+                continue
+            except PeerLostError:  # sent away, perhaps because too many came at once
+                self._over.wait(0.1)
+                continue
+            except (PacelineError, OSError) as error:
+                link.end(str(error))
+                return
+            if link.attach(channel):
+                link.read()
+            else:
+                abandon(channel)
+            return
+
+    def _take(self, rank: int, channel: Channel) -> bool:
+        """A connection has come in; whether it is one of those that are awaited."""
+        if not self.world.rank < rank < self.world.size or self._over.is_set():
+            return False
+        channel.peer = self.world.name(rank)
+        link = self._links[rank]
+        if not link.attach(channel):
+            return False
+        threading.Thread(target=link.read, name=f"from-{rank}", daemon=True).start()
+        return True
+
+    def post(self, rank: int, out: Out, key: Key | None, here: bool) -> None:
+        """Hand a frame to the connection to `rank`."""
+        self._links[rank].post(out, key, here)
+
+    # -- operations -------------------------------------------------------------------------------
+
+    def open(self, label: str, ranks: list[int]) -> Slot:
+        """A new slot among `ranks`."""
+        slot = Slot(label, ranks)
+        with self._changed:
+            if slot.id in self._slots:
+                raise ValueError(f"the slot {label!r} was opened before")
+            self._slots[slot.id] = slot
+        return slot
+
+    def start(
+        self,
+        slot: Slot,
+        name: str,
+        likeness: str,
+        plan: Plan,
+        finish: Callable[[], None] | None = None,
+        role: int = COLLECTIVE,
+        peer: int = -1,
+    ) -> Operation:
+        """Start the next operation of that role in `slot`; see `Operation`."""
+        with self._changed:
+            broken = self._broken is not None
+            if self._closed or slot.closed:
+                raise ClosedError(self.world.sign(f"{name}: this connection was closed before"))
+            if not broken:
+                key = slot.next_key(role, peer)
+                operation = Operation(self, slot, key, name, likeness, plan, finish)
+                if role == COLLECTIVE and slot.full():
+                    slot.deferred.append(operation)
+                    return operation
+                waiting = self._enter(operation)
+        if broken:
+            raise self.verdict(name)
+        self._begin(operation, *waiting, here=True)
+        return operation
+
+    def finished(self, operation: Operation) -> None:
+        """It is over: another one may begin."""
+        waiting = None
+        slot = operation.slot
+        with self._changed:
+            self._operations.pop(operation.key, None)
+            slot.under_way.discard(operation)
+            if operation.key.role == COLLECTIVE and slot.deferred and self._broken is None:
+                further = slot.deferred.popleft()
+                waiting = self._enter(further)
+        if waiting is not None:
+            self._begin(further, *waiting, here=False)
+
+    def _enter(self, operation: Operation) -> tuple[list[Letter], dict[int, int]]:
+        self._operations[operation.key] = operation
+        operation.slot.begins(operation)
+        return self._mail.take(operation.key)
+
+    def _begin(self, operation: Operation, letters: list[Letter], grants: dict[int, int], here: bool) -> None:
+        members = operation.slot.ranks if operation.key.role == COLLECTIVE else [operation.key.peer]
+        for rank in members:
+            link = self._links.get(rank)
+            if link is not None and (link.lost or link.left):
+                why = LEFT.format(self.world.name(rank)) if link.left else link.lost
+                self.break_off(why, [rank], self._case(operation), True)
+                return
+        try:  # before anything is sent: who has it all may say goodbye
+            for rank, said in grants.items():
+                operation.granted(rank, said)
+            for letter in letters:
+                rank = letter.rank
+                operation.arrived(*letter)
+        except MismatchError as error:
+            self.break_off(f"{self.world.name(rank)}: {error}", [rank], self._case(operation), True)
+            return
+        operation.begin(here)
+
+    # -- what comes -------------------------------------------------------------------------------
+
+    def _deliver(self, link: Link, frame: Frame) -> None:
+        if frame.kind in (DATA, GRANT):
+            self._work(link.rank, frame)
+        elif frame.kind == BREAK:
+            self._told(link.rank, Word.read(frame.note, self.world.size))
+        elif frame.kind == BYE:
+            link.said_goodbye()
+            self._gone(link, LEFT.format(self.world.name(link.rank)))
+        else:
+            raise MismatchError(f"a frame of kind {frame.kind}, which has no meaning here")
+
+    def _work(self, rank: int, frame: Frame) -> None:
+        slot, number, role, said, step, index = frame.numbers[:6]
+        if role not in (COLLECTIVE, RECEIVING if frame.kind == DATA else SENDING):
+            raise MismatchError(f"a frame of kind {frame.kind} for an operation of role {role}")
+        if (frame.body is None) != (frame.kind == GRANT):
+            raise MismatchError(f"a frame of kind {frame.kind} {'without' if frame.body is None else 'with'} data")
+        key = Key(slot, number, role, -1 if role == COLLECTIVE else rank)
+        with self._changed:
+            operation = self._operations.get(key)
+            if operation is None:
+                if self._broken is None and not self._closed:
+                    self._keep(key, rank, frame)
+                return
+        if frame.body is None:
+            operation.granted(rank, said)
+        else:
+            operation.arrived(rank, said, step, index, frame.body)
+
+    def _keep(self, key: Key, rank: int, frame: Frame) -> None:
+        """For an operation that has not begun."""
+        slot = self._slots.get(key.slot)
+        if key.number < 1 or (slot is not None and key.number <= slot.begun(key.role, key.peer)):
+            raise MismatchError(f"a frame of kind {frame.kind} for exchange {key.number}, which is over")
+        said, step, index = frame.numbers[3:6]
+        if frame.body is None:
+            self._mail.grant(key, rank, said)
+        else:
+            self._mail.keep(key, rank, said, step, index, frame.body)
+
+    # -- failures ---------------------------------------------------------------------------------
+
+    def late(self, operation: Operation) -> None:
+        """It has not moved for the deadline."""
+        why = f"nothing moved for {self.timeout_s:g} s"
+        lost = [rank for rank, link in self._links.items() if link.lost and not link.left]
+        self.break_off(why, lost, self._case(operation), bool(lost))
+
+    def cancel(self, why: str) -> None:
+        """End everything, with `why` for an error; nobody is to blame."""
+        self.break_off(why, [], None, True)
+
+    def break_off(self, why: str, lost: Iterable[int], case: Case | None, definite: bool) -> None:
+        """End everything that is under way, and tell the others.
+
+        Args:
+            why: for people.
+            lost: ranks known to be lost.
+            case: the exchange that failed; None where none has.
+            definite: nobody needs to be asked who is missing.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self.lost |= {rank for rank in lost if rank != self.world.rank}
+            first = self._broken is None
+            if self._broken is None:
+                patience = min(5.0, max(1.0, self.timeout_s / 4))
+                self._broken = _Broken(why, case, definite, time.monotonic() + patience)
+            elif definite and not self._broken.definite:
+                self._broken.definite = True
+            ended = self._drop() if first else []
+            waits = {operation.slot.label for operation in ended if operation.key.role == COLLECTIVE}
+            word = Word(why, tuple(sorted(self.lost)), definite, self._at(), tuple(sorted(waits)), case)
+            self._changed.notify_all()
+        for operation in ended:
+            operation.kill()
+        for link in self._links.values() if first else ():
+            link.drop()
+            link.post(Out(BREAK, note=word.note()))
+
+    def _drop(self) -> list[Operation]:
+        ended = [*self._operations.values(), *(one for slot in self._slots.values() for one in slot.deferred)]
+        self._operations.clear()
+        self._mail.clear()
+        for slot in self._slots.values():
+            slot.deferred.clear()
+        return ended
+
+    def _told(self, rank: int, word: Word) -> None:
+        """Rank `rank` has broken off."""
+        with self._changed:
+            self._words[rank] = word
+            self._changed.notify_all()
+        why = word.why
+        if self.world.rank in word.lost:
+            why = f"{self.world.name(rank)} gave this worker up: {why}"
+        elif word.case is None:
+            why = f"{self.world.name(rank)} broke off: {why}"
+        self.break_off(why, word.lost, word.case, word.definite or word.case is None)
+
+    def _gone(self, link: Link, reason: str) -> None:
+        """A connection is over, or the other end has said goodbye."""
+        with self._changed:
+            if self._closed:
+                return
+            needing = next((one for one in self._operations.values() if one.needs(link.rank)), None)
+            if self._broken is not None and not link.left and link.rank not in self._words:
+                self.lost |= {link.rank}
+            self._changed.notify_all()
+        if needing is not None:
+            self.break_off(reason, [link.rank], self._case(needing), True)
+
+    def _case(self, operation: Operation) -> Case:
+        key, slot = operation.key, operation.slot
+        members = slot.ranks if key.role == COLLECTIVE else [self.world.rank, key.peer]
+        return Case(operation.name, slot.label, key.number, key.role, self.world.rank, tuple(members))
+
+    def _at(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for slot in self._slots.values():
+            found.update(slot.at())
+        return found
+
+    def verdict(self, operation: Operation | str) -> PacelineError:
+        """The error for one that waits, as soon as it is known who is to blame."""
+        with self._changed:
+            broken = self._broken
+            if broken is None:
+                name = operation if isinstance(operation, str) else operation.name
+                return ClosedError(self.world.sign(f"{name}: this connection was closed before"))
+            while not broken.text:
+                self._judge(broken)
+            return PeerLostError(broken.text)
+
+    def _judge(self, broken: _Broken) -> None:
+        """Find out who is missing, or wait for more words."""
+        case, known = broken.case, sorted(self.lost)
+        if case is None:
+            broken.text = self.world.sign(broken.why)
+            return
+        silent, behind = [], []  # type: tuple[list[int], list[int]]
+        if not known and not broken.definite:
+            silent, behind = missing(case, self.world.rank, self._words)
+            left = broken.until - time.monotonic()
+            if silent and left > 0:
+                self._changed.wait(left)
+                return
+            self.lost |= {*silent, *behind}
+        broken.text = self.world.sign(
+            f"exchange {case.number} ({case.name}, deadline {self.timeout_s:g} s) failed: "
+            f"{self._who(case, silent, behind, known)}. {_capital(broken.why)}"
+        )
+
+    def _who(self, case: Case, silent: list[int], behind: list[int], known: list[int]) -> str:
+        """Who is to blame."""
+        if self.lost:
+            return (
+                f"{sentence(self.world, silent, behind, known)}. Look at the last lines of that worker; it died, hung, "
+                "was cut off, or made fewer steps and left without run.close()"
+            )
+        if self.world.rank in case.members and self._at().get(case.place(), 0) < case.number:
+            return "this worker did not come to it"
+        assert self._broken is not None
+        return "it was broken off" if self._broken.definite else "all came to it, and yet nothing moved"
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def waiting(self) -> list[str]:
+        """What is under way, as people read it."""
+        with self._changed:
+            operations = list(self._operations.values())
+        return describe(operations, self.world.names)
+
+    def cut(self) -> list[Link]:
+        """End all connections at once, without a word; they are the answer."""
+        with self._changed:
+            self._closed = True
+            self._over.set()
+        links = list(self._links.values())
+        for link in links:
+            link.end("this program has ended")
+        return links
+
+    def close(self) -> None:
+        """Say goodbye and let everything go."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._over.set()
+            ended = self._drop()
+            broken = self._broken is not None
+        for operation in ended:
+            operation.kill()
+        for link in self._links.values():
+            link.close()
+        until = time.monotonic() + FLUSH_S
+        for link in self._links.values():
+            if not link.flushed(max(0.0, until - time.monotonic())) and broken:
+                link.end("it was closed here")
+        self._door.forget(self._label)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Before Python takes the threads away."""
+    links = [link for mesh in list(_meshes) for link in mesh.cut()]
+    until = time.monotonic() + FLUSH_S
+    for link in links:
+        link.join(max(0.0, until - time.monotonic()))
+
+
+LEFT = "{} has ended its run and closed the connection"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

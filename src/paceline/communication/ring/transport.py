@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport over our own sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.communication.base import Pending, check_sizes
+from paceline.communication.ring.connections import Mesh
+from paceline.communication.ring.listener import Door
+from paceline.communication.ring.plans import Chain, Pairwise, Plan, Ring
+from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING, flat
+from paceline.communication.sockets.channel import TLS
+from paceline.communication.subgroups import Branching
+from paceline.core.world import World
+
+
+class RingTransport(Branching["RingTransport"]):
+    """A connection of the workers whose doors are at `addresses`.
+
+    It returns at once: the connections come about in the background, and the first operation waits for them. An
+    operation fails when it has not moved for `timeout_s`, or as soon as a worker that it needs is lost; then everything
+    else fails with it, on all workers, and the connection is of no use any more but to be closed.
+
+    Args:
+        door: this process's; shared by all of its transports.
+        label: the same on all members, and new for every set of members.
+        world: this worker among the members, with the hosts of all for messages.
+        addresses: address and port of every rank's door, in rank order.
+        timeout_s: deadline of every operation, seconds without any progress.
+        tls: certificates for the connections that this worker makes; None: those of the door, if any.
+    """
+
+    name = "channel"
+
+    def __init__(
+        self,
+        door: Door,
+        label: str,
+        world: World,
+        addresses: Sequence[tuple[str, int]],
+        timeout_s: float,
+        tls: TLS | None = None,
+    ) -> None:
+        mesh = Mesh(door, label, world, addresses, timeout_s, tls or door.tls)
+        self._set_up(mesh, world, "all", list(range(world.size)), None)
+
+    def _set_up(self, mesh: Mesh, world: World, label: str, ranks: list[int], parent: RingTransport | None) -> None:
+        super().__init__(world, parent)
+        self._take_root(label, ranks)
+        self._mesh = mesh
+        self._slot = mesh.open(label, ranks)
+
+    def _further(self, label: str, ranks: list[int], world: World) -> RingTransport:
+        """A connection of some or all of this one's members."""
+        made = RingTransport.__new__(RingTransport)
+        made._set_up(self._mesh, world, f"{self._label}/{label}", ranks, self)
+        return made
+
+    @property
+    def background(self) -> bool:
+        """Operations on different channels may run in threads of their own."""
+        return True
+
+    def wire_device(self, device: torch.device) -> torch.device:
+        """Sockets take host memory."""
+        return torch.device("cpu")
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Ranks found lost so far: of the whole connection, also on a channel or part."""
+        return self._mesh.lost
+
+    def cancel(self, why: str) -> None:
+        """End every operation under way, and every later one, with `PeerLostError(why)`; from any thread."""
+        self._mesh.cancel(why)
+
+    def waiting(self) -> list[str]:
+        """What is under way now, on all channels and parts: "all_reduce, from rank 2 on b for 3.1 s"."""
+        return self._mesh.waiting()
+
+    def all_reduce(self, x: Tensor) -> Pending:
+        self.count("all_reduce", x)
+        own, back = _staged(x)
+        likeness = f"all_reduce {own.numel()} {own.dtype}"
+        me, size = self.world.rank, self.world.size
+        if own.nbytes <= EAGER or size == 1:
+            rows = torch.empty(size, own.numel(), dtype=own.dtype)
+            rows[me] = own
+
+            def add() -> None:
+                own.copy_(_sum(rows))
+                back()
+
+            plan: Plan = Pairwise(self._others(lambda _: rows[me]), self._others(lambda k: rows[k]))
+            return self._start("all_reduce", likeness, plan, add)
+        chunks = own.tensor_split(size)
+        return self._start("all_reduce", likeness, Ring(self._ranks, me, chunks, 2 * (size - 1), size - 1), back)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        self.count("reduce_scatter", x)
+        own, _ = _staged(x)
+        me, size = self.world.rank, self.world.size
+        rows = own.view(size, own.numel() // size)
+        arrived = torch.empty_like(rows)
+        arrived[me] = rows[me]
+        plan = Pairwise(self._others(lambda k: rows[k]), self._others(lambda k: arrived[k]))
+        likeness = f"reduce_scatter {own.numel()} {own.dtype}"
+        return self._start("reduce_scatter", likeness, plan, lambda: _put(out, _sum(arrived)))
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        me, size = self.world.rank, self.world.size
+        check_sizes(out, x, out_sizes, in_sizes, size)
+        self.count("all_to_all", x, in_sizes[me] if in_sizes is not None else None)
+        (given, _), (taken, back) = _staged(x), _staged(out)
+        outs = torch.split(given, list(in_sizes)) if in_sizes is not None else given.tensor_split(size)
+        ins = torch.split(taken, list(out_sizes)) if out_sizes is not None else taken.tensor_split(size)
+        ins[me].copy_(outs[me])
+        plan = Pairwise(self._others(lambda k: outs[k]), self._others(lambda k: ins[k]))
+        return self._start("all_to_all", f"all_to_all {given.dtype}", plan, back)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        self.count("all_gather", x)
+        (own, _), (taken, back) = _staged(x), _staged(out)
+        me, size = self.world.rank, self.world.size
+        rows = taken.view(size, own.numel())
+        rows[me] = own
+        if own.nbytes <= EAGER or size == 1:
+            plan: Plan = Pairwise(self._others(lambda _: own), self._others(lambda k: rows[k]))
+        else:
+            plan = Ring(self._ranks, me, rows.unbind(0), size - 1, 0)
+        return self._start("all_gather", f"all_gather {own.numel()} {own.dtype}", plan, back)
+
+    def broadcast(self, x: Tensor, source: int) -> Pending:
+        me, size = self.world.rank, self.world.size
+        if me == source:
+            self.count("broadcast", x)
+        own, back = _staged(x)
+        if own.nbytes > EAGER:
+            chain = [self._ranks[(source + k) % size] for k in range(size)]
+            plan: Plan = Chain(chain, (me - source) % size, own)
+        elif me == source:
+            plan = Pairwise(self._others(lambda _: own), {}, asked=True)
+        else:
+            plan = Pairwise({}, {self._ranks[source]: own}, asked=True)
+        return self._start("broadcast", f"broadcast {source} {own.numel()} {own.dtype}", plan, back)
+
+    def send(self, x: Tensor, to: int) -> Pending:
+        self._other(to, "send to")
+        self.count("send", x)
+        rank, own = self._ranks[to], _staged(x)[0]
+        plan = Pairwise({rank: own}, {}, asked=True)
+        name = f"send to {self._mesh.world.name(rank)}"
+        return self._mesh.start(self._slot, name, _message(own), plan, None, SENDING, rank)
+
+    def receive(self, x: Tensor, source: int) -> Pending:
+        self._other(source, "receive from")
+        rank, (own, back) = self._ranks[source], _staged(x)
+        plan = Pairwise({}, {rank: own}, asked=True)
+        name = f"receive from {self._mesh.world.name(rank)}"
+        return self._mesh.start(self._slot, name, _message(own), plan, back, RECEIVING, rank)
+
+    def _others(self, tensor: Callable[[int], Tensor]) -> dict[int, Tensor]:
+        """For every other member its tensor, the next one first, so that not all begin with the same one."""
+        me, size = self.world.rank, self.world.size
+        return {self._ranks[k]: tensor(k) for k in ((me + step) % size for step in range(1, size))}
+
+    def _start(self, name: str, likeness: str, plan: Plan, finish: Callable[[], None]) -> Pending:
+        return self._mesh.start(self._slot, name, likeness, plan, finish)
+
+    def close(self) -> None:
+        for one in (self, *self._channels, *self._parts):
+            one._slot.closed = True
+            if one is not self:
+                one.close()
+        if self._parent is None:
+            self._mesh.close()
+
+
+def _staged(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """The elements of `x` in one dimension in host memory, and what brings them back where that is a copy."""
+    if x.device.type == "cpu" and x.is_contiguous():
+        return flat(x), _nothing
+    copy = flat(x.detach().cpu().contiguous().clone())
+
+    def back() -> None:
+        _put(x, copy)
+
+    return copy, back
+
+
+def _nothing() -> None:
+    """What is where it belongs."""
+
+
+def _put(place: Tensor, elements: Tensor) -> None:
+    place.detach().copy_(elements.view(place.shape))
+
+
+def _sum(rows: Tensor) -> Tensor:
+    """Of the rows, one after another."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total.add_(row)
+    return total
+
+
+def _message(x: Tensor) -> str:
+    return f"message {x.numel()} {x.dtype}"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI's launchers: hydra (`mpiexec` of MPICH and Intel MPI) and Open MPI's `mpirun`. MPI itself is not needed.
+
+Both tell a process its rank, but not where rank 0 is. Hydra's processes can tell each other
+(:mod:`paceline.communication.torch.pmi`), those of Open MPI cannot without its libraries: on one host they meet there,
+on several MASTER_ADDR and MASTER_PORT have to say where.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+from paceline.communication.schedulers.place import PORTS, Environment, Worker, master, number
+from paceline.errors import UnsupportedError
+
+JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+"""One of them is the same for all processes of an `mpirun` and for no other on that host."""
+LOOPBACK = "127.0.0.1"
+
+
+def hydra(environment: Environment) -> Worker | None:
+    """A process of hydra's `mpiexec`; None elsewhere, and for a job of one."""
+    if "PMI_RANK" not in environment or number(environment, "PMI_SIZE", 1) == 1:
+        return None
+    found = Worker(
+        "MPI",
+        number(environment, "PMI_RANK"),
+        number(environment, "PMI_SIZE"),
+        number(environment, "MPI_LOCALRANKID", 0),
+        number(environment, "MPI_LOCALNRANKS", 1),
+        master(environment),
+    )
+    if found.master is None and not environment.get("PMI_FD"):
+        raise UnsupportedError(
+            f"this is process {found.rank} of {found.size} of an MPI job that does not say where they meet: set "
+            "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, for all (mpiexec -genv NAME VALUE)"
+        )
+    return found
+
+
+def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> Worker | None:
+    """A process of Open MPI's `mpirun`; None elsewhere, and for a job of one.
+
+    Args:
+        environment: of the process.
+        first: where the scheduler round it lets the workers meet, if there is one.
+    """
+    if "OMPI_COMM_WORLD_RANK" not in environment or number(environment, "OMPI_COMM_WORLD_SIZE", 1) == 1:
+        return None
+    found = Worker(
+        "Open MPI",
+        number(environment, "OMPI_COMM_WORLD_RANK"),
+        number(environment, "OMPI_COMM_WORLD_SIZE"),
+        number(environment, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
+        master(environment) or first,
+    )
+    if found.master is not None:
+        return found
+    job = next((environment[name] for name in JOB if environment.get(name)), "")
+    if found.local_size != found.size or not job:
+        raise UnsupportedError(
+            f"this is process {found.rank} of {found.size} of an Open MPI job on several hosts, which does not say "
+            "where they meet: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, for all "
+            "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500)"
+        )
+    return replace(found, master=(LOOPBACK, PORTS[zlib.crc32(job.encode()) % len(PORTS)]))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's own authority: it signs the certificates by which the job's workers know each other, and nobody else's.
+
+::
+
+    job = Authority.make("door")              # door/ca.pem, door/ca-key.pem: on the host where the job begins
+    job.export("door/job.pem")                # the one file that another host needs; whoever has it can join
+    Authority.load("job.pem").issue("door/host-1", "host-1")     # there: cert.pem, key.pem and ca.pem, for `TLS.folder`
+
+Keys are of the curve P-256 and lie in files that only their owner can read, in folders that only their owner can enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import warnings
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.communication.sockets.tls import TLS
+from paceline.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.x509 import Certificate, KeyUsage
+
+WEEKS = 8
+"""How long a job's authority, and what it signs, is good for."""
+SKEW = timedelta(days=1)
+"""How much the clocks of the hosts may differ."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The key of a job, and its certificate.
+
+    Attributes:
+        key: signs; whoever has it can let anybody in.
+        certificate: by which workers know what it has signed.
+    """
+
+    key: EllipticCurvePrivateKey
+    certificate: Certificate
+
+    @classmethod
+    def new(cls) -> Authority:
+        """An authority that is nowhere but in the memory of this process."""
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        return cls(key, _sign("paceline job", key.public_key(), key, None))
+
+    @classmethod
+    def make(cls, folder: str | Path) -> Authority:
+        """A new authority; its certificate `ca.pem` and its secret `ca-key.pem` are written to `folder`."""
+        made, place = cls.new(), _private(folder)
+        _write(place / "ca.pem", _pem(made.certificate))
+        _write(place / "ca-key.pem", _secret(made.key))
+        return made
+
+    def export(self, path: str | Path) -> Path:
+        """Write key and certificate to one file that only its owner can read; its folder has to be there."""
+        target = Path(path)
+        _write(target, _secret(self.key) + _pem(self.certificate))
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Authority:
+        """The authority that `export` has written; warns where others than its owner can read the file.
+
+        Raises:
+            UnsupportedError: it cannot be read, is damaged, is no authority's, or its time is over.
+        """
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        file = Path(path)
+        try:
+            data = file.read_bytes()
+            key, certificate = load_pem_private_key(data, None), x509.load_pem_x509_certificate(data)
+        except (OSError, ValueError, TypeError) as error:  # the last: a key with a password
+            raise UnsupportedError(
+                f"{file} cannot be used as a job's file: {error}; copy the job.pem of the host that began the job again"
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise UnsupportedError(f"{file} is no job's file: its key is not that of its certificate")
+        found = cls(key, certificate)
+        found._check(file)
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            warnings.warn(
+                f"others than you can read {file}, and who reads it can join the job: chmod 600 {file}", stacklevel=2
+            )
+        return found
+
+    def issue(self, folder: str | Path, name: str) -> TLS:
+        """Make a worker's or a host's own certificate: cert.pem, key.pem and ca.pem in `folder`, which is made.
+
+        Args:
+            folder: for these three files alone.
+            name: of whom it is for, for people who look at it; at most 64 characters.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        if not 0 < len(name) <= 64:
+            raise UnsupportedError(f"a certificate is for a name of 1 to 64 characters, got {name!r}")
+        key, place = ec.generate_private_key(ec.SECP256R1()), _private(folder)
+        _write(place / "key.pem", _secret(key))
+        _write(place / "cert.pem", _pem(_sign(name, key.public_key(), self.key, self.certificate)))
+        _write(place / "ca.pem", _pem(self.certificate))
+        return TLS.folder(place)
+
+    def _check(self, file: Path) -> None:
+        """Refuse what could sign nothing that anybody accepts."""
+        from cryptography import x509
+
+        try:
+            signs = self.certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        except (x509.ExtensionNotFound, ValueError):
+            signs = False
+        if not signs:
+            raise UnsupportedError(f"{file} is a worker's certificate and not a job's: copy job.pem, not cert.pem")
+        over = self.certificate.not_valid_after_utc
+        if over < datetime.now(timezone.utc):
+            raise UnsupportedError(
+                f"{file} was good until {over:%Y-%m-%d %H:%M} UTC; begin the job again with a new one"
+            )
+
+
+def _sign(
+    name: str, public: EllipticCurvePublicKey, key: EllipticCurvePrivateKey, authority: Certificate | None
+) -> Certificate:
+    """A certificate for `name`: the authority's own where `authority` is None."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(timezone.utc)
+    over = now + timedelta(weeks=WEEKS)
+    own = authority is None
+    builder = x509.CertificateBuilder(
+        issuer_name=authority.subject if authority is not None else subject,
+        subject_name=subject,
+        public_key=public,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - SKEW,
+        not_valid_after=over if authority is None else min(over, authority.not_valid_after_utc),
+    )
+    for extension, critical in (
+        (x509.BasicConstraints(ca=own, path_length=0 if own else None), True),
+        (_use(signs=own), True),
+        (x509.SubjectKeyIdentifier.from_public_key(public), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False),
+    ):
+        builder = builder.add_extension(extension, critical)
+    if not own:
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = builder.add_extension(both, critical=False)
+    return builder.sign(key, hashes.SHA256())
+
+
+def _use(signs: bool) -> KeyUsage:
+    """What a key is for: an authority's signs certificates, a worker's signs handshakes."""
+    from cryptography import x509
+
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
+
+
+def _pem(certificate: Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _secret(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _private(folder: str | Path) -> Path:
+    """A folder that only its owner can enter."""
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place.chmod(0o700)
+    except OSError as error:
+        raise UnsupportedError(f"cannot make the folder {place} for the job's certificates: {error}") from error
+    return place
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put a file that only its owner can read in its place at once: never half of it, never open for a moment."""
+    new = None
+    try:
+        handle, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with the mode 0600
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(new, path)
+    except OSError as error:
+        if new is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+        raise UnsupportedError(f"cannot write {path}: {error}") from error

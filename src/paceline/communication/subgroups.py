@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels and parts of a transport that makes them as connections like itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from paceline.communication.base import Transport, world_within
+from paceline.core.world import World
+
+Kin = TypeVar("Kin", bound=Transport)
+
+
+class Branching(Transport, Generic[Kin]):
+    """A transport whose channels and parts are of its own kind, with names that all members give them alike."""
+
+    def _take_root(self, label: str, ranks: list[int]) -> None:
+        """Be the connection `label` of the members `ranks`, which count in the whole cluster; without branches yet."""
+        self._label, self._ranks = label, ranks
+        self._channels: list[Kin] = []
+        self._parts: list[Kin] = []
+
+    @abstractmethod
+    def _further(self, label: str, ranks: list[int], world: World) -> Kin:
+        """A connection of some or all of this one's members, apart from all others."""
+
+    def open_channels(self, number: int) -> None:
+        """Make the channels, in order."""
+        while len(self._channels) + 1 < number:
+            label = f"channel{len(self._channels) + 1}"
+            self._channels.append(self._further(label, self._ranks, self.world))
+
+    def channel(self, k: int) -> Transport:
+        """Channel `k`; 0 is this connection."""
+        if not 0 <= k <= len(self._channels):
+            raise IndexError(f"channel {k} was not opened: open_channels({k + 1}) comes first, on every worker")
+        return self if k == 0 else self._channels[k - 1]
+
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        """The connection within this worker's group."""
+        number, mine = self._group_of(groups)
+        ranks = [self._ranks[rank] for rank in mine]
+        part = self._further(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
+        self._parts.append(part)
+        return part

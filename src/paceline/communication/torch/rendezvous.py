@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this process is among the workers of its launcher, and the store where those of a scheduler's job meet.
+
+torchrun and `paceline run` bring a store along, and torch.distributed finds it by itself. Under MPI, Slurm and Kubeflow
+rank 0 opens one here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.communication import schedulers
+from paceline.communication.schedulers import Worker
+from paceline.communication.torch import pmi
+from paceline.communication.torch.store import LOOPBACK, open_store, own_address
+from paceline.core.world import host_name
+from paceline.errors import PeerLostError, UnsupportedError
+
+_met: list[tuple[Any, str]] = []  # the store of this process, which must stay, and the address where it is
+
+
+def found() -> Worker | None:
+    """This process among all workers, None where nobody says that it is one of several."""
+    return schedulers.worker(os.environ)
+
+
+def address() -> str | None:
+    """Where the workers met, None where nobody says so."""
+    if _met:
+        return _met[0][1]
+    return os.environ.get("MASTER_ADDR") or None
+
+
+def store(worker: Worker, timeout_s: float) -> Any:
+    """The store of a scheduler's job, opened by rank 0; the same one at every call.
+
+    Raises:
+        PeerLostError: it cannot be reached within the timeout.
+        UnsupportedError: it cannot be opened where the job says.
+    """
+    if not _met:
+        _met.append(_named(worker, timeout_s) if worker.master is not None else _agreed(worker, timeout_s))
+    return _met[0][0]
+
+
+def _named(worker: Worker, timeout_s: float) -> tuple[Any, str]:
+    """The store at the place that everybody knows."""
+    assert worker.master is not None
+    host, port = worker.master
+    return (_open(worker, host, port, timeout_s) if worker.rank == 0 else _join(worker, host, port, timeout_s)), host
+
+
+def _agreed(worker: Worker, timeout_s: float) -> tuple[Any, str]:
+    """The store at a free port, which rank 0 tells the others over hydra."""
+    opened: list[Any] = []
+
+    def opens(names: list[str]) -> str:
+        host = _reached_by(worker, names)
+        opened.append(_open(worker, host, 0, timeout_s))
+        return f"{host}:{opened[0].port}"
+
+    host, _, port = pmi.agree(worker, int(os.environ["PMI_FD"]), timeout_s, opens).rpartition(":")
+    return (opened[0] if opened else _join(worker, host, int(port), timeout_s)), host
+
+
+def _reached_by(worker: Worker, names: list[str]) -> str:
+    """The address of this host that the others reach."""
+    others = [name for name in names if name != host_name()]
+    if worker.local_size == worker.size or not others:
+        return LOOPBACK
+    try:
+        return own_address(others[0])
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"{error}; set MASTER_ADDR and MASTER_PORT for all processes, to this host and a free port of it"
+        ) from error
+
+
+def _open(worker: Worker, host: str, port: int, timeout_s: float) -> Any:
+    try:
+        return open_store(host, port, timedelta(seconds=timeout_s), worker.size)
+    except (OSError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"rank 0 on {host_name()} cannot open the store at {host}:{port}, where {worker.says} lets the workers "
+            f"meet ({str(error).splitlines()[0][:200]}); set MASTER_ADDR and MASTER_PORT for all of them"
+        ) from error
+
+
+def _join(worker: Worker, host: str, port: int, timeout_s: float) -> Any:
+    try:
+        return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+    except (OSError, RuntimeError) as error:
+        raise PeerLostError(
+            f"rank 0 does not answer at {host}:{port}, where {worker.says} lets the workers meet, within "
+            f"{timeout_s:g} s [rank {worker.rank} of {worker.size} on {socket.gethostname()}]: did its process begin, "
+            "and can this host reach that address?"
+        ) from error

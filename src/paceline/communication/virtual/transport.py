@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""N workers in one process: each its own thread, model and rank, one running at a time.
+
+A *baton* says whose turn it is. A worker keeps it until it comes to an exchange; there it lays down what it brings and
+hands the baton to the next worker, in rank order, that can go on. The last to arrive finishes the exchange for all,
+with sums taken in rank order; in a part of the cluster that is the last of the part. With the baton, what a program
+believes to own alone is swapped: the global random generators of torch (and of every CUDA device in use), NumPy and
+`random`, `sys.argv`, `sys.stdout` and the module `__main__`. So a run repeats bit for bit, and a program that was
+written for one process runs unchanged.
+
+There are no timeouts here: when nobody can go on, that is seen at once, and the error says who waits for what.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.communication.base import Done, Pending, Transport, check_sizes, world_within
+from paceline.communication.calls import AGREEMENT
+from paceline.communication.virtual.clock import Clock
+from paceline.communication.virtual.scheduler import Closable, Cluster, Combine, Result
+from paceline.core.world import World
+
+__all__ = ["Closable", "Cluster", "VirtualTransport", "current", "run"]
+
+_here = threading.local()
+
+
+def _enter(cluster: Cluster, rank: int) -> None:
+    _here.transport = VirtualTransport(cluster, range(cluster.size), rank)
+
+
+def current() -> VirtualTransport | None:
+    """The transport of the virtual worker that runs this thread, or None outside of :func:`run`."""
+    return getattr(_here, "transport", None)
+
+
+class _Receive:
+    """A message on its way, or not even sent yet."""
+
+    def __init__(self, transport: VirtualTransport, x: Tensor, source: int, number: int) -> None:
+        self._transport, self._x, self._source, self._number = transport, x, source, number
+
+    def wait(self) -> None:
+        """Let the others work until the message is there."""
+        if self._number >= 0:
+            self._transport.take(self._x, self._source, self._number)
+            self._number = -1
+
+
+class VirtualTransport(Transport):
+    """One virtual worker's connection: every operation is one meeting.
+
+    Args:
+        cluster: the workers.
+        members: ranks in the cluster of those that this connection joins, in its own order.
+        rank: this worker's place among them.
+        parent: the connection that this one is a part of.
+        place: the same for all members, and for no other connection among other members.
+    """
+
+    name = "virtual"
+
+    coarse = 16
+    """Each chunk is a round of the baton through all workers, and an operation is over when it was started."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        members: Sequence[int],
+        rank: int,
+        parent: VirtualTransport | None = None,
+        place: str = "",
+    ) -> None:
+        hosts = cluster.hosts
+        own = members[rank]
+        mine = World(own, cluster.size, 0, 1, hosts[own], hosts)
+        super().__init__(world_within(mine, members), parent)
+        self.cluster, self.members = cluster, tuple(members)
+        self._place, self._parts = place, 0
+        self._numbers: Counter[tuple[str, int]] = Counter()  # messages to and from each worker
+
+    def clone(self) -> VirtualTransport:
+        """A connection with a byte count of its own; all of a worker's connections share the baton."""
+        return VirtualTransport(self.cluster, self.members, self.world.rank)
+
+    def _meet(self, label: str, brings: Any, combine: Combine) -> Any:
+        if self._place:
+            label += f" among workers {', '.join(str(rank) for rank in self.members)}"
+        rank = self.members[self.world.rank]
+        self.cluster.workers[rank].call = "" if self.call == AGREEMENT else f" for {self.call}"
+        return self.cluster.meet(rank, label, brings, combine, self.members, self._place)
+
+    def now(self) -> float:
+        return super().now() - self.cluster.away_s[self.members[self.world.rank]]
+
+    def open_channels(self, number: int) -> None:
+        """Nothing to open: an operation is over when it was started."""
+
+    def channel(self, k: int) -> Transport:
+        return self
+
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        number, mine = self._group_of(groups)
+        self._meet(f"part into {groups!r}", None, _everybody_gets_all)
+        self._parts += 1
+        members = [self.members[rank] for rank in mine]
+        place = f"{self._place}/{self._parts}.{number}"
+        return VirtualTransport(self.cluster, members, mine.index(self.world.rank), self, place)
+
+    def all_reduce(self, x: Tensor) -> Pending:
+        self.count("all_reduce", x)
+        total = self._meet(f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
+        x.copy_(total)
+        return Done()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        self.count("reduce_scatter", x)
+        total = self._meet(f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
+        out.copy_(total[self.world.rank])
+        return Done()
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        check_sizes(out, x, out_sizes, in_sizes, self.world.size)
+        self.count("all_to_all", x, in_sizes[self.world.rank] if in_sizes is not None else None)
+        if in_sizes is None or out_sizes is None:
+            arrived = self._meet(f"all_to_all of {x.numel()}", x.clone().unbind(0), _transpose)
+            places: Sequence[Tensor] = out.unbind(0)
+        else:
+            arrived = self._meet("all_to_all of parts", torch.split(x.clone(), list(in_sizes)), _transpose)
+            places = torch.split(out, list(out_sizes))
+        for source, (place, part) in enumerate(zip(places, arrived, strict=True)):
+            if place.numel() != part.numel():
+                raise ValueError(
+                    self.world.sign(f"rank {source} sent {part.numel()} elements, {place.numel()} were expected")
+                )
+            place.copy_(part)
+        return Done()
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        self.count("all_gather", x)
+        rows = self._meet(f"all_gather of {x.numel()}", x.clone(), _everybody_gets_all)
+        for row, arrived in zip(out, rows, strict=True):
+            row.copy_(arrived)
+        return Done()
+
+    def broadcast(self, x: Tensor, source: int) -> Pending:
+        if self.world.rank == source:
+            self.count("broadcast", x)
+        rows = self._meet(f"broadcast of {x.numel()} from {source}", x.clone(), _everybody_gets_all)
+        if self.world.rank != source:
+            x.copy_(rows[source])
+        return Done()
+
+    def send(self, x: Tensor, to: int) -> Pending:
+        self._other(to, "send to")
+        self.cluster.check()
+        self.count("send", x)
+        self._numbers["to", to] += 1
+        self.cluster.mail[self._place, self.world.rank, to, self._numbers["to", to]] = x.clone()
+        return Done()
+
+    def receive(self, x: Tensor, source: int) -> Pending:
+        self._other(source, "receive from")
+        self._numbers["from", source] += 1
+        return _Receive(self, x, source, self._numbers["from", source])
+
+    def take(self, x: Tensor, source: int, number: int) -> None:
+        """Wait for message `number` of worker `source`, and copy it into `x`."""
+        key = (self._place, source, self.world.rank, number)
+        label = f"receive of {x.numel()} from worker {self.members[source]}"
+        self.cluster.wait(self.members[self.world.rank], label, lambda: key in self.cluster.mail)
+        x.copy_(self.cluster.mail.pop(key))
+
+    def close(self) -> None:
+        """The cluster ends with its threads."""
+
+
+def _sum_in_rank_order(brought: list[Tensor]) -> list[Tensor]:
+    total = brought[0].clone()
+    for x in brought[1:]:
+        total.add_(x.to(total.device))
+    return [total] * len(brought)
+
+
+def _transpose(brought: list[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[parts[place] for parts in brought] for place in range(len(brought))]
+
+
+def _everybody_gets_all(brought: list[Any]) -> list[list[Any]]:
+    return [brought] * len(brought)
+
+
+def run(
+    workers: int, target: Callable[[], Result], hosts: Sequence[str] | None = None, clock: Clock | None = None
+) -> Sequence[Result | None]:
+    """Run `target()` in `workers` virtual workers; the results in rank order.
+
+    Inside, `paceline.attach` finds the virtual cluster by itself. Every worker starts with the random state that the
+    caller had, as N processes that set the same seed would. The first error of a worker is raised here.
+
+    Args:
+        workers: N, at least 1.
+        target: called once in each worker, without arguments; whatever it builds is that worker's own.
+        hosts: a name for each worker's host, to try what depends on who is near whom; all are on this one by default.
+        clock: how long computing and messages take, for asynchronous rules; everything takes one second, and messages
+            none, by default.
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if hosts is not None and len(hosts) != workers:
+        raise ValueError(f"hosts must name a host for each of {workers} workers, got {len(hosts)}")
+    if current() is not None:
+        raise ValueError("a virtual worker cannot start virtual workers of its own")
+    return Cluster(workers, hosts, clock).run(_enter, target)
