@@ -38,7 +38,7 @@ from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Steps
 from paceline.communication import connect
-from paceline.data.ledger import Ledger
+from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded

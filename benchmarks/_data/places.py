@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline.core.world import World
 from paceline.data import Feed
-from paceline.data.permutation import Permutation
+from paceline.data.sampling.permutation import Permutation
 
 SAMPLES, PLACES, BATCH, WORKERS, RANK = 10**9, 10**10, 16, 4, 2
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
 from paceline.core.flat import Fragment
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
 from paceline.regroup import Old
 from paceline.rules.rule import Rule
 

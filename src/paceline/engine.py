@@ -18,7 +18,7 @@ from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
 from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.gradient_update import GradientUpdate, Occasion

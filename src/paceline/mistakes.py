@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from paceline.checks import MARK
 from paceline.communication.diagnosis import in_library
 from paceline.core.world import World
-from paceline.data.feed import Feed
+from paceline.data.sharing.loader_registry import Feed
 from paceline.errors import UnsupportedError
 
 logger = logging.getLogger("paceline")

@@ -24,8 +24,8 @@ from paceline.communication import Alone, Transport, connect
 from paceline.core import rng
 from paceline.core.flat import Modules, averaged_buffers, module_list
 from paceline.core.world import World
-from paceline.data.feed import Feed
-from paceline.data.share import Share
+from paceline.data.sharing.loader_registry import Feed
+from paceline.data.sharing.shared_loader import Share
 from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError

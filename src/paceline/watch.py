@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import processes
 from paceline.communication import Transport
-from paceline.data.sources import Sources
+from paceline.data.sharing.cache_log import Sources
 from paceline.exchange import Header, Meeting, Timing
 from paceline.journal import Journal
 from paceline.version import __version__

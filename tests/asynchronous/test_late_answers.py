@@ -11,8 +11,8 @@ import torch
 
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.threads import ThreadedService
-from paceline.data.book import Question
-from paceline.data.ledger import Ledger
+from paceline.data.ledger.epoch_ledger import Question
+from paceline.data.ledger.ledger import Ledger
 
 LOST, HEIR, READER = 2, 0, 1
 

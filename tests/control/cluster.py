@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.communication.sockets.channel import TLS
 from paceline.control import About, Control, Generation, Member, Terms
-from paceline.data.book import Mark, Question
+from paceline.data.ledger.epoch_ledger import Mark, Question
 
 HERE = "127.0.0.1"
 SOON = 30.0

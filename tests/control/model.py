@@ -19,7 +19,7 @@ from paceline.control.holdings import Holdings
 from paceline.control.people import Answer, Commit
 from paceline.control.register import Register
 from paceline.control.terms import About, Generation, Terms
-from paceline.data.book import Mark, Question
+from paceline.data.ledger.epoch_ledger import Mark, Question
 
 PLACES = 24
 Place = tuple[int, int]

@@ -14,7 +14,7 @@ from paceline.communication.sockets.channel import connect
 from paceline.communication.sockets.frames import MAGIC, Header, write_note
 from paceline.control import GivenUpError, Terms, server, wire
 from paceline.control.members import REMEMBERED
-from paceline.data.book import Question
+from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import PacelineError
 from tests.control.cluster import HERE, SOON, begin, control, member, together
 

@@ -12,7 +12,7 @@ from paceline.control import About, GivenUpError, RefusedError, Terms, returning
 from paceline.control.books import NOTHING, WORK
 from paceline.control.people import Commit
 from paceline.control.register import RESTORES, Register
-from paceline.data.book import ENDLESS, Question
+from paceline.data.ledger.epoch_ledger import ENDLESS, Question
 from paceline.errors import MismatchError
 
 ABOUT = About("host", "127.0.0.1", 1, {"rule": "block"})

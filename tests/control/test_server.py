@@ -13,7 +13,7 @@ import pytest
 
 from paceline.control import Control, GivenUpError, OverError, RefusedError, Terms
 from paceline.control.client import Member
-from paceline.data.book import Question
+from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import CheckpointError, ClosedError, MismatchError, PeerLostError
 from tests.control.cluster import HERE, SOON, Log, begin, control, member, together, work
 from tests.transport.test_tls import Authority

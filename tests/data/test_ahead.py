@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import paceline
 from paceline.data import Cache, PackedDataset
-from paceline.data.order import InShards
+from paceline.data.sampling.order import InShards
 from tests.data.cache.server import Server
 from tests.data.packed.made import packed
 from tests.helpers import simulate

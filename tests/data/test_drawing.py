@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import paceline
 from paceline.core import rng
-from paceline.data import drawing
-from paceline.data.drawing import Drawing, Streamed, drawn
+from paceline.data.sampling import drawing
+from paceline.data.sampling.drawing import Drawing, Streamed, drawn
 from tests.data.test_share import Numbers
 from tests.helpers import simulate
 

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.book import ENDLESS, Mark, Question
-from paceline.data.ledger import Ledger
-from paceline.data.position import Position
-from paceline.data.ranges import Ranges
-from paceline.data.supply import Leased
+from paceline.data.ledger.assignment import Leased
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sharing.position import Position
 
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=600)
 

@@ -117,7 +117,7 @@ def _numbers(rows: list[dict[str, Any]]) -> Any:
 def test_rows_of_many_batches_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("paceline.data.files.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("paceline.data.streams.formats.ROWS_AT_ONCE", 4)
     parquet.write_table(pyarrow.table({"n": list(range(30))}), tmp_path / "a.parquet", row_group_size=13)
     check(parquet_rows([tmp_path / "a.parquet"]), [[{"n": i} for i in range(30)]])
 

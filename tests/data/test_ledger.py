@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.data.book import ENDLESS, Mark, Question
-from paceline.data.ledger import Ledger
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
 
 

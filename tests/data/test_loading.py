@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.loading import Loading, Ticket
-from paceline.data.parcel import Parcel
-from paceline.data.shipping import Delivery
+from paceline.data.workers.batching import Delivery
+from paceline.data.workers.loader import Loading, Ticket
+from paceline.data.workers.message import Parcel
 
 SEED = 5
 

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.world import World
 from paceline.data import Feed
-from paceline.data.memo import Memo
-from paceline.data.order import Shuffled
-from paceline.data.permutation import Permutation
-from paceline.data.ranges import Ranges
-from paceline.data.split import split_of
-from paceline.data.supply import Even
+from paceline.data.ledger.assignment import Even
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.lookup_cache import Memo
+from paceline.data.sampling.order import Shuffled
+from paceline.data.sampling.permutation import Permutation
+from paceline.data.sampling.split import split_of
 
 RANGE = st.tuples(st.integers(0, 400), st.integers(0, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 
-from paceline.data import packing as module
-from paceline.data.packing import ALIGNMENT, BLOCK_BYTES, LARGE_BYTES, Packer
-from paceline.data.parcel import Parcel
+from paceline.data.workers import pack as module
+from paceline.data.workers.message import Parcel
+from paceline.data.workers.pack import ALIGNMENT, BLOCK_BYTES, LARGE_BYTES, Packer
 
 Pair = namedtuple("Pair", ["x", "y"])
 

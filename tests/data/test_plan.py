@@ -20,11 +20,11 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
-from paceline.data.book import MOST
-from paceline.data.order import Drawn, InShards, InTurn, Shuffled
-from paceline.data.plan import Plan, generators_of
-from paceline.data.position import Position
-from paceline.data.supply import Portion
+from paceline.data.ledger.assignment import Portion
+from paceline.data.ledger.epoch_ledger import MOST
+from paceline.data.sampling.order import Drawn, InShards, InTurn, Shuffled
+from paceline.data.sampling.sampler import Plan, generators_of
+from paceline.data.sharing.position import Position
 from paceline.errors import UnsupportedError
 from tests.data.test_share import Buckets, Numbers, Reversed
 

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import paceline
 from paceline.core.state_tree import build, flatten
-from paceline.data.consumed import Consumed
-from paceline.data.position import Position
+from paceline.data.sampling.shard_progress import Consumed
+from paceline.data.sharing.position import Position
 from paceline.sim import Clock
 from tests.data.test_share import Buckets, Numbers, Reversed
 

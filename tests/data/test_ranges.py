@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.ranges import Range, Ranges
+from paceline.data.ledger.ranges import Range, Ranges
 
 END = 40
 bounds = st.tuples(st.integers(0, END), st.integers(0, END))  # begin may lie behind the end: nothing

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 
 from paceline.data import ShardStream
-from paceline.data.consumed import UNIT, Consumed
-from paceline.data.ranges import Ranges
-from paceline.data.reading import Found, Pieces, Request, ShardReading, _Lanes, _Reader
-from paceline.data.supply import Portion
+from paceline.data.ledger.assignment import Portion
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.shard_progress import UNIT, Consumed
+from paceline.data.streams.reader import Found, Pieces, Request, ShardReading, _Lanes, _Reader
 from tests.data.test_streams import Counted
 
 

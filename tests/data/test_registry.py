@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data.registry import Registry
+from paceline.data.sharing.numbering import Registry
 from tests.helpers import simulate
 
 EPOCHS = 12

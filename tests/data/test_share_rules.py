@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 import paceline
-from paceline.data.consumed import Consumed
-from paceline.data.ledger import Ledger
-from paceline.data.position import Position
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.shard_progress import Consumed
+from paceline.data.sharing.position import Position
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.sim import Clock
 from tests.data.test_share import SAMPLERS, Batches, Numbers, Stream

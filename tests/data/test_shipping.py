@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.data import shipping
-from paceline.data.packing import BLOCK_BYTES, Packer
-from paceline.data.parcel import Parcel
-from paceline.data.shipping import MOST_BATCHES, Blocks, Delivery, Ticket
+from paceline.data.workers import batching as shipping
+from paceline.data.workers.batching import MOST_BATCHES, Blocks, Delivery, Ticket
+from paceline.data.workers.message import Parcel
+from paceline.data.workers.pack import BLOCK_BYTES, Packer
 
 
 def tickets(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[Ticket]:

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, S
 import paceline
 from paceline.data.cache import Cache, CacheError, Files
 from paceline.data.packed import PackedDataset, ParquetDataset
-from paceline.data.sources import Sources, caches_of
+from paceline.data.sharing.cache_log import Sources, caches_of
 from tests.data.cache.server import Server
 from tests.data.cache.test_files import first_byte
 

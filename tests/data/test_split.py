@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.book import ENDLESS
-from paceline.data.split import Alone, Rounds, Split, Stripes, even_parts, split_of
+from paceline.data.ledger.epoch_ledger import ENDLESS
+from paceline.data.sampling.split import Alone, Rounds, Split, Stripes, even_parts, split_of
 
 CASES = [(n, b) for n in (0, 1, 2, 3, 7, 8, 16, 17, 31, 96, 97, 100) for b in (1, 2, 3, 4, 16)]
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=300)

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.data import ShardStream
-from paceline.data.consumed import UNIT, Consumed, dealt, pieces
-from paceline.data.ranges import Ranges
-from paceline.data.reading import Pieces, ShardReading
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.shard_progress import UNIT, Consumed, dealt, pieces
+from paceline.data.streams.reader import Pieces, ShardReading
 from paceline.sim import Clock
 
 Batch = list[int]

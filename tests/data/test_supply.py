@@ -7,11 +7,11 @@ from collections import deque
 
 import pytest
 
-from paceline.data.book import Mark, Question
-from paceline.data.ledger import Ledger
-from paceline.data.ranges import Range, Ranges
-from paceline.data.split import Rounds, Stripes
-from paceline.data.supply import Even, Leased, Portion, Supply, cut_up
+from paceline.data.ledger.assignment import Even, Leased, Portion, Supply, cut_up
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.split import Rounds, Stripes
 
 
 def drain(supply: Supply) -> list[Portion]:

@@ -23,8 +23,8 @@ from paceline.communication.virtual import transport as virtual
 from paceline.communication.virtual.scheduler import Belonging
 from paceline.core.flat import Modules
 from paceline.core.world import World
-from paceline.data.feed import Feed
-from paceline.data.share import Share
+from paceline.data.sharing.loader_registry import Feed
+from paceline.data.sharing.shared_loader import Share
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.session import Run

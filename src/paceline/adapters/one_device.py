@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType, send_to_device
 from torch.utils.data import BatchSampler, RandomSampler
 
 from paceline.adapters.door import Door, SharedLoader
-from paceline.data.share import Share
+from paceline.data.sharing.shared_loader import Share
 from paceline.errors import UnsupportedError
 
 STATES = (PartialState, AcceleratorState, GradientState)

@@ -18,8 +18,8 @@ from paceline.asynchronous.server import Server
 from paceline.asynchronous.service import Ask, Ticket
 from paceline.asynchronous.ways import Arriving
 from paceline.communication.virtual.transport import VirtualTransport
-from paceline.data.ledger import Ledger
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.ledger import Ledger
 from paceline.errors import PeerLostError
 from paceline.rules.rule import FRAME_BYTES
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.data.book import Mark, Question
-from paceline.data.ledger import Ledger
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
 
 
 class ClockedDesk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 
 
 class Hand:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Container, Iterable
 
 from paceline.asynchronous.service import Ask, Ticket
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 
 KEPT_BYTES = 1 << 30
 """Of pushes that a worker keeps, where they are large."""

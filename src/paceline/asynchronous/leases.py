@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.asynchronous.lines import DONE, ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
 from paceline.asynchronous.piece import KEEPING
 from paceline.communication.sockets.channel import Channel, Frame
-from paceline.data.book import Mark, Question
-from paceline.data.ledger import Ledger
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
 
 if TYPE_CHECKING:
     from paceline.asynchronous.threads import ThreadedService

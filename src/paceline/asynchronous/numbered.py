@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.ranges import Ranges
 
 EPOCHS = 8
 """Epochs of a loader whose places are remembered: nobody begins one before the one before it is in every piece."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.asynchronous.clocks import Clocks
 from paceline.asynchronous.numbered import Numbered
 from paceline.asynchronous.ways import Arriving, Way
-from paceline.data.ledger import Ledger
+from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer.arrival import Push
 
 REFUSED = -1

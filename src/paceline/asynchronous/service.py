@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.asynchronous.later import Once
 from paceline.asynchronous.piece import KEEPING, REFUSED
 from paceline.asynchronous.ways import Settings
-from paceline.data.book import Mark
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.epoch_ledger import Mark
 
 
 def _nothing() -> None:

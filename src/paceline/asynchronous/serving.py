@@ -33,7 +33,7 @@ from paceline.asynchronous.members import LOOK_EVERY_S
 from paceline.asynchronous.piece import NOBODY
 from paceline.asynchronous.ways import Arriving, Settings
 from paceline.communication.sockets.channel import Channel, Frame, Header
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import MismatchError, PeerLostError
 
 if TYPE_CHECKING:

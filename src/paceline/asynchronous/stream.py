@@ -26,7 +26,7 @@ from torch import Tensor
 from paceline.asynchronous.piece import KEEPING
 from paceline.asynchronous.service import Ask, Service, Ticket
 from paceline.asynchronous.spans import Rooms, Span
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.rules.schedule.bounded import Bounded
 
 

@@ -44,7 +44,7 @@ from paceline.asynchronous.serving import Serving
 from paceline.asynchronous.ways import Arriving
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
 from paceline.errors import PacelineError, PeerLostError
 
 OUT_S = 0.25

@@ -33,10 +33,10 @@ from paceline.blocks import Owned
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
-from paceline.data.book import Mark
-from paceline.data.feed import Feed
-from paceline.data.ledger import Ledger
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.sharing.loader_registry import Feed
 from paceline.exchange import Timing
 from paceline.flow import Flow
 from paceline.regroup import Old

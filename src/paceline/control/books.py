@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger of an elastic run: what is leased to whom, and what is in the global model, as of the last commit.
 
-The ledger itself is that of :mod:`paceline.data.ledger`. Here is what the control plane adds: a worker can mark what
-it holds and nothing else, an epoch is over when all of it is committed, and what a resumed run has left to do is
+The ledger itself is that of :mod:`paceline.data.ledger.ledger`. Here is what the control plane adds: a worker can mark
+what it holds and nothing else, an epoch is over when all of it is committed, and what a resumed run has left to do is
 accepted once.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.control import check
-from paceline.data.book import ENDLESS, Mark, Question
-from paceline.data.ledger import Ledger
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
 
 NOTHING, WORK, OVER = range(3)

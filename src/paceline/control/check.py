@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.data.book import ENDLESS, Mark, Question
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.errors import MismatchError
 
 WORKERS = 1 << 31

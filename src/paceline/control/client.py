@@ -17,7 +17,7 @@ from paceline.control import check, wire
 from paceline.control.books import NOTHING, OVER, WORK
 from paceline.control.hearing import Hearing
 from paceline.control.terms import About, Generation, Verdict
-from paceline.data.book import Mark, Question
+from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError
 
 GOODBYE_S = 5.0

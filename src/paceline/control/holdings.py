@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paceline.data.book import Mark
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.ranges import Ranges
 
 
 class Holdings:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.control.terms import Place
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 from paceline.control.books import NOTHING
 from paceline.control.members import Membership
 from paceline.control.people import Commit, Person
-from paceline.data.book import Question
+from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import MismatchError
 
 RESTORES = 10

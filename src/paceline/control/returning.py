@@ -11,7 +11,7 @@ from paceline.control.errors import GivenUpError
 from paceline.control.people import Person
 from paceline.control.register import Register
 from paceline.control.terms import Generation, Place
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 
 
 def state(register: Register, now: float) -> dict[str, Any]:

@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from paceline.data.buckets import BucketBatches
     from paceline.data.cache import Cache, Files
-    from paceline.data.feed import Feed
-    from paceline.data.files import json_lines, parquet_rows, text_lines
-    from paceline.data.known import by_index, hugging_face, web_dataset
     from paceline.data.packed import PackedDataset, ParquetDataset
-    from paceline.data.share import Share
-    from paceline.data.streams import Shards, ShardStream
+    from paceline.data.sampling.buckets import BucketBatches
+    from paceline.data.sharing.loader_registry import Feed
+    from paceline.data.sharing.shared_loader import Share
+    from paceline.data.streams.dataset import Shards, ShardStream
+    from paceline.data.streams.formats import json_lines, parquet_rows, text_lines
+    from paceline.data.streams.libraries import by_index, hugging_face, web_dataset
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "BucketBatches": "buckets",
+            "BucketBatches": "sampling.buckets",
             "Cache": "cache",
-            "Feed": "feed",
+            "Feed": "sharing.loader_registry",
             "Files": "cache",
             "PackedDataset": "packed",
             "ParquetDataset": "packed",
-            "ShardStream": "streams",
-            "Shards": "streams",
-            "Share": "share",
-            "by_index": "known",
-            "hugging_face": "known",
-            "json_lines": "files",
-            "parquet_rows": "files",
-            "text_lines": "files",
-            "web_dataset": "known",
+            "ShardStream": "streams.dataset",
+            "Shards": "streams.dataset",
+            "Share": "sharing.shared_loader",
+            "by_index": "streams.libraries",
+            "hugging_face": "streams.libraries",
+            "json_lines": "streams.formats",
+            "parquet_rows": "streams.formats",
+            "text_lines": "streams.formats",
+            "web_dataset": "streams.libraries",
         },
     )
 

@@ -21,8 +21,8 @@ from paceline.checkpoint import Moment
 from paceline.communication.base import Pending
 from paceline.core.flat import Modules
 from paceline.core.world import World
-from paceline.data.book import Mark
-from paceline.data.feed import Feed
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.sharing.loader_registry import Feed
 from paceline.elastic.entering import Entering
 from paceline.elastic.handover import Parcel
 from paceline.elastic.leases import LiveLeases

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.control import Generation, GivenUpError
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import DesyncError, MismatchError, PeerLostError
 from paceline.exchange import Chunk, Exchanger, Flying, Header, Meeting, Opening, refuse_nothing
 from paceline.pipeline import Running

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.control import Member
-from paceline.data.book import Mark, Question
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.ranges import Ranges
 from paceline.errors import CheckpointError
 
 LOOK_EVERY_S = 0.2
@@ -20,7 +20,7 @@ LOOK_EVERY_S = 0.2
 
 
 class LiveLeases:
-    """The way to the ledger; see :class:`paceline.data.supply.Leases`.
+    """The way to the ledger; see :class:`paceline.data.ledger.assignment.Leases`.
 
     Args:
         member: the way to the control plane.

@@ -17,7 +17,7 @@ from paceline.communication.ring import Door, RingTransport
 from paceline.communication.torch.store import own_address
 from paceline.control import About, Generation, GivenUpError, Member
 from paceline.core.world import World, host_name
-from paceline.data.book import Mark
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.elastic.flight import LiveExchanger
 from paceline.errors import PeerLostError
 from paceline.rules.rule import Rule

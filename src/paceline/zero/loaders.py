@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.data.share import Share
+from paceline.data.sharing.shared_loader import Share
 from paceline.session import Run
 from paceline.zero import refusals
 from paceline.zero.lengths import Lengths

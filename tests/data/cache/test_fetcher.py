@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache, NotServedError, obtain
+from paceline.data.cache import Cache, NotServedError
+from paceline.data.cache import get as obtain
 from paceline.data.cache.fetcher import Fetcher
 from paceline.data.cache.names import key_of
-from paceline.data.cache.patience import Patience
-from paceline.data.cache.wishes import Wishes
+from paceline.data.cache.prefetch_hints import Wishes
+from paceline.data.cache.stall_timeout import Patience
 from tests.data.cache.server import Server, until
 
 KB = 1000

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.cache import Cache, Files, NotServedError, download, relay
+from paceline.data.cache import Cache, Files, NotServedError, download, fetch_subprocess
 from paceline.data.cache.errors import Unavailable
 from paceline.data.cache.objects import ObstoreSource
 from paceline.data.packed import PackedDataset
@@ -40,7 +40,7 @@ def gone(pid: int) -> bool:
 
 def pids() -> list[int]:
     """The relays of this process."""
-    return [one.pid for one in relay._all]
+    return [one.pid for one in fetch_subprocess._all]
 
 
 def content_and_pids(path: Path) -> tuple[bytes, list[int]]:
@@ -84,8 +84,8 @@ def in_a_fork(work: Callable[[], str]) -> str:
 def lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process as if it had been forked from one that has used obstore."""
     pytest.importorskip("obstore")
-    monkeypatch.setattr(relay, "_obstore_is_lost", True)
-    monkeypatch.setattr(relay, "END_S", 60.0)
+    monkeypatch.setattr(fetch_subprocess, "_obstore_is_lost", True)
+    monkeypatch.setattr(fetch_subprocess, "END_S", 60.0)
     yield
     gc.collect()
     assert pids() == []
@@ -165,7 +165,7 @@ def test_what_nobody_reads_to_its_end_is_given_up(source: ObstoreSource) -> None
 
 def test_closing_ends_it_by_the_end_of_its_input_also_beside_a_forked_child(source: ObstoreSource) -> None:
     read(source, "signed")
-    (one,) = relay._all
+    (one,) = fetch_subprocess._all
     receiver, sender = os.pipe()
     child = os.fork()
     if child == 0:
@@ -238,11 +238,11 @@ def test_a_stopped_one_is_noticed_and_replaced(source: ObstoreSource, monkeypatc
     read(source, "signed")
     (pid,) = pids()
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(relay, "GRACE_S", -59.9)
+    monkeypatch.setattr(fetch_subprocess, "GRACE_S", -59.9)
     with pytest.raises(Unavailable, match=f"process {pid}, .* has not answered"):
         read(source, "signed")
     assert gone(pid)
-    monkeypatch.setattr(relay, "GRACE_S", 30.0)
+    monkeypatch.setattr(fetch_subprocess, "GRACE_S", 30.0)
     assert read(source, "signed") == b"x"
 
 
@@ -272,7 +272,7 @@ def test_options_that_cannot_be_told(lost: None) -> None:
 
 
 def test_no_module_beside_the_program_hides_one_of_the_standard_library() -> None:
-    beside = {path.stem for path in Path(relay.__file__).parent.glob("*.py")}
+    beside = {path.stem for path in Path(fetch_subprocess.__file__).parent.glob("*.py")}
     assert "bucket" in beside and not beside & sys.stdlib_module_names
 
 

@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paceline.data.cache import Cache, Files, Stats
-from paceline.data.cache.sheets import Sheet
+from paceline.data.cache.stats_files import Sheet
 from tests.data.cache.server import Server, until
 from tests.data.cache.test_files import first_byte
 

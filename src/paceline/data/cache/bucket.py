@@ -3,8 +3,8 @@
 
 The module needs the standard library and obstore alone, and the program is run by its path: so it starts in some 50 ms,
 where importing paceline takes seconds. (Until its first line has come it finds modules in its own folder first, so
-none there may bear the name of one of the standard library.) :mod:`paceline.data.cache.relay` is the other end. All
-messages are single lines of JSON, over stdin and stdout:
+none there may bear the name of one of the standard library.) :mod:`paceline.data.cache.fetch_subprocess` is the other
+end. All messages are single lines of JSON, over stdin and stdout:
 
     first line       {"path": where this process finds its modules}
     request          {"url", "options", "timeout_s"}

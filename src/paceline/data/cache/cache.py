@@ -15,13 +15,13 @@ from typing import Any
 from paceline.data.cache.download import Downloader
 from paceline.data.cache.evict import Rank
 from paceline.data.cache.fetcher import Fetcher
+from paceline.data.cache.get import Obtainer
 from paceline.data.cache.names import key_of
-from paceline.data.cache.obtain import Obtainer
-from paceline.data.cache.sheets import Sheet, SheetName
+from paceline.data.cache.prefetch_hints import Wishes
 from paceline.data.cache.source import digest_of, local_path, name_of
 from paceline.data.cache.stats import Stats, Tallies, added
+from paceline.data.cache.stats_files import Sheet, SheetName
 from paceline.data.cache.store import Store
-from paceline.data.cache.wishes import Wishes
 from paceline.errors import ClosedError, NotServedError
 
 LOST_REST_S = 5.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import paceline.data.cache.relay  # noqa: F401  # from now on it notices forks
+import paceline.data.cache.fetch_subprocess  # noqa: F401  # from now on it notices forks
 from paceline.data.cache.errors import Unavailable
 from paceline.data.cache.ledger import FULL, told
 from paceline.data.cache.names import Entry

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.data.cache.names import key_of
-from paceline.data.cache.wishes import Wishes
+from paceline.data.cache.prefetch_hints import Wishes
 
 ROOM_PAUSE_S = 0.25
 """Between two looks for room that other processes may have made."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.data.cache.locks import FileLock
-from paceline.data.cache.patience import Patience
+from paceline.data.cache.stall_timeout import Patience
 from paceline.errors import CacheError
 
 GONE = (errno.ENOENT, errno.ENOTDIR)

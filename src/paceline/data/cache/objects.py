@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.data.cache.bucket import Bucket, Failure
 from paceline.data.cache.errors import Unavailable
+from paceline.data.cache.fetch_subprocess import Relays, obstore_is_lost
 from paceline.data.cache.redact import redacted
-from paceline.data.cache.relay import Relays, obstore_is_lost
 from paceline.data.cache.source import Checksum, Remote, md5_of_etag, scheme_of, sha256_of_hex, shown
 from paceline.errors import NotServedError
 

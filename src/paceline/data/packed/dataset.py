@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from paceline.data.cache import Cache
 from paceline.data.cache.source import shown
 from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
-from paceline.data.packed.kept import Kept
+from paceline.data.packed.recently_used import Kept
 from paceline.data.packed.storage import faults_of, is_url, join, local_path, read_up_to
 from paceline.data.packed.tar import BLOCK, padding
 from paceline.errors import DataError

@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from paceline.data.packed.dataset import FileCache
-from paceline.data.packed.kept import Kept
+from paceline.data.packed.recently_used import Kept
 from paceline.data.packed.storage import file_system, is_url, local_path
 from paceline.errors import DataError
 

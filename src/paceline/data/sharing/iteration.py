@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core import rng
-from paceline.data.ahead import Ahead
-from paceline.data.batches import piece_of_rest, samples_in
-from paceline.data.book import ENDLESS, Mark, Question
-from paceline.data.completing import rest_of_pass
-from paceline.data.consumed import UNIT
-from paceline.data.listed import Listed
-from paceline.data.loading import Loading, Ticket
-from paceline.data.plan import Plan, generators_of
-from paceline.data.position import Cut, Position, set_states
-from paceline.data.ranges import Ranges
-from paceline.data.reading import Pieces, ShardReading
-from paceline.data.split import split_of
-from paceline.data.streams import ShardStream
-from paceline.data.supply import Even, EvenOfStream, Leased, Leases, Portion, Supply
+from paceline.data.ledger.assignment import Even, EvenOfStream, Leased, Leases, Portion, Supply
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.sampler import Plan, generators_of
+from paceline.data.sampling.shard_progress import UNIT
+from paceline.data.sampling.split import split_of
+from paceline.data.sharing.batches import piece_of_rest, samples_in
+from paceline.data.sharing.completion import rest_of_pass
+from paceline.data.sharing.lists import Listed
+from paceline.data.sharing.position import Cut, Position, set_states
+from paceline.data.sharing.prefetch import Ahead
+from paceline.data.streams.dataset import ShardStream
+from paceline.data.streams.reader import Pieces, ShardReading
+from paceline.data.workers.loader import Loading, Ticket
 from paceline.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.core.world import World
-    from paceline.data.feed import Feed
+    from paceline.data.sharing.loader_registry import Feed
 
 _END = object()
 

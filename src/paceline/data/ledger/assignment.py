@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from paceline.data.book import Mark, Question
-from paceline.data.memo import PLACES
-from paceline.data.ranges import Range, Ranges
-from paceline.data.split import Rounds, Split, even_parts
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.lookup_cache import PLACES
+from paceline.data.sampling.split import Rounds, Split, even_parts
 
 Item = TypeVar("Item")
 

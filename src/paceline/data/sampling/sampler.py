@@ -16,12 +16,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
 from paceline.core.world import World
-from paceline.data.book import MOST
-from paceline.data.drawing import Drawing, Streamed, drawn
-from paceline.data.memo import Memo
-from paceline.data.order import InShards, InTurn, Order, Shuffled
-from paceline.data.position import Cut, Position, set_states
-from paceline.data.supply import Portion, cut_up
+from paceline.data.ledger.assignment import Portion, cut_up
+from paceline.data.ledger.epoch_ledger import MOST
+from paceline.data.sampling.drawing import Drawing, Streamed, drawn
+from paceline.data.sampling.lookup_cache import Memo
+from paceline.data.sampling.order import InShards, InTurn, Order, Shuffled
+from paceline.data.sharing.position import Cut, Position, set_states
 from paceline.errors import UnsupportedError
 
 

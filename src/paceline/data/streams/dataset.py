@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.consumed import MOST_SHARDS
-from paceline.data.permutation import Permutation
+from paceline.data.sampling.permutation import Permutation
+from paceline.data.sampling.shard_progress import MOST_SHARDS
 
 
 class Shards(Protocol):

@@ -9,12 +9,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from paceline.core.world import World
-from paceline.data.book import Mark
-from paceline.data.position import Position
-from paceline.data.ranges import Ranges
-from paceline.data.registry import Registry
-from paceline.data.share import Share
-from paceline.data.supply import Leases
+from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sharing.numbering import Registry
+from paceline.data.sharing.position import Position
+from paceline.data.sharing.shared_loader import Share
 
 Load = Callable[[Position], None]
 RECENT = 8

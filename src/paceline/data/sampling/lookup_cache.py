@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
-from paceline.data.order import Order
-from paceline.data.ranges import Range
+from paceline.data.ledger.ranges import Range
+from paceline.data.sampling.order import Order
 
 PLACES = 4096
 """So many places are computed at once, at least, where it is known that they will be asked for."""

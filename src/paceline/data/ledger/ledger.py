@@ -29,8 +29,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from paceline.data.book import ENDLESS, Book, Mark, Question, Speeds
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.epoch_ledger import ENDLESS, Book, Mark, Question, Speeds
+from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
 
 HISTORY = 1024

@@ -13,18 +13,18 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.book import ENDLESS
-from paceline.data.completing import can_complete
-from paceline.data.course import Course
-from paceline.data.plan import Plan
-from paceline.data.position import Position
-from paceline.data.split import split_of
-from paceline.data.supply import Leases, Portion
+from paceline.data.ledger.assignment import Leases, Portion
+from paceline.data.ledger.epoch_ledger import ENDLESS
+from paceline.data.sampling.sampler import Plan
+from paceline.data.sampling.split import split_of
+from paceline.data.sharing.completion import can_complete
+from paceline.data.sharing.iteration import Course
+from paceline.data.sharing.position import Position
 from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.core.world import World
-    from paceline.data.feed import Feed
+    from paceline.data.sharing.loader_registry import Feed
 
 _END = object()
 

@@ -20,12 +20,12 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.batches import samples_in
-from paceline.data.consumed import UNIT, Consumed, dealt, pieces
-from paceline.data.loading import Source, inner_settings
-from paceline.data.ranges import Range, Ranges
-from paceline.data.streams import ShardStream
-from paceline.data.supply import Portion, Supply
+from paceline.data.ledger.assignment import Portion, Supply
+from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.shard_progress import UNIT, Consumed, dealt, pieces
+from paceline.data.sharing.batches import samples_in
+from paceline.data.streams.dataset import ShardStream
+from paceline.data.workers.loader import Source, inner_settings
 
 
 @dataclass(frozen=True)

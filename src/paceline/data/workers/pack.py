@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parcel (:mod:`paceline.data.parcel`) is packed in a loader process.
+"""A parcel (:mod:`paceline.data.workers.message`) is packed in a loader process.
 
 Looked into are dicts and other mutable mappings, lists, tuples and named tuples. Left as they are, for the
 `DataLoader` to send as it always does: tensors of more than 512 KiB (they lie in shared memory already, so packing
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 
-from paceline.data.parcel import Node, Parcel, Slot
+from paceline.data.workers.message import Node, Parcel, Slot
 
 ALIGNMENT = 64
 BLOCK_BYTES = 1024 * 1024

@@ -2,8 +2,8 @@
 """Batches made with the settings of the user's `DataLoader`, from tickets that say which samples.
 
 In the training process samples are fetched and collated directly. With worker processes a PyTorch `DataLoader` runs
-them, but what it hands over are blocks of batches (:mod:`paceline.data.shipping`), each in one message
-(:mod:`paceline.data.parcel`).
+them, but what it hands over are blocks of batches (:mod:`paceline.data.workers.batching`), each in one message
+(:mod:`paceline.data.workers.message`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from paceline.data.packing import BLOCK_BYTES, LARGE_BYTES, Packer
-from paceline.data.parcel import Parcel
-from paceline.data.seeding import Seeds
-from paceline.data.shipping import BLOCK_S, Blocks, Delivery, Ticket
+from paceline.data.workers.batching import BLOCK_S, Blocks, Delivery, Ticket
+from paceline.data.workers.message import Parcel
+from paceline.data.workers.pack import BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.workers.seeding import Seeds
 
 __all__ = ["Loading", "Ticket"]
 

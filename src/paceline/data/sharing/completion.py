@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from paceline.core.world import World
-from paceline.data.plan import Plan
-from paceline.data.position import Position
-from paceline.data.split import Rounds, Split, split_of
-from paceline.data.supply import Portion
+from paceline.data.ledger.assignment import Portion
+from paceline.data.sampling.sampler import Plan
+from paceline.data.sampling.split import Rounds, Split, split_of
+from paceline.data.sharing.position import Position
 
 
 def can_complete(plan: Plan, position: Position, workers: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.data.ranges import Ranges
+from paceline.data.ledger.ranges import Ranges
 
 Mark = tuple[int, int, int, int]
 """(loader, epoch, begin, end): places begin .. end (excl.) of a loader's epoch."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.data.order import InShards
-from paceline.data.plan import Plan
-from paceline.data.ranges import Ranges
-from paceline.data.supply import Portion, Supply
+from paceline.data.ledger.assignment import Portion, Supply
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.order import InShards
+from paceline.data.sampling.sampler import Plan
 
 BATCHES = 16
 """How far ahead a data set without shards is told, in batches."""

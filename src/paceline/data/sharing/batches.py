@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.data.split import even_parts
+from paceline.data.sampling.split import even_parts
 
 
 def samples_in(batch: Any) -> int:

@@ -13,8 +13,8 @@ from paceline.data.cache.evict import Rank
 from paceline.data.cache.ledger import FULL, told
 from paceline.data.cache.locks import LONGEST_S, SHORTEST_S, FileLock
 from paceline.data.cache.names import Entry, key_of
-from paceline.data.cache.patience import Patience
 from paceline.data.cache.source import Checksum, digest_of, name_of, shown
+from paceline.data.cache.stall_timeout import Patience
 from paceline.data.cache.stats import Tallies
 from paceline.data.cache.store import Store
 from paceline.errors import CacheError

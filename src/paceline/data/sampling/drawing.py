@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from paceline.core import rng
-from paceline.data.book import ENDLESS
-from paceline.data.order import Drawn, Order
-from paceline.data.position import set_states
-from paceline.data.ranges import Range
+from paceline.data.ledger.epoch_ledger import ENDLESS
+from paceline.data.ledger.ranges import Range
+from paceline.data.sampling.order import Drawn, Order
+from paceline.data.sharing.position import set_states
 
 HELD = 1 << 20
 """Samples of an order that are held at once, at least."""

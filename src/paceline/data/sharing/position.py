@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.data.book import ENDLESS, Mark
-from paceline.data.consumed import Consumed, dealt
-from paceline.data.ledger import Ledger
-from paceline.data.ranges import Ranges
-from paceline.data.split import split_of
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.shard_progress import Consumed, dealt
+from paceline.data.sampling.split import split_of
 
 Cut = tuple[str, int, int, int]
 """How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""

@@ -12,7 +12,7 @@ What comes out is what a bare `DataLoader` would give, but for this:
 - Tensors of a batch that shared memory with each other (a tensor and a slice of it) come out as separate tensors; the
   same tensor twice comes out as the same tensor twice.
 
-What is packed, and what a `DataLoader` sends as it always does, is said in :mod:`paceline.data.packing`.
+What is packed, and what a `DataLoader` sends as it always does, is said in :mod:`paceline.data.workers.pack`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.packing import BLOCK_BYTES
-from paceline.data.parcel import Parcel
+from paceline.data.workers.message import Parcel
+from paceline.data.workers.pack import BLOCK_BYTES
 
 MOST_BATCHES = 64
 BLOCK_S = 0.1

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.core import rng
-from paceline.data.permutation import Permutation, Places
-from paceline.data.ranges import Range
+from paceline.data.ledger.ranges import Range
+from paceline.data.sampling.permutation import Permutation, Places
 
 TURNED = 2
 """Buffers among which shards change their places when an epoch goes backwards through the last one's."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from paceline.data.split import even_parts
+from paceline.data.sampling.split import even_parts
 
 Lengths = NDArray[np.int64]
 

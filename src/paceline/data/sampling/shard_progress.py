@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.data.ranges import Range, Ranges
+from paceline.data.ledger.ranges import Range, Ranges
 
 UNIT = 1 << 40
 """Places of a shard."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from paceline.data.ranges import Range, Ranges
+from paceline.data.ledger.ranges import Range, Ranges
 
 
 class Split(Protocol):
