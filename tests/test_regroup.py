@@ -19,9 +19,9 @@ import paceline
 from paceline import checkpoint
 from paceline.checkpoint import loading
 from paceline.checkpoint.files import own_sum
+from paceline.checkpoint.reshard import Old, mean_optimizers
 from paceline.data import Feed
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.regroup import Old, mean_optimizers
 from paceline.rules.outer import BlockMomentum
 from tests.helpers import State, adam, same_bits, sgd, state_of
 

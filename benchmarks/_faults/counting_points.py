@@ -102,7 +102,9 @@ def lives(pid: int) -> bool:
 
 def in_worker(points: Points) -> None:
     """The places of a worker, but for those that its program has itself."""
-    from paceline.checkpoint import lookup, saving, shelf
+    from paceline.checkpoint import find as lookup
+    from paceline.checkpoint import saving
+    from paceline.checkpoint import store as shelf
     from paceline.control import client
     from paceline.elastic import entering, handover, live
     from paceline.exchange import Exchanger

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.buffers import BufferLane
+from paceline.checkpoint.reshard import Old
 from paceline.core.flat import Modules
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.exchange import BLOCK, Exchanger, Meeting, combine
 from paceline.guards import Guard
 from paceline.lanes import Lane, ParameterLane
-from paceline.regroup import Old
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.update import BlockUpdate, Named, Work

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
+from paceline.checkpoint.reshard import Old
 from paceline.core.flat import Fragment
 from paceline.data.ledger.assignment import Leases
-from paceline.regroup import Old
 from paceline.rules.rule import Rule
 
 

@@ -16,13 +16,13 @@ from paceline.amp import ScalerHook, stepping_scaler
 from paceline.backward import PassEnd
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
+from paceline.checkpoint.reshard import Old
 from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules
 from paceline.data.ledger.assignment import Leases
 from paceline.exchange import WARM, Chunk, Exchanger, Header, Meeting
 from paceline.flow import Flow
 from paceline.gradient_update import GradientUpdate, Occasion
-from paceline.regroup import Old
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.topology import Flat

@@ -2,7 +2,7 @@
 """A round of a search: a run that begins with given values, makes so many exchanges, keeps a checkpoint, and stops.
 
 `paceline tune --search` asks for it through the environment, so that the program stays what it is. All workers take the
-step between the same two exchanges (:mod:`paceline.checkpoint.keeper`) and end there, each by `RoundOver`.
+step between the same two exchanges (:mod:`paceline.checkpoint.auto_checkpointer`) and end there, each by `RoundOver`.
 """
 
 from __future__ import annotations

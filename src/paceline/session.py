@@ -16,10 +16,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import asynchronous, checkpoint, checks, elastic, ending, export, regroup
+from paceline import asynchronous, checkpoint, checks, elastic, ending, export
 from paceline.amp import skipped
 from paceline.blocks import Blocks
 from paceline.checkpoint import Found, Keeper, Lookup, Moment, new_run
+from paceline.checkpoint import reshard as regroup
+from paceline.checkpoint.reshard import Old
 from paceline.communication import Alone, Transport, connect
 from paceline.core import rng
 from paceline.core.flat import Modules, averaged_buffers, module_list
@@ -33,7 +35,6 @@ from paceline.flow import Flow
 from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.mistakes import Mistakes
-from paceline.regroup import Old
 from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from paceline.checkpoint.remote import Objects, Remote, local_path
-from paceline.checkpoint.shelf import Directory, shelf_for
+from paceline.checkpoint.store import Directory, shelf_for
 from paceline.errors import CheckpointError
 from tests.checkpoint.test_exact import kept
 from tests.helpers import Program, adam, same_bits, simulate, train

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from paceline.asynchronous.spans import Layout, Span
 from paceline.asynchronous.stepping import begun
 from paceline.blocks import Owned
+from paceline.checkpoint.reshard import Old
 from paceline.core.flat import Modules, averaged_buffers, fragments
 from paceline.errors import CheckpointError
-from paceline.regroup import Old
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule, is_asynchronous
 from paceline.rules.topology.sharded import Cut, Sharded

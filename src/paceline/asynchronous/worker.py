@@ -30,6 +30,7 @@ from paceline.asynchronous.stream import Stream, Tally
 from paceline.asynchronous.threads import ThreadedService
 from paceline.asynchronous.ways import Adds, Blends, Pulls, Steps, Way
 from paceline.blocks import Owned
+from paceline.checkpoint.reshard import Old
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
@@ -39,7 +40,6 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.data.sharing.loader_registry import Feed
 from paceline.exchange import Timing
 from paceline.flow import Flow
-from paceline.regroup import Old
 from paceline.rules.outer import Elastic
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule

@@ -10,12 +10,13 @@
 
 `run.save(PATH)` makes one where the program says so (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest
 few as steps in a directory or under a URL (:mod:`.keeper`, :mod:`.shelf`). Another number of workers reads the files of
-all ranks (:mod:`paceline.regroup`).
+all ranks (:mod:`paceline.checkpoint.reshard`).
 """
 
 from __future__ import annotations
 
-from paceline.checkpoint.agreeing import all_well
+from paceline.checkpoint.agreement import all_well
+from paceline.checkpoint.auto_checkpointer import Keeper
 from paceline.checkpoint.claim import new_run
 from paceline.checkpoint.files import (
     FORMAT,
@@ -28,12 +29,11 @@ from paceline.checkpoint.files import (
     read_tensors,
     sha256,
 )
-from paceline.checkpoint.keeper import Keeper
+from paceline.checkpoint.find import Lookup
 from paceline.checkpoint.loading import Found
-from paceline.checkpoint.lookup import Lookup
 from paceline.checkpoint.saving import save
-from paceline.checkpoint.shelf import shelf_for
 from paceline.checkpoint.source import Moment
+from paceline.checkpoint.store import shelf_for
 
 __all__ = [
     "FORMAT",

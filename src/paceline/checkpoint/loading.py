@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.agreeing import all_well
+from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import GLOBAL, all_names, check_files, rank_names, read_manifest, read_rank
-from paceline.checkpoint.shelf import Shelf
+from paceline.checkpoint.store import Shelf
 from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import CheckpointError

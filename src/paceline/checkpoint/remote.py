@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.checkpoint.agreeing import Working, all_well
+from paceline.checkpoint.agreement import Working, all_well
 from paceline.checkpoint.claim import LEASE, Claim, Lease
 from paceline.checkpoint.files import (
     MANIFEST,
@@ -31,7 +31,7 @@ from paceline.checkpoint.files import (
     write_text,
 )
 from paceline.checkpoint.saving import merged
-from paceline.checkpoint.shelf import STEP, Needed, step_name
+from paceline.checkpoint.store import STEP, Needed, step_name
 from paceline.communication import Transport
 from paceline.data.cache.redact import redacted
 from paceline.data.cache.source import OBSTORE_SCHEMES, scheme_of, shown

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paceline.checkpoint.agreeing import Directly, Working, all_well
+from paceline.checkpoint.agreement import Directly, Working, all_well
 from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, sync, write_model, write_rank
 from paceline.checkpoint.files import write_text as write_durably
 from paceline.communication import Transport

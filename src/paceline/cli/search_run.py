@@ -28,7 +28,7 @@ from typing import Any
 import typer
 from rich.live import Live
 
-from paceline.checkpoint.shelf import Directory
+from paceline.checkpoint.store import Directory
 from paceline.cli import doors, failure
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, near, out, refuse

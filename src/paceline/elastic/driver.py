@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from paceline import checks, ending, export
 from paceline.blocks import Blocks, Owned
 from paceline.checkpoint import Moment
+from paceline.checkpoint.reshard import Old
 from paceline.communication.base import Pending
 from paceline.core.flat import Modules
 from paceline.core.world import World
@@ -30,7 +31,6 @@ from paceline.elastic.live import Live
 from paceline.errors import CheckpointError, PacelineError, PeerLostError, UnsupportedError
 from paceline.exchange import Meeting
 from paceline.flow import Flow
-from paceline.regroup import Old
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.schedule import EveryBlock
 from paceline.settings import Settings

@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from paceline.checkpoint.reshard import Old
 from paceline.communication.base import Pending, Transport
 from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError
-from paceline.regroup import Old
 
 TEXT_LIMIT = 1 << 28
 """Bytes of the text, at most."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.checkpoint.agreeing import Working
+from paceline.checkpoint.agreement import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
 from paceline.checkpoint.files import MANIFEST, Content
 from paceline.checkpoint.saving import remove, write

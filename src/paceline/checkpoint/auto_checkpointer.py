@@ -25,11 +25,11 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint.agreeing import Directly, WithBeats
+from paceline.checkpoint.agreement import Directly, WithBeats
 from paceline.checkpoint.files import Content
-from paceline.checkpoint.shelf import Shelf
 from paceline.checkpoint.snapshot import Snapshot
 from paceline.checkpoint.source import Moment, Source
+from paceline.checkpoint.store import Shelf
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.state_tree import flatten
