@@ -15,7 +15,7 @@ import paceline
 import paceline.data
 import paceline.rules.recipes
 import paceline.tuning
-from paceline.sinks import Sink
+from paceline.observe.sinks import Sink
 
 ROOT = Path(paceline.__file__).parent
 WITH_EXAMPLES = sorted(

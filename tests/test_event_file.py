@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from paceline import event_file
 from paceline.errors import UnsupportedError
-from paceline.event_file import EventFile
-from paceline.journal import Journal
-from paceline.observe.read import read_worker
+from paceline.observe import event_file
+from paceline.observe.event_file import EventFile
+from paceline.observe.event_log import Journal
+from paceline.observe.reports.read import read_worker
 
 Fill = Callable[[int | None], None]
 
@@ -140,7 +140,7 @@ def test_a_disk_that_fails_for_good_never_raises(tmp_path: Path, monkeypatch: py
 def test_what_is_printed_on_a_full_disk_ends_no_program(tmp_path: Path) -> None:
     program = """
 import os, resource, sys
-from paceline.standard_streams import bear_a_full_disk
+from paceline.observe.standard_streams import bear_a_full_disk
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
 bear_a_full_disk()
 print("one")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from paceline.journal import Journal, log_name
+from paceline.observe.event_log import Journal, log_name
 
 
 def lines(path: Path) -> list[dict[str, object]]:

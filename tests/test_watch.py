@@ -17,7 +17,7 @@ from paceline import watch as module
 from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.exchange import Timing
-from paceline.journal import Journal
+from paceline.observe.event_log import Journal
 from paceline.watch import Watch
 
 Events = Callable[[], list[dict[str, Any]]]

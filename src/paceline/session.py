@@ -32,13 +32,13 @@ from paceline.driver import Driver, GlobalModel
 from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.flow import Flow
-from paceline.journal import Journal
 from paceline.messages import Messages
 from paceline.mistakes import Mistakes
+from paceline.observe.event_log import Journal
+from paceline.observe.sinks.dispatcher import Outlets
 from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
-from paceline.sinks.outlets import Outlets
 from paceline.together import by_all
 from paceline.tuning.knobs import Knobs
 from paceline.tuning.mailbox import Mailbox

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline import processes
 from paceline.communication import Transport
 from paceline.data.sharing.cache_log import Sources
 from paceline.exchange import Header, Meeting, Timing
-from paceline.journal import Journal
+from paceline.observe import processes
+from paceline.observe.event_log import Journal
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")

@@ -139,7 +139,7 @@ def test_workers_that_end_at_different_times(rule: str, samples: int, tmp_path: 
 
 
 def test_the_log_says_how_long(tmp_path: Path) -> None:
-    from paceline.journal import log_name
+    from paceline.observe.event_log import log_name
 
     train("bmuf(period=3)", 2, epochs=1, settings={**kept(tmp_path / "c"), "log": tmp_path})
     import json

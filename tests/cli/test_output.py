@@ -15,7 +15,7 @@ from rich.console import Console
 from paceline.cli import failure, lines, output_files, room
 from paceline.cli.process import Files, Process
 from paceline.cli.status import Status, describe
-from paceline.observe.live import Live, Snapshot
+from paceline.observe.reports.live import Live, Snapshot
 
 Shown = list[tuple[int, str, bool]]
 

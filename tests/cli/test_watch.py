@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.watch import newest, sparkline
-from paceline.processes import me
+from paceline.observe.processes import me
 
 
 def call(*arguments: object, columns: int = 140) -> Result:

@@ -15,7 +15,7 @@ import torch
 
 from paceline.control import Terms
 from paceline.observe import read_run
-from paceline.observe.summary import summarize
+from paceline.observe.reports.summary import summarize
 from tests.elastic.cluster import Cluster
 from tests.elastic.program import counted
 

@@ -35,7 +35,7 @@ from paceline.rules.payload import Delta
 from paceline.rules.recipes import Recipe
 from paceline.rules.schedule import EveryBlock
 from paceline.sim import link
-from paceline.sinks import Sink
+from paceline.observe.sinks import Sink
 from paceline.rules.topology import Ordered
 
 by_hand = paceline.Rule(EveryBlock(16), Delta("reset"), Dense(), Ordered(), BlockMomentum(momentum=0.75, lr=1.0))

@@ -11,11 +11,11 @@ import pytest
 
 from paceline.cli.elastic_words import of_control, of_process
 from paceline.cli.status import describe
-from paceline.observe.control import QUIET, Event, Standing, event_text, read_events
-from paceline.observe.live import Live, Snapshot
-from paceline.observe.read import read_run
-from paceline.observe.report import write_report
-from paceline.observe.tables import event_rows
+from paceline.observe.reports.elastic_events import QUIET, Event, Standing, event_text, read_events
+from paceline.observe.reports.live import Live, Snapshot
+from paceline.observe.reports.read import read_run
+from paceline.observe.reports.report import write_report
+from paceline.observe.reports.tables import event_rows
 
 MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]
 STORY: list[dict[str, Any]] = [

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.observe import folding, read_run
-from paceline.observe.curves import by_samples, bytes_by_time
-from paceline.observe.summary import left_out_counts, summarize
+from paceline.observe import read_run
+from paceline.observe.reports import folding
+from paceline.observe.reports.curves import by_samples, bytes_by_time
+from paceline.observe.reports.summary import left_out_counts, summarize
 
 from .conftest import Event, pushing
 

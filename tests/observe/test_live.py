@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.live import Live
+from paceline.observe.reports.live import Live
 
 from .conftest import pushing, waiting
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.control import Event
-from paceline.observe.news import Collected, Growing, News, of_control, of_worker
+from paceline.observe.reports.elastic_events import Event
+from paceline.observe.reports.notices import Collected, Growing, News, of_control, of_worker
 
 GONE = {"rank": 2, "state": "silent", "text": "is gone"}
 

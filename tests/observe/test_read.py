@@ -12,9 +12,9 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline.observe.events import Source
-from paceline.observe.live import Live
-from paceline.observe.summary import (
+from paceline.observe.reports.events import Source
+from paceline.observe.reports.live import Live
+from paceline.observe.reports.summary import (
     Delays,
     data_sentence,
     delays,
@@ -25,7 +25,7 @@ from paceline.observe.summary import (
     waits_much,
     warnings,
 )
-from paceline.observe.tables import worker_rows
+from paceline.observe.reports.tables import worker_rows
 
 from .conftest import pushing, waiting
 
@@ -108,7 +108,7 @@ def test_a_file_without_any_event_is_refused(write_run: Write, text: str) -> Non
 
 
 def test_a_line_without_end_takes_no_memory(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.observe.read.LONGEST_LINE", 1000)
+    monkeypatch.setattr("paceline.observe.reports.read.LONGEST_LINE", 1000)
     directory = write_run(size=1)
     with (directory / "rank-000.jsonl").open("a") as log:
         log.write("x" * 10_000 + '\n{"kind": "save", "at_s": 1.0}\n')

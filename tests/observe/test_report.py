@@ -15,10 +15,10 @@ import pytest
 
 from paceline.core.extras import MissingExtraError
 from paceline.observe import ExtraTable, read_run, write_report
-from paceline.observe.canvas import colour
-from paceline.observe.report import draw_all
-from paceline.observe.summary import bytes_text, seconds_text, value_text
-from paceline.observe.tables import comparison
+from paceline.observe.reports.canvas import colour
+from paceline.observe.reports.report import draw_all
+from paceline.observe.reports.summary import bytes_text, seconds_text, value_text
+from paceline.observe.reports.tables import comparison
 
 from .conftest import pushing, waiting
 

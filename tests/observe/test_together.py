@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run, write_report
-from paceline.observe.clocks import one_clock
-from paceline.observe.curves import by_samples, by_time, bytes_by_time
-from paceline.observe.log import RunLog
-from paceline.observe.summary import summarize, warnings
-from paceline.observe.tables import comparison, event_rows, worker_rows
+from paceline.observe.reports.clocks import one_clock
+from paceline.observe.reports.curves import by_samples, by_time, bytes_by_time
+from paceline.observe.reports.log import RunLog
+from paceline.observe.reports.summary import summarize, warnings
+from paceline.observe.reports.tables import comparison, event_rows, worker_rows
 
 Event = dict[str, Any]
 PERIOD, BATCH, BYTES = 4, 10, 100

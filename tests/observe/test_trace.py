@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.observe.clocks import one_clock
-from paceline.observe.read import read_runs
-from paceline.observe.trace import write_trace
+from paceline.observe.reports.clocks import one_clock
+from paceline.observe.reports.read import read_runs
+from paceline.observe.reports.trace import write_trace
 from paceline.watch import _Sums
 
 from .conftest import BLOCKS, Event, pushing, waiting

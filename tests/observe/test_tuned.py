@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from paceline.observe.read import read_run
-from paceline.observe.tables import tuned_rows
+from paceline.observe.reports.read import read_run
+from paceline.observe.reports.tables import tuned_rows
 from tests.helpers import Place, train
 
 

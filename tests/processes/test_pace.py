@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import paceline
-from paceline.observe.read import read_run
+from paceline.observe.reports.read import read_run
 from paceline.sim import Clock
 from tests.helpers import same_bits
 from tests.processes.launch import run

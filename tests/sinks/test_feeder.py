@@ -10,9 +10,9 @@ import pytest
 
 import paceline
 from paceline.core.world import World
-from paceline.sinks.base import Values, as_sink
-from paceline.sinks.feeder import Feeder
-from paceline.sinks.outlets import Outlets
+from paceline.observe.sinks.async_writer import Feeder
+from paceline.observe.sinks.base import Values, as_sink
+from paceline.observe.sinks.dispatcher import Outlets
 
 
 class Kept:

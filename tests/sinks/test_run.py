@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 import paceline
-from paceline.sinks.exposition import text
-from paceline.sinks.metrics import split
+from paceline.observe.sinks.exposition import text
+from paceline.observe.sinks.metrics import split
 from tests.sinks.test_feeder import Kept
 
 OWN = {

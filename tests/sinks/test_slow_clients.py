@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from paceline.core.world import World
-from paceline.sinks import metrics
-from paceline.sinks.metrics import CLIENTS, Metrics
+from paceline.observe.sinks import metrics
+from paceline.observe.sinks.metrics import CLIENTS, Metrics
 
 
 def connect(page: Metrics) -> socket.socket:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.observe.read import read_run
-from paceline.observe.tables import tuned_rows
+from paceline.observe.reports.read import read_run
+from paceline.observe.reports.tables import tuned_rows
 from paceline.rules.payload import Delta
 from paceline.sim import Clock, simulate_stacked
 from paceline.tuning import pacer

@@ -17,7 +17,7 @@ import typer
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, refuse
 from paceline.errors import PacelineError
-from paceline.observe.read import LOG_NAME
+from paceline.observe.reports.read import LOG_NAME
 
 LOGS = "paceline-logs"
 CROWD = 8

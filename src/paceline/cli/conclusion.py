@@ -14,8 +14,8 @@ from paceline.cli import failure
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, near
 from paceline.errors import PacelineError
-from paceline.observe.read import has_run
-from paceline.observe.summary import seconds_text
+from paceline.observe.reports.read import has_run
+from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
     from paceline.cli.launch import Outcome

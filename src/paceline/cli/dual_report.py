@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.dual import files
 from paceline.dual.report import SIDES, History, Translation, translations, warnings, words_of
 from paceline.dual.show import number
-from paceline.observe import page
-from paceline.observe.canvas import GRID, INK, colour, legend_above, new_figure, short_counts, style
+from paceline.observe.reports import page
+from paceline.observe.reports.canvas import GRID, INK, colour, legend_above, new_figure, short_counts, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

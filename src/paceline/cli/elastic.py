@@ -21,7 +21,7 @@ from paceline.cli.kept import Plan
 from paceline.cli.process import Files
 from paceline.cli.signals import Listener
 from paceline.cli.supervise import Death, Supervisor, What
-from paceline.event_file import EventFile
+from paceline.observe.event_file import EventFile
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane, how things stand

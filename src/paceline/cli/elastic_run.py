@@ -20,7 +20,7 @@ from paceline.cli.kept import Plan
 from paceline.cli.room import Room
 from paceline.cli.signals import Listener
 from paceline.errors import PacelineError
-from paceline.observe.control import Event, Standing
+from paceline.observe.reports.elastic_events import Event, Standing
 
 Shown = Callable[[Path, int], contextlib.AbstractContextManager[lines.Show]]
 

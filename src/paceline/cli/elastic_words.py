@@ -12,8 +12,8 @@ from paceline.cli import failure
 from paceline.cli.console import err, error_panel
 from paceline.cli.elastic import Ending, came_too_late
 from paceline.cli.supervise import EXPELLED, MOST, Death
-from paceline.observe.control import Standing, event_text, tells
-from paceline.observe.summary import seconds_text
+from paceline.observe.reports.elastic_events import Standing, event_text, tells
+from paceline.observe.reports.summary import seconds_text
 
 SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record", "launcher record")
 """Events of the control plane that people are told of at once."""

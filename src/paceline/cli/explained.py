@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from paceline.observe.summary import bytes_text
+from paceline.observe.reports.summary import bytes_text
 
 if TYPE_CHECKING:
     from paceline.rules.rule import Rule

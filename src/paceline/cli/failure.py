@@ -19,7 +19,7 @@ from paceline.cli.console import error_panel, near
 from paceline.cli.frames import folded, ranks_span, without_rank
 from paceline.cli.lines import decode
 from paceline.core.printable import plain
-from paceline.observe.read import LOG_NAME
+from paceline.observe.reports.read import LOG_NAME
 
 LOST = 3
 """Exit code of a run that came to its end without some of its workers."""

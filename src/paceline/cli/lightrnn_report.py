@@ -13,8 +13,8 @@ import numpy as np
 from paceline.lightrnn import files
 from paceline.lightrnn.model import LightRNN
 from paceline.lightrnn.report import Trained, falls, heat, lines_of, samples
-from paceline.observe import page
-from paceline.observe.canvas import colour, legend_above, new_figure, style, whole_numbers
+from paceline.observe.reports import page
+from paceline.observe.reports.canvas import colour, legend_above, new_figure, style, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -135,7 +135,7 @@ def _size(text: str, option: str) -> int:
 
 
 def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, priced: bool) -> None:
-    from paceline.observe.summary import bytes_text, seconds_text, share_text
+    from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
     from paceline.planner.table import details, efficiencies
 
     console = out()

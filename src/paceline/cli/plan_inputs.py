@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.errors import RuleError
-from paceline.observe.summary import seconds_text
+from paceline.observe.reports.summary import seconds_text
 from paceline.planner.busy import Others
 from paceline.planner.stopwatch import Timed, time_script
 from paceline.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from paceline.cli.console import err, out, refuse
 from paceline.errors import PacelineError
-from paceline.observe.log import RunLog
-from paceline.observe.summary import data_sentence, waits_much, warnings
-from paceline.observe.tables import comparison, event_rows
+from paceline.observe.reports.log import RunLog
+from paceline.observe.reports.summary import data_sentence, waits_much, warnings
+from paceline.observe.reports.tables import comparison, event_rows
 
 LATEST = 20
 """Events of an elastic run that are shown in the terminal."""
@@ -33,7 +33,7 @@ def command(
     debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also what is no news.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
-    from paceline.observe.report import load, write_runs  # here, because --help draws nothing
+    from paceline.observe.reports.report import load, write_runs  # here, because --help draws nothing
 
     try:
         runs = load(directories)

@@ -24,7 +24,7 @@ from paceline.cli.console import out, refuse
 from paceline.cli.early import begun
 from paceline.cli.room import Room
 from paceline.cli.status import Status
-from paceline.observe.live import Live
+from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
     from paceline.cli.launch import Outcome

@@ -37,7 +37,7 @@ from paceline.cli.run import environment
 from paceline.cli.search_plan import Plan
 from paceline.cli.search_words import best_text, table
 from paceline.cli.spawn import Command
-from paceline.observe.read import has_run, read_run
+from paceline.observe.reports.read import has_run, read_run
 from paceline.rounds import Round
 from paceline.tuning import mailbox
 from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores

@@ -16,8 +16,8 @@ from paceline.cli import checks, failure, zero
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, near, refuse
 from paceline.cli.run import environment, follow, shown
-from paceline.observe.read import has_run
-from paceline.observe.summary import seconds_text
+from paceline.observe.reports.read import has_run
+from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
     from paceline.cli.launch import Outcome

@@ -12,8 +12,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.live import Live, Snapshot
-from paceline.observe.summary import delay_text, ranks_text, seconds_text, value_text
+from paceline.observe.reports.live import Live, Snapshot
+from paceline.observe.reports.summary import delay_text, ranks_text, seconds_text, value_text
 
 DATA_SHARE = 0.01
 """Waiting for data is worth a word above this share of the time."""

@@ -23,7 +23,7 @@ def command(
     ] = None,
 ) -> None:
     """Write a timeline of all workers on one clock, to be opened at https://ui.perfetto.dev or chrome://tracing."""
-    from paceline.observe.trace import write_trace  # here, because --help computes nothing
+    from paceline.observe.reports.trace import write_trace  # here, because --help computes nothing
 
     with refusing():
         trace = write_trace(directory, output, since_s=since, until_s=math.inf if until is None else until)

@@ -12,8 +12,8 @@ import typer
 
 from paceline.cli.console import err, near, out, refuse
 from paceline.errors import PacelineError
-from paceline.observe.log import RunLog
-from paceline.observe.read import has_run, read_run
+from paceline.observe.reports.log import RunLog
+from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import mailbox
 from paceline.tuning.names import Changes, flat
 

@@ -19,10 +19,10 @@ from rich.text import Text
 from paceline.cli.checks import LOGS
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.status import POLL_EVERY_S, describe
-from paceline.observe.live import Follower, Live, Snapshot
-from paceline.observe.news import CONTROL
-from paceline.observe.read import LOG_NAME
-from paceline.observe.summary import count_text, rate_text, seconds_text, value_text
+from paceline.observe.reports.live import Follower, Live, Snapshot
+from paceline.observe.reports.notices import CONTROL
+from paceline.observe.reports.read import LOG_NAME
+from paceline.observe.reports.summary import count_text, rate_text, seconds_text, value_text
 
 OUTPUT = "output"
 """Is there before the first worker has attached."""

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from paceline.doctor.judge import Finding, exchange_s, fit, latency_text, rate_text, slowest_bytes_s
 from paceline.doctor.measured import Link, Measurements
-from paceline.observe import page
-from paceline.observe.canvas import new_figure, style
-from paceline.observe.summary import seconds_text
+from paceline.observe.reports import page
+from paceline.observe.reports.canvas import new_figure, style
+from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from paceline.errors import RuleError
-from paceline.observe.canvas import GRID, colour, legend_above, new_figure, style
+from paceline.observe.reports.canvas import GRID, colour, legend_above, new_figure, style
 from paceline.planner.forecast import Forecast
 from paceline.planner.table import Rows
 

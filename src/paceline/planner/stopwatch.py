@@ -28,7 +28,7 @@ from typing import Any
 
 from paceline.communication.schedulers import alone
 from paceline.errors import PacelineError
-from paceline.observe.read import has_run, read_runs
+from paceline.observe.reports.read import has_run, read_runs
 
 WARM_STEPS = 3
 LEAST_STEPS = 3

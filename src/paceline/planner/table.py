@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.summary import bytes_text, seconds_text, share_text
+from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
 from paceline.planner.advice import Advice
 from paceline.planner.forecast import Forecast
 

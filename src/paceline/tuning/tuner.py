@@ -22,7 +22,7 @@ from typing import Any
 from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
-from paceline.journal import log_name
+from paceline.observe.event_log import log_name
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
 from paceline.tuning.knobs import Knobs

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from paceline.observe.clocks import Clocks, one_clock
-from paceline.observe.log import RunLog, WorkerLog
-from paceline.observe.read import read_runs
-from paceline.observe.spans import Event, Window, moments, names, spans
+from paceline.observe.reports.clocks import Clocks, one_clock
+from paceline.observe.reports.log import RunLog, WorkerLog
+from paceline.observe.reports.read import read_runs
+from paceline.observe.reports.spans import Event, Window, moments, names, spans
 
 MOST = 400_000
 """Lines of logs that are drawn one by one; of longer logs several are drawn as one."""

@@ -16,7 +16,7 @@ PREFIX = "paceline/"
 class Sink(Protocol):
     """What `run.log_to` writes to; both methods are called by one thread, which is not the one that trains.
 
-    >>> from paceline.sinks.base import as_sink
+    >>> from paceline.observe.sinks.base import as_sink
     >>> class Lines:
     ...     def log(self, values: dict[str, float], step: int) -> None:
     ...         print(step, values)

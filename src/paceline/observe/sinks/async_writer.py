@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from paceline.sinks.base import Sink, Values
+from paceline.observe.sinks.base import Sink, Values
 
 logger = logging.getLogger("paceline")
 

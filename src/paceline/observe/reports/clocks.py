@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.reports.log import RunLog, WorkerLog
 
 STRETCHES, FEWEST = 32, 8
 """A run is cut into so many stretches at most, and one has so many exchanges at least."""

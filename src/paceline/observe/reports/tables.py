@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.observe.control import story
-from paceline.observe.events import Source, Tuned
-from paceline.observe.log import RunLog
-from paceline.observe.summary import (
+from paceline.observe.reports.elastic_events import story
+from paceline.observe.reports.events import Source, Tuned
+from paceline.observe.reports.log import RunLog
+from paceline.observe.reports.summary import (
     NOTHING,
     Summary,
     bytes_text,

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.world import World
-from paceline.sinks.base import PREFIX, Values, as_sink
-from paceline.sinks.feeder import Feeder
+from paceline.observe.sinks.async_writer import Feeder
+from paceline.observe.sinks.base import PREFIX, Values, as_sink
 
 if TYPE_CHECKING:
-    from paceline.sinks.metrics import Metrics
+    from paceline.observe.sinks.metrics import Metrics
 
 RATES = ("minibatches", "samples")
 """Totals whose growth per second is told as well."""
@@ -65,7 +65,7 @@ class Outlets:
 
     def serve(self, address: str) -> str:
         """Numbers for whoever scrapes them; returns where."""
-        from paceline.sinks.metrics import Metrics  # here, because it brings a server of HTTP
+        from paceline.observe.sinks.metrics import Metrics  # here, because it brings a server of HTTP
 
         metrics = Metrics(address, self._world)
         self._closing.append(metrics)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.reports.log import RunLog, WorkerLog
 
 NOTHING = "n/a"  # shown for what nobody counted
 BROKEN = 3

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.control import Event
-from paceline.observe.events import (
+from paceline.observe.reports.elastic_events import Event
+from paceline.observe.reports.events import (
     Cached,
     Epoch,
     Exchange,

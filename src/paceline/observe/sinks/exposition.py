@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from paceline.sinks.base import PREFIX, Values
+from paceline.observe.sinks.base import PREFIX, Values
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.observe import control
-from paceline.observe.control import Standing
-from paceline.observe.events import Exchange
-from paceline.observe.log import WorkerLog
-from paceline.observe.news import CONTROL, Collected, Growing, of_control, of_worker
-from paceline.observe.read import LOG_NAME, take
-from paceline.observe.summary import Shares
-from paceline.processes import is_gone
+from paceline.observe.processes import is_gone
+from paceline.observe.reports import elastic_events
+from paceline.observe.reports.elastic_events import Standing
+from paceline.observe.reports.events import Exchange
+from paceline.observe.reports.log import WorkerLog
+from paceline.observe.reports.notices import CONTROL, Collected, Growing, of_control, of_worker
+from paceline.observe.reports.read import LOG_NAME, take
+from paceline.observe.reports.summary import Shares
 
 LAG_S = 2.0  # between what a worker has done and what its log says
 DEAD_S = 5.0  # that a log has not grown, before its process is looked for
@@ -165,10 +165,10 @@ class _Control:
         if not self.path.is_file():
             return
         self.standing = self.standing or Standing()
-        for event in control.events(self._growing.read()):
+        for event in elastic_events.events(self._growing.read()):
             if event.kind == "began":
                 self._began_unix_s = float(event.facts.get("unix_s") or 0.0)
-            if self._debug or control.tells(event.kind, event.facts, self.standing):
+            if self._debug or elastic_events.tells(event.kind, event.facts, self.standing):
                 ahead_s = self._began_unix_s - start_s if self._began_unix_s and start_s else 0.0
                 news.add(of_control(event, event.at_s + ahead_s))
             self.lost |= {int(event.facts["worker"])} if event.kind == "lost" else set()

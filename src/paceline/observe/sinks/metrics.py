@@ -16,8 +16,8 @@ from typing import Any
 from paceline.communication.sockets.rejected import neighbourhood
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
-from paceline.sinks.base import Values
-from paceline.sinks.exposition import CONTENT_TYPE, text
+from paceline.observe.sinks.base import Values
+from paceline.observe.sinks.exposition import CONTENT_TYPE, text
 
 WHOLE_S = 10.0
 """Seconds that a client has for its whole request and for taking the answer, however little it sends at a time."""

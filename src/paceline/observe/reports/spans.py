@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.observe.clocks import Clocks
-from paceline.observe.events import Exchange
-from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.reports.clocks import Clocks
+from paceline.observe.reports.events import Exchange
+from paceline.observe.reports.log import RunLog, WorkerLog
 
 Event = dict[str, Any]
 

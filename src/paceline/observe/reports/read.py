@@ -18,8 +18,9 @@ from typing import IO, Any
 
 from paceline.core.printable import deeply
 from paceline.errors import PacelineError
-from paceline.observe import control
-from paceline.observe.events import (
+from paceline.observe.reports import elastic_events
+from paceline.observe.reports.elastic_clock import put_together
+from paceline.observe.reports.events import (
     Cached,
     Epoch,
     Exchange,
@@ -32,9 +33,8 @@ from paceline.observe.events import (
     Tuned,
     Value,
 )
-from paceline.observe.folding import Folding
-from paceline.observe.log import RunLog, WorkerLog
-from paceline.observe.together import put_together
+from paceline.observe.reports.folding import Folding
+from paceline.observe.reports.log import RunLog, WorkerLog
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
@@ -61,7 +61,7 @@ def read_runs(directory: str | Path) -> list[RunLog]:
         groups.setdefault(number, []).append(read_worker(path))
     runs = [RunLog(home, n, sorted(logs, key=lambda w: w.rank)) for n, logs in groups.items()]
     if runs:
-        runs[-1].events = control.read_events(home)
+        runs[-1].events = elastic_events.read_events(home)
     for run in runs:
         put_together(run)
         run.label = home.resolve().name + (f" ({run.number})" if len(runs) > 1 else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.printable import deeply
-from paceline.observe.control import Event
+from paceline.observe.reports.elastic_events import Event
 
 CONTROL = "control.jsonl"
 """The log of an elastic run's control plane, beside those of the workers."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from paceline.observe.events import Exchange, Value
-from paceline.observe.log import WorkerLog
+from paceline.observe.reports.events import Exchange, Value
+from paceline.observe.reports.log import WorkerLog
 
 MOST_LINES = 50_000
 MOST_REPORTS = 200_000

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnsupportedError
-from paceline.event_file import EventFile
+from paceline.observe.event_file import EventFile
 
 FLUSH_EVERY_S = 1.0
 FLUSH_BYTES = 1 << 16

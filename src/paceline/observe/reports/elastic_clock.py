@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from paceline.observe.control import Event
-from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.reports.elastic_events import Event
+from paceline.observe.reports.log import RunLog, WorkerLog
 
 Marks = dict[tuple[int, int], float]
 """(generation, number of an exchange in it; 0 for the beginning) -> when it was."""

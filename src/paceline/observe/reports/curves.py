@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.observe.events import Exchange, Value
-from paceline.observe.log import RunLog, WorkerLog
+from paceline.observe.reports.events import Exchange, Value
+from paceline.observe.reports.log import RunLog, WorkerLog
 
 Points = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.observe.canvas import COLOURS, GRID, INK, style
+from paceline.observe.reports.canvas import COLOURS, GRID, INK, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ import stat
 import sys
 from typing import Any
 
-from paceline.event_file import FULL
+from paceline.observe.event_file import FULL
 
 KEPT_BYTES = 1 << 16
 

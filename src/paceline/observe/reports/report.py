@@ -14,11 +14,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.observe import figures, page
-from paceline.observe.log import RunLog
-from paceline.observe.read import read_runs
-from paceline.observe.summary import data_sentence, summarize, value_text, waits_much, warnings
-from paceline.observe.tables import (
+from paceline.observe.reports import figures, page
+from paceline.observe.reports.log import RunLog
+from paceline.observe.reports.read import read_runs
+from paceline.observe.reports.summary import data_sentence, summarize, value_text, waits_much, warnings
+from paceline.observe.reports.tables import (
     asynchronous_facts,
     comparison,
     event_rows,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.observe.canvas import (
+from paceline.observe.reports.canvas import (
     COMPUTE,
     DATA,
     EXCHANGE,
@@ -29,7 +29,7 @@ from paceline.observe.canvas import (
     time_unit,
     whole_numbers,
 )
-from paceline.observe.curves import (
+from paceline.observe.reports.curves import (
     Curve,
     Points,
     by_samples,
@@ -42,7 +42,7 @@ from paceline.observe.curves import (
     smooth,
     thin,
 )
-from paceline.observe.log import RunLog
+from paceline.observe.reports.log import RunLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
