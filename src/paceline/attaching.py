@@ -21,11 +21,11 @@ from paceline.core.flat import Modules
 from paceline.errors import RuleError, UnsupportedError
 from paceline.guards import Guard, make_guard
 from paceline.observe.standard_streams import bear_a_full_disk
-from paceline.rounds import round_from_text
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule, is_asynchronous
 from paceline.session import Run
 from paceline.settings import Settings
+from paceline.tuning.search_round import round_from_text
 
 FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep", "data")
 """Settings that are taken as they are given."""

@@ -36,14 +36,14 @@ from paceline.messages import Messages
 from paceline.mistakes import Mistakes
 from paceline.observe.event_log import Journal
 from paceline.observe.sinks.dispatcher import Outlets
-from paceline.rounds import MUST_RESUME, Round, RoundOver
 from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.settings import Settings
 from paceline.together import by_all
-from paceline.tuning.knobs import Knobs
-from paceline.tuning.mailbox import Mailbox
-from paceline.tuning.pacer import pacer_for
+from paceline.tuning.period_controller import pacer_for
 from paceline.tuning.request import Request
+from paceline.tuning.request_files import Mailbox
+from paceline.tuning.search_round import MUST_RESUME, Round, RoundOver
+from paceline.tuning.tunables import Knobs
 from paceline.tuning.tuner import Tuner
 from paceline.watch import Watch
 
@@ -393,7 +393,7 @@ class Run:
             revert: undo the last change instead.
             settings: `lr`, `lr_factor`, `momentum`, `betas`, `weight_decay`, `eps` of the optimizers, for all groups
                 or for some, as in `lr={0: 0.1, 1: 0.01}`; `period`, `gain`, `outer_momentum`, `outer_lr` of the rule,
-                where it has them. See :mod:`paceline.tuning.knobs` for rates under a scheduler.
+                where it has them. See :mod:`paceline.tuning.tunables` for rates under a scheduler.
 
         Returns:
             What becomes of it: `applied`, `refused`, `block`, `minibatch`.

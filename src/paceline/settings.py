@@ -10,7 +10,7 @@ from typing import Any
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import UnsupportedError
 from paceline.guards import Guard
-from paceline.rounds import Round
+from paceline.tuning.search_round import Round
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from paceline.cli.launch import Outcome
 from paceline.cli.main import app
 from paceline.cli.spawn import Command, Worker
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.rounds import Round, RoundOver
+from paceline.tuning.search_round import Round, RoundOver
 
 QUADRATIC = Path(__file__).with_name("quadratic.py")
 RATES = ("--search", "lr=log(1e-2,0.25)")

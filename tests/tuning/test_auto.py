@@ -17,7 +17,7 @@ from paceline.observe.reports.read import read_run
 from paceline.observe.reports.tables import tuned_rows
 from paceline.rules.payload import Delta
 from paceline.sim import Clock, simulate_stacked
-from paceline.tuning import pacer
+from paceline.tuning import period_controller
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -130,7 +130,7 @@ def test_the_slowest_link_decides() -> None:
 
 def test_a_network_that_changes_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are numbered by the blocks: from the 12th on they take a tenth, and 24 minibatches become 4."""
-    monkeypatch.setattr(pacer, "AGAIN", 4)
+    monkeypatch.setattr(period_controller, "AGAIN", 4)
     time = clock()
 
     class Faster(Clock):

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.main import app
-from paceline.tuning import mailbox
+from paceline.tuning import request_files
 from tests.helpers import Place, train
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -41,7 +41,7 @@ def running(folder: Path, rule: str) -> Iterator[subprocess.Popen[str]]:
         str(folder / "logs" / "a"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(mailbox.__file__).parents[2])
+    environment["PYTHONPATH"] = str(Path(request_files.__file__).parents[2])
     whole = [*command, "--rule", rule, str(TRAINER), str(folder)]
     with subprocess.Popen(whole, text=True, stderr=subprocess.PIPE, env=environment) as process:
         try:
@@ -108,7 +108,7 @@ def test_a_run_that_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_requests_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
-    mailbox.post(tmp_path, {"lr": 0.5}, False)
+    request_files.post(tmp_path, {"lr": 0.5}, False)
 
     def hook(place: Place) -> None:
         place.run._tuner.look(now=True)
@@ -121,10 +121,10 @@ def test_requests_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
 
 def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = [0.0], []
-    box = mailbox.Mailbox(tmp_path, each=False, clock=lambda: now[0])
+    box = request_files.Mailbox(tmp_path, each=False, clock=lambda: now[0])
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: asked.append(path) or listed(path))
-    name = mailbox.post(tmp_path, {"lr": 0.5}, False)
+    name = request_files.post(tmp_path, {"lr": 0.5}, False)
     for _ in range(100):
         now[0] += 0.009
         assert box.look() == []
@@ -135,7 +135,7 @@ def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, mon
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"changes": 3}', '{"changes": {"lr": "much"}}', "{}", " " * (1 << 17)])
 def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None:
-    box = mailbox.Mailbox(tmp_path, each=False)
+    box = request_files.Mailbox(tmp_path, each=False)
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "1.request.json").write_text(text)
     [letter] = box.look(now=True)
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
 
 
 def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
-    box = mailbox.Mailbox(tmp_path, each=False)
+    box = request_files.Mailbox(tmp_path, each=False)
     (tmp_path / "tune").mkdir()
     os.mkfifo(tmp_path / "tune" / "1.request.json")
     (tmp_path / "tune" / "2.request.json").symlink_to("/dev/zero")

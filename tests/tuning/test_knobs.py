@@ -15,9 +15,9 @@ import paceline
 from paceline import rule_from_text
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
-from paceline.tuning.knobs import Knobs
-from paceline.tuning.mailbox import Mailbox
 from paceline.tuning.names import flat
+from paceline.tuning.request_files import Mailbox
+from paceline.tuning.tunables import Knobs
 from paceline.tuning.tuner import Tuner
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.rules.schedule import Paced
 from paceline.sim import Clock, link
-from paceline.tuning import timed
-from paceline.tuning.pacer import AGAIN, FIRST, Pacer, reason
-from paceline.tuning.timed import Clocked, Real, Still
+from paceline.tuning import timers as timed
+from paceline.tuning.period_controller import AGAIN, FIRST, Pacer, reason
+from paceline.tuning.timers import Clocked, Real, Still
 
 
 class Said:

@@ -38,10 +38,10 @@ from paceline.cli.search_plan import Plan
 from paceline.cli.search_words import best_text, table
 from paceline.cli.spawn import Command
 from paceline.observe.reports.read import has_run, read_run
-from paceline.rounds import Round
-from paceline.tuning import mailbox
+from paceline.tuning import request_files
 from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores
 from paceline.tuning.proposals import Proposals
+from paceline.tuning.search_round import Round
 
 RECORD = "search.json"
 FORMAT = 1
@@ -91,7 +91,7 @@ class Search:
     def _write(self) -> None:
         rows = [[asdict(member) for member in row] for row in self.rounds]
         body = {"format": FORMAT, "plan": asdict(self.plan), "ended": self.ended, "rounds": rows}
-        mailbox.write(self.directory / RECORD, body)
+        request_files.write(self.directory / RECORD, body)
 
     # -- rounds -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from paceline.cli.console import err, near, out, refuse
 from paceline.errors import PacelineError
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.read import has_run, read_run
-from paceline.tuning import mailbox
+from paceline.tuning import request_files
 from paceline.tuning.names import Changes, flat
 
 POLL_EVERY_S = 0.2
@@ -42,7 +42,7 @@ def command(
         err().print(f"the run in {near(directory)} is over: nothing can be tuned", markup=False, soft_wrap=True)
         raise typer.Exit(REFUSED)
     try:
-        name = mailbox.post(directory, changes, revert)
+        name = request_files.post(directory, changes, revert)
     except OSError as error:
         refuse(f"cannot write a request into {directory}: {error}; who may write there may tune")
     answer = _await(directory, name, wait)
@@ -102,20 +102,20 @@ def _over(directory: Path) -> bool:
 def _await(directory: Path, name: str, wait_s: float) -> dict[str, Any] | None:
     """The answer; None where there is none in time, or nobody is left who would give one."""
     until = time.monotonic() + wait_s
-    while (answer := mailbox.answer_to(directory, name)) is None and time.monotonic() < until:
+    while (answer := request_files.answer_to(directory, name)) is None and time.monotonic() < until:
         if _over(directory):
-            return mailbox.answer_to(directory, name)
+            return request_files.answer_to(directory, name)
         time.sleep(POLL_EVERY_S)
     return answer
 
 
 def _unanswered(directory: Path, name: str, wait_s: float) -> None:
     if _over(directory):
-        mailbox.withdraw(directory, name)
+        request_files.withdraw(directory, name)
         err().print("the run came to its end before it took this up")
-    elif mailbox.is_taken(directory, name):
+    elif request_files.is_taken(directory, name):
         err().print(f"taken up, but no exchange was over within {wait_s:g} s: it takes effect after the next one")
-    elif mailbox.withdraw(directory, name):
+    elif request_files.withdraw(directory, name):
         err().print(
             f"no worker looked within {wait_s:g} s, so the request is withdrawn: has the run died, or does it make "
             "no steps at present? A longer --wait may help"

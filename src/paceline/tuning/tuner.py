@@ -25,11 +25,11 @@ from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
-from paceline.tuning.knobs import Knobs
-from paceline.tuning.mailbox import Letter, Mailbox
 from paceline.tuning.names import Changes, flat
-from paceline.tuning.pacer import Pacer
+from paceline.tuning.period_controller import Pacer
 from paceline.tuning.request import Request
+from paceline.tuning.request_files import Letter, Mailbox
+from paceline.tuning.tunables import Knobs
 
 logger = logging.getLogger("paceline")
 

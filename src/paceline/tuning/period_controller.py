@@ -26,7 +26,7 @@ from paceline.rules.codec import Layout
 from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
-from paceline.tuning.timed import Clocked, Real, Still, Stopwatch
+from paceline.tuning.timers import Clocked, Real, Still, Stopwatch
 
 logger = logging.getLogger("paceline")
 
@@ -116,7 +116,7 @@ def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exch
         transport: the connection.
         owned: (optimizer, its named parameters) pairs.
         buffers: elements of averaged buffers.
-        exchanged: as for :class:`paceline.tuning.timed.Real`.
+        exchanged: as for :class:`paceline.tuning.timers.Real`.
     """
     if not isinstance(rule.schedule, Paced) or rule.schedule.least == rule.schedule.longest:
         return None
