@@ -33,10 +33,10 @@ from torch import Tensor
 
 from paceline.communication import connect
 from paceline.communication.bandwidth import measure, neighbours
-from paceline.pipeline import Pipeline
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
+from paceline.update.exchange.pipeline import Pipeline
 
 PER_HOST, HEADER_BYTES = 4, 66
 

@@ -30,18 +30,18 @@ from _workers import answer, is_worker, launch
 from torch import nn
 
 import paceline
-from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.leases import DataWays
-from paceline.asynchronous.piece import Piece
-from paceline.asynchronous.server import Server
-from paceline.asynchronous.service import Ask, Ticket
-from paceline.asynchronous.threads import ThreadedService
-from paceline.asynchronous.ways import Steps
 from paceline.communication import connect
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
+from paceline.update.server.ledger_client import DataWays
+from paceline.update.server.owner import Server
+from paceline.update.server.protocol import Ask, Ticket
+from paceline.update.server.shard import Piece
+from paceline.update.server.shard_updates import Steps
+from paceline.update.server.socket_service import ThreadedService
+from paceline.update.server.staleness import Clocks
 
 ELEMENTS = 25_000_000
 SGD_SETTINGS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}

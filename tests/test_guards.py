@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.exchange import Header, Meeting, judged
-from paceline.gradient_update import Footer
-from paceline.guards import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
+from paceline.update.engine.gradients.update import Footer
+from paceline.update.exchange.exchanger import Header, Meeting, judged
+from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 
 # -- the judgement -----------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline import gradient_update
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule
 from paceline.rules.schedule import EveryBlock
+from paceline.update.engine.gradients import update as gradient_update
 from tests.helpers import (
     Outcome,
     Place,

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import paceline
-from paceline import update
 from paceline.communication.virtual.transport import VirtualTransport
+from paceline.update.engine.blocks import update
 from tests.helpers import State, distance, same_bits, simulate, state_of
 
 N = 3

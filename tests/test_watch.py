@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from paceline import watch as module
 from paceline.communication import Transport
 from paceline.core.world import World
-from paceline.exchange import Timing
 from paceline.observe.event_log import Journal
-from paceline.watch import Watch
+from paceline.update import monitor as module
+from paceline.update.exchange.exchanger import Timing
+from paceline.update.monitor import Watch
 
 Events = Callable[[], list[dict[str, Any]]]
 

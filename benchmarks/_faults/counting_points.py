@@ -105,15 +105,16 @@ def in_worker(points: Points) -> None:
     from paceline.checkpoint import find as lookup
     from paceline.checkpoint import saving
     from paceline.checkpoint import store as shelf
-    from paceline.control import client
-    from paceline.elastic import entering, handover, live
-    from paceline.exchange import Exchanger
+    from paceline.flow import joining, state_transfer
+    from paceline.flow import membership as live
+    from paceline.flow.control import client
     from paceline.session import Run
+    from paceline.update.exchange.exchanger import Exchanger
 
     points.around(Exchanger, "open", before="exchange")
     points.around(client.Member, "holds_state", after="holds")
-    points.around(entering, "take", before="take")
-    points.around(handover.Parcel, "give", before="give")
+    points.around(joining, "take", before="take")
+    points.around(state_transfer.Parcel, "give", before="give")
     points.around(lookup.Lookup, "found", after="resume")
     points.around(Run, "_go_on", after="loaded")
     points.around(live.Live, "commit", before="summed", after="verdict")
@@ -125,24 +126,24 @@ def in_worker(points: Points) -> None:
 
 
 def _commits(points: Points) -> None:
-    from paceline.control import link, wire
+    from paceline.flow.control import client_connection, wire
 
-    whole = link.Link.request
+    whole = client_connection.Link.request
 
     def request(self: Any, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
         whole(self, kind, numbers, note)
         if kind == wire.COMMIT:
             points.at("commit")
 
-    link.Link.request = request  # type: ignore[method-assign]
+    client_connection.Link.request = request  # type: ignore[method-assign]
 
 
 def in_launcher(points: Points) -> None:
     """The places of the control plane."""
     from paceline.communication.sockets import channel
-    from paceline.control import register, server, wire
+    from paceline.flow.control import server, state_machine, wire
 
-    done = register.Register._committed
+    done = state_machine.Register._committed
 
     def committed(self: Any, *args: Any) -> None:
         done(self, *args)
@@ -165,6 +166,6 @@ def in_launcher(points: Points) -> None:
         if kind == wire.SAID["verdict"] and numbers[1]:
             points.at("said")
 
-    register.Register._committed = committed  # type: ignore[method-assign]
+    state_machine.Register._committed = committed  # type: ignore[method-assign]
     server.Control._write = written  # type: ignore[method-assign]
     channel.Channel.send = sent  # type: ignore[method-assign]

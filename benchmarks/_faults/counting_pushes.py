@@ -38,12 +38,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.asynchronous import lines
-from paceline.asynchronous.leases import Desk
-from paceline.asynchronous.safekeeping import Safekeeping
-from paceline.asynchronous.serving import Serving
-from paceline.asynchronous.threads import ThreadedService
 from paceline.rules.topology import Sharded
+from paceline.update.server import peer
+from paceline.update.server.durability import Safekeeping
+from paceline.update.server.ledger_client import Desk
+from paceline.update.server.serving import Serving
+from paceline.update.server.socket_service import ThreadedService
 
 UNIT = 64
 
@@ -150,19 +150,19 @@ class Deaths:
         whole = Desk.handle
 
         def handle(desk: Desk, rank: int, channel: Any, frame: Any) -> None:
-            if frame.kind == lines.DONE:
+            if frame.kind == peer.DONE:
                 self.at("done")
             whole(desk, rank, channel, frame)
 
         Desk.handle = handle  # type: ignore[method-assign]
-        send = lines.Line._send
+        send = peer.Line._send
 
         def torn(line: Any, ticket: Any, ask: Any) -> None:
             if ask.values is not None:
                 self.at("torn")
             send(line, ticket, ask)
 
-        lines.Line._send = torn  # type: ignore[method-assign]
+        peer.Line._send = torn  # type: ignore[method-assign]
 
 
 class Counts(nn.Module):

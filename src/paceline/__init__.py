@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from paceline.attaching import attach
     from paceline.communication.sockets.tls import TLS
     from paceline.core.world import World
-    from paceline.guards import Guard
     from paceline.rules.recipes import RECIPES, rule_from_text
     from paceline.rules.rule import Rule
     from paceline.session import Run
     from paceline.sim.clock import Clock
     from paceline.sim.simulate import simulate
+    from paceline.update.exchange.outliers import Guard
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -52,7 +52,7 @@ else:
             "RECIPES": "rules.recipes",
             "TLS": "communication.sockets.tls",
             "Clock": "sim.clock",
-            "Guard": "guards",
+            "Guard": "update.exchange.outliers",
             "Rule": "rules.rule",
             "Run": "session",
             "World": "core.world",

@@ -14,18 +14,19 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline import attached, ending
+from paceline import attached
 from paceline.communication.sockets.tls import TLS
-from paceline.control.errors import OverError
 from paceline.core.flat import Modules
 from paceline.errors import RuleError, UnsupportedError
-from paceline.guards import Guard, make_guard
+from paceline.flow.control.errors import OverError
 from paceline.observe.standard_streams import bear_a_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule, is_asynchronous
 from paceline.session import Run
-from paceline.settings import Settings
 from paceline.tuning.search_round import round_from_text
+from paceline.update.engine import exit as ending
+from paceline.update.engine.settings import Settings
+from paceline.update.exchange.outliers import Guard, make_guard
 
 FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep", "data")
 """Settings that are taken as they are given."""

@@ -18,11 +18,11 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from paceline.checks import MARK
 from paceline.communication.diagnosis import in_library
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import Feed
 from paceline.errors import UnsupportedError
+from paceline.update.engine.agreement import MARK
 
 logger = logging.getLogger("paceline")
 PLAIN = (RandomSampler, SequentialSampler, WeightedRandomSampler)

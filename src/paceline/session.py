@@ -16,9 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline import asynchronous, checkpoint, checks, elastic, ending, export
-from paceline.amp import skipped
-from paceline.blocks import Blocks
+from paceline import checkpoint, flow
 from paceline.checkpoint import Found, Keeper, Lookup, Moment, new_run
 from paceline.checkpoint import reshard as regroup
 from paceline.checkpoint.reshard import Old
@@ -28,16 +26,12 @@ from paceline.core.flat import Modules, averaged_buffers, module_list
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import Feed
 from paceline.data.sharing.shared_loader import Share
-from paceline.driver import Driver, GlobalModel
-from paceline.engine import Engine
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
-from paceline.flow import Flow
 from paceline.messages import Messages
 from paceline.mistakes import Mistakes
 from paceline.observe.event_log import Journal
 from paceline.observe.sinks.dispatcher import Outlets
 from paceline.rules.rule import Rule, is_asynchronous, is_block
-from paceline.settings import Settings
 from paceline.together import by_all
 from paceline.tuning.period_controller import pacer_for
 from paceline.tuning.request import Request
@@ -45,7 +39,17 @@ from paceline.tuning.request_files import Mailbox
 from paceline.tuning.search_round import MUST_RESUME, Round, RoundOver
 from paceline.tuning.tunables import Knobs
 from paceline.tuning.tuner import Tuner
-from paceline.watch import Watch
+from paceline.update import server
+from paceline.update.engine import agreement as checks
+from paceline.update.engine import exit as ending
+from paceline.update.engine import global_model
+from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.collective import Engine
+from paceline.update.engine.grad_scaler import skipped
+from paceline.update.engine.progress import Flow
+from paceline.update.engine.protocol import Driver, GlobalModel
+from paceline.update.engine.settings import Settings
+from paceline.update.monitor import Watch
 
 
 class Run:
@@ -115,14 +119,14 @@ class Run:
         return self._transport.world
 
     @property
-    def _elastic(self) -> elastic.Elastic | None:
+    def _elastic(self) -> flow.Elastic | None:
         """The engine, where workers come and go; only there that subsystem is loaded."""
-        return self._engine if self._live is not None and isinstance(self._engine, elastic.Elastic) else None
+        return self._engine if self._live is not None and isinstance(self._engine, flow.Elastic) else None
 
-    def _join(self, rule: Rule) -> elastic.Live:
+    def _join(self, rule: Rule) -> flow.Live:
         """Become a worker of an elastic run."""
-        elastic.check_rule(rule)
-        return elastic.join(rule, elastic.fingerprint(rule, self._model, self._owned, self._settings), self._settings)
+        flow.check_rule(rule)
+        return flow.join(rule, flow.fingerprint(rule, self._model, self._owned, self._settings), self._settings)
 
     def _tuning(self, rule: Rule) -> Tuner:
         """What changes while the run goes on; its hooks come before all others."""
@@ -141,9 +145,9 @@ class Run:
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
         if self._live is not None:
             whole = lambda: (self._state(), self.global_state())  # noqa: E731
-            return elastic.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
+            return flow.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
         if is_asynchronous(self.rule):
-            return asynchronous.Asynchronous(*about, self._feed, self._tuner)
+            return server.Asynchronous(*about, self._feed, self._tuner)
         return Engine(*about, lambda: self._feed.factor, self._tuner)
 
     def _keeper_for(self, settings: Settings) -> Keeper:
@@ -177,7 +181,7 @@ class Run:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
 
-    def _take_given(self, given: elastic.Given) -> None:
+    def _take_given(self, given: flow.Given) -> None:
         """Begin with what a living worker gave; what is included later takes its part when it is named."""
         assert self._elastic is not None
         state = self._read("what the others gave", given)
@@ -436,7 +440,7 @@ class Run:
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model as a state dictionary of the (unwrapped) model; copies, on the model's device."""
-        return export.global_state(self._model, self._ahead.global_tensors() if self._ahead else {})
+        return global_model.global_state(self._model, self._ahead.global_tensors() if self._ahead else {})
 
     def model_for_export(self) -> Any:
         """A copy of the model (or models) with the global parameters and the averaged buffers.
@@ -453,7 +457,7 @@ class Run:
         (True, False)
         >>> run.close()
         """
-        return export.twin(self._model, self._ahead.global_tensors() if self._ahead else {})
+        return global_model.twin(self._model, self._ahead.global_tensors() if self._ahead else {})
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[Any]:
@@ -468,7 +472,7 @@ class Run:
         True
         >>> run.close()
         """
-        with export.swapped(self._ahead.global_lanes if self._ahead else []):
+        with global_model.swapped(self._ahead.global_lanes if self._ahead else []):
             yield self._model
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -651,7 +655,7 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "model": export.plain_state(self._model),
+            "model": global_model.plain_state(self._model),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "included": {name: thing.state_dict() for name, thing in self._included.items()},
             "exchange": self._engine.state() if self._engine is not None else {},
@@ -663,7 +667,7 @@ class Run:
 
     def _load(self, path: str | Path, state: dict[str, Any]) -> None:
         self._check_included(path, state["included"])
-        regroup.check_model(export.plain_state(self._model), state["model"])
+        regroup.check_model(global_model.plain_state(self._model), state["model"])
         regroup.check_optimizers(self._optimizers, state["optimizers"])
         self._put(path, state)
         self._tuner.load(state["tuning"])
@@ -684,7 +688,7 @@ class Run:
 
     def _put(self, path: str | Path, state: dict[str, Any]) -> None:
         """Give model, optimizers and included objects what was saved of them."""
-        for prefix, module in module_list(export.unwrapped(self._model)):
+        for prefix, module in module_list(global_model.unwrapped(self._model)):
             part = {k.removeprefix(prefix): v for k, v in state["model"].items() if k.startswith(prefix)}
             try:
                 module.load_state_dict(part)
@@ -728,15 +732,15 @@ class Run:
             "data": [old.part(rank, "data") for rank in range(old.size)],
             "random": regroup.random_state(old, self.world.rank, self._settings.seed),
         }
-        regroup.check_model(export.plain_state(self._model), state["model"])
+        regroup.check_model(global_model.plain_state(self._model), state["model"])
         regroup.check_optimizers(self._optimizers, state["optimizers"])
         return state
 
     def _old_optimizers(self, old: Old) -> list[dict[str, Any]]:
         """State dictionaries for the optimizers: of one worker, where all held the same or none held any."""
-        at_owners = asynchronous.steps_at_owners(self.rule)
+        at_owners = server.steps_at_owners(self.rule)
         if at_owners and self._engine is None:
-            return asynchronous.whole_optimizers(old, self._model, self._owned, self.rule.sharded)
+            return server.whole_optimizers(old, self._model, self._owned, self.rule.sharded)
         apart = not at_owners and not replace(self._flow, warm=old.part(0, "flow", 1)).lockstep
         if self._blocks is not None and not self._blocks.keeps_state:
             apart = False  # a block begins with nothing of it
@@ -822,4 +826,4 @@ class _Kept:
         run = self._run
         state = run._state()
         ahead = run._ahead
-        return state, export.global_parts(run._model, ahead.global_tensors()) if ahead is not None else None
+        return state, global_model.global_parts(run._model, ahead.global_tensors()) if ahead is not None else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import torch
 
-from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import Piece
-from paceline.asynchronous.server import Server
-from paceline.asynchronous.ways import Adds, Arriving
 from paceline.rules.outer import Share
 from paceline.rules.schedule.bounded import Bounded
+from paceline.update.server.owner import Server
+from paceline.update.server.shard import Piece
+from paceline.update.server.shard_updates import Adds, Arriving
+from paceline.update.server.staleness import Clocks
 
 WORKERS = 3
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import paceline
-from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import Piece
-from paceline.asynchronous.ways import Adds, Arriving
 from paceline.communication.calls import WORDS
 from paceline.rules.outer import Sum
 from paceline.rules.rule import FRAME_BYTES
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.sim import Clock, exponential, link, uniform
-from paceline.watch import Watch
+from paceline.update.monitor import Watch
+from paceline.update.server.shard import Piece
+from paceline.update.server.shard_updates import Adds, Arriving
+from paceline.update.server.staleness import Clocks
 from tests.asynchronous.programs import Numbers, rank, simulate, uneven
 from tests.helpers import Program, make_net, momentum_sgd, same_bits
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.asynchronous.clocks import Clocks
 from paceline.rules.outer import Sum
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.sim import Clock, exponential
+from paceline.update.server.staleness import Clocks
 
 
 def bound(staleness: int | None) -> Bounded:

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.kept import KEPT_BYTES, Kept, interval
-from paceline.asynchronous.numbered import EPOCHS, Numbered
-from paceline.asynchronous.piece import Piece
-from paceline.asynchronous.replicas import Replicas
-from paceline.asynchronous.server import REPLICA, Server
-from paceline.asynchronous.service import Ask, Ticket
-from paceline.asynchronous.ways import Adds, Arriving
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
+from paceline.update.server.owner import REPLICA, Server
+from paceline.update.server.protocol import Ask, Ticket
+from paceline.update.server.push_numbers import EPOCHS, Numbered
+from paceline.update.server.replication import Replicas
+from paceline.update.server.shard import Piece
+from paceline.update.server.shard_updates import Adds, Arriving
+from paceline.update.server.staleness import Clocks
+from paceline.update.server.unreplicated_pushes import KEPT_BYTES, Kept, interval
 
 WORKERS, PIECES, SAMPLES, EVERY = 4, 4, 40, 3
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from paceline.asynchronous.service import Ask, Ticket
-from paceline.asynchronous.threads import ThreadedService
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.data.ledger.ledger import Ledger
+from paceline.update.server.protocol import Ask, Ticket
+from paceline.update.server.socket_service import ThreadedService
 
 LOST, HEIR, READER = 2, 0, 1
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.asynchronous import meeting
 from paceline.communication import Transport
 from paceline.communication.sockets import address
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
+from paceline.update.server import rendezvous
 
 FAR, NEAR = "10.0.0.1", "10.0.0.2"
 
@@ -84,7 +84,7 @@ def test_frames_may_take_as_long_as_the_user_says() -> None:
     together, found = threading.Barrier(2), {}
 
     def work(rank: int) -> None:
-        found[rank] = meeting.meet(cast(Transport, Threads(rank, said, together)), 300.0, None)
+        found[rank] = rendezvous.meet(cast(Transport, Threads(rank, said, together)), 300.0, None)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import NOBODY, REFUSED, Piece
-from paceline.asynchronous.ways import Adds, Arriving, Blends, Pulls, Settings, Steps, Way
 from paceline.rules.outer import (
     AdaDelay,
     Arrival,
@@ -27,6 +24,9 @@ from paceline.rules.outer import (
 )
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
+from paceline.update.server.shard import NOBODY, REFUSED, Piece
+from paceline.update.server.shard_updates import Adds, Arriving, Blends, Pulls, Settings, Steps, Way
+from paceline.update.server.staleness import Clocks
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], Settings]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paceline
-from paceline.asynchronous import Asynchronous
-from paceline.asynchronous.regroup import OldPieces
 from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Sharded
+from paceline.update.server import Asynchronous
+from paceline.update.server.reshard import OldPieces
 from tests.asynchronous.programs import RECIPES, simulate
 from tests.helpers import adam, same_bits, sgd, state_of
 from tests.test_regroup import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back

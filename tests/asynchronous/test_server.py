@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.asynchronous.clocks import Clocks
-from paceline.asynchronous.piece import REFUSED, Piece
-from paceline.asynchronous.server import Answer, Server, refused
-from paceline.asynchronous.ways import Arriving, Pulls, Steps
 from paceline.rules.outer import Elastic, Sum
 from paceline.rules.schedule import Bounded
+from paceline.update.server.owner import Answer, Server, refused
+from paceline.update.server.shard import REFUSED, Piece
+from paceline.update.server.shard_updates import Arriving, Pulls, Steps
+from paceline.update.server.staleness import Clocks
 
 
 def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> Piece:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.asynchronous import members
 from paceline.sim.network import EmulatedNetwork
+from paceline.update.server import membership as members
 from tests.helpers import same_bits
 from tests.processes.asynchronous_programs import RULES
 from tests.processes.launch import DEADLINE_S, Ended, Launch, run

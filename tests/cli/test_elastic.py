@@ -24,7 +24,7 @@ DEADLINE_S = 150.0
 
 MEMBER = """
     import os, sys, time
-    from paceline.control import About, Member
+    from paceline.flow.control import About, Member
     from paceline.communication.sockets.tls import TLS
     host, port = os.environ["PACELINE_CONTROL"].rsplit(":", 1)
     about, timeout_s = About("here", "127.0.0.1", 1, {{}}), float(os.environ["PACELINE_TIMEOUT_S"])

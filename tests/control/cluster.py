@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.communication.sockets.channel import TLS
-from paceline.control import About, Control, Generation, Member, Terms
 from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.flow.control import About, Control, Generation, Member, Terms
 
 HERE = "127.0.0.1"
 SOON = 30.0

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.control import returning
-from paceline.control.books import OVER, WORK
-from paceline.control.holdings import Holdings
-from paceline.control.people import Answer, Commit
-from paceline.control.register import Register
-from paceline.control.terms import About, Generation, Terms
 from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.flow.control import recovery
+from paceline.flow.control.held_leases import Holdings
+from paceline.flow.control.ledger import OVER, WORK
+from paceline.flow.control.messages import About, Generation, Terms
+from paceline.flow.control.state_machine import Register
+from paceline.flow.control.worker_record import Answer, Commit
 
 PLACES = 24
 Place = tuple[int, int]
@@ -90,7 +90,7 @@ class Run:
             if self.dies_here():
                 return result
             self.register.dirty = False
-            self.record = json.dumps(returning.state(self.register, self.now))
+            self.record = json.dumps(recovery.state(self.register, self.now))
         said = self.register.take()
         if self.crash_next:
             self.crash_next = False
@@ -132,7 +132,7 @@ class Run:
         """The server dies and is started again from its record; what was on its way is lost."""
         self.register = Register(self.terms)
         if self.record:
-            returning.load(self.register, json.loads(self.record), self.now)
+            recovery.load(self.register, json.loads(self.record), self.now)
         for one in list(self.workers.values()):
             one.inbox.clear()
             one.away = True
@@ -155,8 +155,8 @@ class Run:
     def back(self, one: Worker) -> None:
         """It finds the new server, and says again what was not answered."""
         one.away = False
-        person = returning.known(self.register, one.number, one.secret)
-        self.do(returning.back, self.register, person, one.state, one.started, one.held.marks())
+        person = recovery.known(self.register, one.number, one.secret)
+        self.do(recovery.back, self.register, person, one.state, one.started, one.held.marks())
         if one.away or one.number not in self.workers:
             return
         if one.started:

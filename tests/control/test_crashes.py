@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.control.terms import Terms
+from paceline.flow.control.messages import Terms
 from tests.control.model import Run, act, beat, come_back
 
 EPOCHS, ROUNDS = 2, 200

@@ -12,10 +12,10 @@ import pytest
 
 from paceline.communication.sockets.channel import connect
 from paceline.communication.sockets.frames import MAGIC, Header, write_note
-from paceline.control import GivenUpError, Terms, server, wire
-from paceline.control.members import REMEMBERED
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import PacelineError
+from paceline.flow.control import GivenUpError, Terms, server, wire
+from paceline.flow.control.membership import REMEMBERED
 from tests.control.cluster import HERE, SOON, begin, control, member, together
 
 TERMS = Terms(timeout_s=SOON)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.control.terms import Terms
+from paceline.flow.control.messages import Terms
 from tests.control.model import Run, Worker, act, beat, come_back
 
 MOST = 5

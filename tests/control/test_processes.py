@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control import EXPELLED, Terms
+from paceline.flow.control import EXPELLED, Terms
 from tests.control.cluster import SOON, control
 
 ROOT = Path(__file__).parents[2]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from paceline.control import About, GivenUpError, RefusedError, Terms, returning
-from paceline.control.books import NOTHING, WORK
-from paceline.control.people import Commit
-from paceline.control.register import RESTORES, Register
 from paceline.data.ledger.epoch_ledger import ENDLESS, Question
 from paceline.errors import MismatchError
+from paceline.flow.control import About, GivenUpError, RefusedError, Terms, recovery
+from paceline.flow.control.ledger import NOTHING, WORK
+from paceline.flow.control.state_machine import RESTORES, Register
+from paceline.flow.control.worker_record import Commit
 
 ABOUT = About("host", "127.0.0.1", 1, {"rule": "block"})
 MARK = (0, 0, 0, 2)
@@ -40,9 +40,9 @@ def through(register: Register, worker: int, marks: Any = (), generation: int = 
 
 def again(register: Register, now: float = 0.0) -> Register:
     """A new server, from the record."""
-    state = json.loads(json.dumps(returning.state(register, now)))
+    state = json.loads(json.dumps(recovery.state(register, now)))
     new = Register(register.terms)
-    returning.load(new, state, now)
+    recovery.load(new, state, now)
     return new
 
 
@@ -76,7 +76,7 @@ def test_a_commit_sent_again_to_a_new_server_has_the_same_answer() -> None:
     through(register, 1)
     new = again(register)
     for worker in (0, 1):
-        returning.back(new, new.people[worker], 0, 1, [], 0.0)
+        recovery.back(new, new.people[worker], 0, 1, [], 0.0)
     through(new, 0)
     assert said(new, "verdict") == [(0, (1,), new.generation.note())]
     with pytest.raises(MismatchError, match="the next one is 2"):
@@ -88,10 +88,10 @@ def test_nothing_is_leased_before_all_have_said_what_they_hold() -> None:
     register.ask(0, 1, Question(0, 0, 4, 2), 0.0)
     register.ask(1, 1, Question(0, 0, 4, 2), 0.0)
     new = again(register)
-    returning.back(new, new.people[1], 0, 0, [(0, 0, 2, 4)], 0.0)
+    recovery.back(new, new.people[1], 0, 0, [(0, 0, 2, 4)], 0.0)
     new.ask(1, 2, Question(0, 0, 4, 2, dry=True), 0.0)
     assert said(new, "answer") == [(1, (NOTHING,), None)]
-    returning.back(new, new.people[0], 0, 0, [MARK], 0.0)
+    recovery.back(new, new.people[0], 0, 0, [MARK], 0.0)
     assert {one.kind for one in new.take() if one.worker == 1} >= {"news"}
     new.ask(1, 3, Question(0, 0, 4, 2), 0.0)
     assert said(new, "answer") == [(1, (NOTHING,), None)]
@@ -104,7 +104,7 @@ def test_a_record_that_is_older_than_its_workers_is_no_basis() -> None:
     register = begun(1)
     new = again(register)
     with pytest.raises(GivenUpError, match="holds exchange 3, the record"):
-        returning.back(new, new.people[0], 3, 0, [], 0.0)
+        recovery.back(new, new.people[0], 3, 0, [], 0.0)
 
 
 def test_only_what_a_worker_holds_can_be_marked() -> None:
@@ -169,7 +169,7 @@ def test_a_run_that_is_lost_again_and_again_behind_one_checkpoint_is_given_up(fu
         register.holds_state(turn + 1, register.generation.number, turn if further else 0, 0.0)
         if turn == 3:
             register = again(register)
-            returning.back(register, register.people[turn + 1], register.exchange, 0, [], 0.0)
+            recovery.back(register, register.people[turn + 1], register.exchange, 0, [], 0.0)
     assert bool(register.ended) != further
     if not further:
         assert "10 times in a row all workers were lost before another checkpoint" in register.ended

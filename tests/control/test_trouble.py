@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from paceline.control.terms import Terms
+from paceline.flow.control.messages import Terms
 from tests.control.model import Run, Worker, act, beat, come_back
 
 STEPS = 60

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.communication.sockets.tls import TLS
-from paceline.control import Control, Terms
+from paceline.flow.control import Control, Terms
 from tests.nursery import Child, nursery, surroundings
 
 DEADLINE_S = 90.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.control import Terms
+from paceline.flow.control import Terms
 from paceline.observe import read_run
 from paceline.observe.reports.summary import summarize
 from tests.elastic.cluster import Cluster

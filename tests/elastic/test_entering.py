@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from paceline.communication.base import Alone
-from paceline.control import Generation, Place
 from paceline.core.world import World
-from paceline.elastic import entering
-from paceline.elastic.entering import Entering
-from paceline.elastic.leases import LiveLeases
 from paceline.errors import CheckpointError, PeerLostError
+from paceline.flow import joining
+from paceline.flow.control import Generation, Place
+from paceline.flow.joining import Entering
+from paceline.flow.ledger_client import LiveLeases
 
 
 def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:
@@ -44,7 +44,7 @@ class Member:
 
 
 class Live:
-    """A membership; see :class:`paceline.elastic.live.Live`."""
+    """A membership; see :class:`paceline.flow.membership.Live`."""
 
     def __init__(self, first: Generation) -> None:
         self.member, self.generation, self.applied = Member(first), first, -1
@@ -73,7 +73,7 @@ class Live:
 def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Entering, Live, list[Any]]:
     """A worker that has attached; what it has taken over from others is written into the list."""
     live, taken = Live(first), list[Any]()
-    monkeypatch.setattr(entering, "take", lambda transport, source, limit: f"state of worker {source}")
+    monkeypatch.setattr(joining, "take", lambda transport, source, limit: f"state of worker {source}")
     one = Entering(live, [], [])  # type: ignore[arg-type]
     one.put = taken.append
     one.start()

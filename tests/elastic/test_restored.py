@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.control import Terms
+from paceline.flow.control import Terms
 from tests.elastic.cluster import Cluster
 from tests.nursery import ROOT, nursery, surroundings
 

@@ -19,12 +19,12 @@ WITH_TORCH = {"numpy", "safetensors"}
 """What a program with torch has anyway, and the format of checkpoints, which `attach` reads and writes."""
 ONE_RUN_OF_MANY = {
     "http.server",
-    "paceline.asynchronous.worker",
+    "paceline.update.server.engine",
     "paceline.cli",
-    "paceline.control.client",
+    "paceline.flow.control.client",
     "paceline.data.cache.cache",
     "paceline.data.packed",
-    "paceline.elastic.driver",
+    "paceline.flow.engine",
     "paceline.observe",
     "paceline.planner",
     "paceline.sim",

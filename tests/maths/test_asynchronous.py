@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.asynchronous.clocks import Clocks
 from paceline.rules.schedule import Bounded
+from paceline.update.server.staleness import Clocks
 from tests.helpers import simulate
 
 F64 = torch.float64

@@ -19,7 +19,7 @@ from paceline.cli import app
 from paceline.observe.reports.clocks import one_clock
 from paceline.observe.reports.read import read_runs
 from paceline.observe.reports.trace import write_trace
-from paceline.watch import _Sums
+from paceline.update.monitor import _Sums
 
 from .conftest import BLOCKS, Event, pushing, waiting
 

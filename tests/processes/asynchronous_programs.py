@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import paceline
-from paceline.asynchronous import meeting
-from paceline.asynchronous.safekeeping import Safekeeping
-from paceline.asynchronous.threads import ThreadedService
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import HEADER_BYTES, Header, Late, Listener, connect
 from paceline.communication.torch import transport
+from paceline.update.server import rendezvous
+from paceline.update.server.durability import Safekeeping
+from paceline.update.server.socket_service import ThreadedService
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
@@ -222,14 +222,14 @@ def strangers(directory: Path, say: Saying) -> None:
                 guests.append(guest)
 
     if RANK == 0:
-        meeting.Listener = Visited
+        rendezvous.Listener = Visited
     try:
         began = time.monotonic()
         _, model = train("asgd", 10)
         say.found["strangers"] = time.monotonic() - began
         keep(model, directory, "strangers")
     finally:
-        meeting.Listener = Listener
+        rendezvous.Listener = Listener
         for guest in guests:
             guest.close()
 
@@ -238,7 +238,7 @@ def frame(note: str, body_bytes: int = 0) -> bytes:
     """The hello of somebody who says to be rank 1."""
     text = json.dumps(note).encode()
     dtype = torch.float32 if body_bytes else None
-    return Header(meeting.HELLO, (1, *[0] * 7), len(text), body_bytes, dtype).pack() + text
+    return Header(rendezvous.HELLO, (1, *[0] * 7), len(text), body_bytes, dtype).pack() + text
 
 
 def unreachable(directory: Path, say: Saying) -> None:
@@ -248,13 +248,13 @@ def unreachable(directory: Path, say: Saying) -> None:
         raise Late("the way there is blocked")
 
     if RANK == 2:
-        meeting.connect = never
+        rendezvous.connect = never
     try:
         train("asgd", 10, timeout_s=4)
     except paceline.PeerLostError as error:
         say.found["unreachable"] = str(error)
     finally:
-        meeting.connect = connect
+        rendezvous.connect = connect
 
 
 def table(directory: Path, workers: int, group: Any) -> None:
@@ -314,7 +314,7 @@ def hosts(directory: Path) -> None:
             super().__init__(address, *args)
             found.append(address)
 
-    meeting.Listener = Noted
+    rendezvous.Listener = Noted
     _, model = train("asgd", 20)
     keep(model, directory, "hosts")
     (directory / f"listened.{RANK}").write_text(" ".join(found))

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import paceline
-from paceline import update
+from paceline.update.engine.blocks import update
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 

@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from paceline.communication import Transport, connect
 from paceline.communication.torch import transport as process
 from paceline.errors import ClosedError, PeerLostError
-from paceline.pipeline import Pipeline
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
+from paceline.update.exchange.pipeline import Pipeline
 from tests.processes.together import all_here
 from tests.topology.test_routes import finish
 

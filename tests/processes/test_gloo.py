@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline import update
 from paceline.communication.calls import WORDS
 from paceline.communication.virtual.transport import VirtualTransport
+from paceline.update.engine.blocks import update
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
 from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of

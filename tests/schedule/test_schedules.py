@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import RuleError
-from paceline.flow import Flow
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep
+from paceline.update.engine.progress import Flow
 
 
 def test_every_step_is_always_lockstep() -> None:

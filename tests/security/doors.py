@@ -19,17 +19,17 @@ from pathlib import Path
 
 import torch
 
-from paceline.asynchronous.lines import ANSWER, LEASE, PUSH, SETTINGS
-from paceline.asynchronous.meeting import HELLO, _Door
 from paceline.communication.ring import Door, RingTransport
 from paceline.communication.ring.wire import HELLO as ring_hello
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, Listener, connect
 from paceline.communication.sockets.frames import Header, memory, write_note
 from paceline.communication.sockets.rejected import turned_away
-from paceline.control import About, Control, Member, Terms, wire
 from paceline.core.world import World
 from paceline.errors import PacelineError
+from paceline.flow.control import About, Control, Member, Terms, wire
+from paceline.update.server.peer import ANSWER, LEASE, PUSH, SETTINGS
+from paceline.update.server.rendezvous import HELLO, _Door
 from tests.transport.connections import HERE, SOON
 
 LIMIT = 1 << 20

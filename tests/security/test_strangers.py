@@ -34,7 +34,7 @@ PROGRAM = """
     import json, os, time
     import torch
     import paceline
-    from paceline.asynchronous import meeting
+    from paceline.update.server import meeting
     from paceline.communication.sockets.channel import Listener, connect
 
     rank = os.environ["RANK"]

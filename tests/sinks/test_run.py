@@ -40,7 +40,7 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.watch.FOLD_S", 0.0)
+    monkeypatch.setattr("paceline.update.monitor.FOLD_S", 0.0)
 
 
 @pytest.mark.usefixtures("often")

@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.watch.FOLD_S", 0.0)
+    monkeypatch.setattr("paceline.update.monitor.FOLD_S", 0.0)
 
 
 def trained(sink: Any) -> None:

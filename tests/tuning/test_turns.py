@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 
-from paceline.blocks import Turns
 from paceline.rules.schedule import EveryBlock
+from paceline.update.engine.blocks.schedule import Turns
 
 
 def begins(turns: Turns, schedule: EveryBlock, count: int) -> list[int]:

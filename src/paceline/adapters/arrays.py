@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline import ending
 from paceline.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule
 from paceline.adapters.views import Arrays, check_apart, named, view
 from paceline.attaching import prepare
-from paceline.engine import Engine
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.session import Run
-from paceline.settings import Settings
+from paceline.update.engine import exit as ending
+from paceline.update.engine.collective import Engine
+from paceline.update.engine.settings import Settings
 
 PATIENCE = 10
 """Steps after which arrays that never changed are taken for forgotten ones."""

@@ -22,7 +22,7 @@ from paceline.adapters.views import check_trainable
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.settings import Settings
+from paceline.update.engine.settings import Settings
 
 with needed("the door for JAX", "jax"):
     import jax

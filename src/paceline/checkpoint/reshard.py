@@ -4,7 +4,7 @@
 What all N held alike is taken from rank 0's files: the count of steps, schedulers and included objects, the outer
 state. The global model is the checkpoint's. What differed from worker to worker is
 
-- cut anew where it has parts: the pieces of an asynchronous server (:mod:`paceline.asynchronous.regroup`),
+- cut anew where it has parts: the pieces of an asynchronous server (:mod:`paceline.update.server.reshard`),
 - the mean over the N workers: the state of optimizers that step on the workers,
 - begun anew where it can be neither: what a codec remembers, a block under way, paces, clocks.
 

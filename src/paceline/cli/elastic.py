@@ -120,7 +120,7 @@ def control(plan: Plan, directory: Path, events: Events) -> Iterator[tuple[Plan,
 def host(plan: Plan, record: Path, told: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
     """The control plane of a run, from its record where there is one."""
     from paceline.communication.sockets.tls import TLS
-    from paceline.control import Control, Terms  # here, because torch loads for seconds and --help must not wait
+    from paceline.flow.control import Control, Terms  # here, because torch loads for seconds and --help must not wait
 
     terms = Terms(
         min_workers=plan.bounds[0],

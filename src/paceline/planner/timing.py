@@ -20,7 +20,7 @@ so latency is paid once where the wire is busy, and C/F times where it is idle i
 around a ring, is on its way at the same time; the footer of gradients comes behind all.
 
 Sources: Thakur, Rabenseifner & Gropp, IJHPCA 19 (2005), for the collectives; Cho et al., MLSys 2019 (BlueConnect), for
-the hierarchical one; the pipeline is ours (:mod:`paceline.exchange`).
+the hierarchical one; the pipeline is ours (:mod:`paceline.update.exchange.exchanger`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import Done
-from paceline.exchange import IN_FLIGHT
 from paceline.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
 from paceline.rules.topology import Hierarchical, Ordered
-from paceline.update import cut
+from paceline.update.engine.blocks.update import cut
+from paceline.update.exchange.exchanger import IN_FLIGHT
 
 LATER = 1 << 30
 """The exchange that is asked about: one after every warm-up."""

@@ -40,9 +40,9 @@ from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Sched
 from paceline.rules.topology import Flat, Sharded, Topology
 
 HEADER_BYTES = 80
-"""What every exchange sends besides its payload, to each other worker (:mod:`paceline.exchange`)."""
+"""What every exchange sends besides its payload, to each other worker (:mod:`paceline.update.exchange.exchanger`)."""
 FOOTER_BYTES = 40
-"""What an exchange of gradients sends besides, likewise (:mod:`paceline.gradient_update`)."""
+"""What an exchange of gradients sends besides, likewise (:mod:`paceline.update.engine.gradients.update`)."""
 FRAME_BYTES = frames.HEADER_BYTES
 """What every piece sends besides its payload, to its owner and back, where workers exchange each by itself."""
 ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from paceline.blocks import Owned
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.optimizer_state import moments
@@ -27,6 +26,7 @@ from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
 from paceline.tuning.timers import Clocked, Real, Still, Stopwatch
+from paceline.update.engine.blocks.schedule import Owned
 
 logger = logging.getLogger("paceline")
 

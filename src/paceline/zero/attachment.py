@@ -22,9 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.attached import asks_for_help
 from paceline.attaching import attach
-from paceline.checks import MARK
 from paceline.rules.rule import is_block
 from paceline.session import Run
+from paceline.update.engine.agreement import MARK
 from paceline.zero import find, refusals, schedules
 from paceline.zero.agreement import Agreement
 from paceline.zero.alone import Alone

@@ -17,7 +17,7 @@ rest, between one unit and `most` of them (one, until something was seen of it),
 end of an epoch and all come to it at nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers,
 1987: guided self-scheduling).
 
-Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.asynchronous`); marks reach it inside the
+Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.update.server`); marks reach it inside the
 pushes that they are about, so that a push and its mark are applied together or not at all.
 """
 

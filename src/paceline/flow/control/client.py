@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's side of the control plane: it enters, commits exchanges, complains, and asks for data.
+
+All calls are the training thread's unless they say otherwise. Those that wait end with an error that says what was
+waited for. A launcher that ends and is started again is not noticed, except for the time it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.communication.sockets.channel import TLS, Frame
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError
+from paceline.flow.control import validation, wire
+from paceline.flow.control.client_state import Hearing
+from paceline.flow.control.ledger import NOTHING, OVER, WORK
+from paceline.flow.control.messages import About, Generation, Verdict
+
+GOODBYE_S = 5.0
+"""Seconds that a goodbye is waited for."""
+_ANSWERS = {NOTHING: "nothing", WORK: "work", OVER: "over"}
+
+
+class Member(Hearing):
+    """One worker of an elastic run.
+
+    Args:
+        address: of the control plane.
+        port: of the control plane.
+        about: what this worker says about itself.
+        tls: None for connections in the clear.
+        timeout_s: seconds for every wait, except for those below the quorum.
+
+    Attributes:
+        worker: its number; it is final once :meth:`enter` has returned.
+        run: the name of the run.
+        generation: the newest that is known; its number is 0 before this worker is a member.
+        called: the highest exchange to which this worker was called, 0 for none.
+        paused: why the run waits for workers; "" where it does not.
+        saves: whether this worker is the one that writes a checkpoint while it waits.
+
+    Raises:
+        OverError: the run is over.
+        RefusedError: this worker runs another program, or there is no room.
+        PeerLostError: the control plane cannot be reached.
+    """
+
+    def __init__(self, address: str, port: int, about: About, tls: TLS | None, timeout_s: float) -> None:
+        super().__init__((address, port), about, tls, timeout_s)
+        self._link.start()
+
+    # -- who is there -----------------------------------------------------------------------------
+
+    def enter(self) -> Generation:
+        """Wait until this worker is a member; the generation of which it is one."""
+        self._wait(lambda: self.generation.rank(self.worker) is not None, "to be taken in", self._timeout_s)
+        return self.generation
+
+    def on_change(self, call: Callable[[Generation], None]) -> None:
+        """`call` gets every newer generation as soon as it is known, in a thread of the client: it must not wait."""
+        self._calls["generation"] = call
+
+    def on_pause(self, call: Callable[[str], None]) -> None:
+        """`call` gets why the run waits for workers, "" when it goes on, in a thread of the client."""
+        self._calls["paused"] = call
+
+    def on_end(self, call: Callable[[PacelineError], None]) -> None:
+        """`call` gets the error with which this worker is out, in a thread of the client."""
+        self._calls["end"] = call
+
+    def doing(self, what: str, step: int) -> None:
+        """What this worker does now: others hear it when they wait for it. Any thread; returns at once."""
+        self._doing, self._step = what, step
+
+    def leave(self) -> None:
+        """Goodbye, at the end of the program."""
+        self._pulse.close()
+        if self._error is None:
+            self._leaving = True  # said again to a control plane that is started again meanwhile
+            self._link.say(wire.BYE)
+            with contextlib.suppress(PacelineError):
+                self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
+        self.close()
+
+    def close(self) -> None:
+        """Without a goodbye: for the others this worker is dead."""
+        with self._changed:
+            self._error = self._error or ClosedError("this worker has left the run")
+            self._changed.notify_all()
+        self._pulse.close()
+        self._link.close()
+
+    # -- exchanges --------------------------------------------------------------------------------
+
+    def starts(self, exchange: int) -> None:
+        """This worker has come to an exchange and waits there. Returns at once."""
+        self._check()
+        with self._changed:
+            self._started = max(self._started, exchange)
+        self._link.say(wire.STARTS, (exchange,))
+
+    def commit(
+        self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
+    ) -> Verdict:
+        """This worker has come through the exchange; wait for all others.
+
+        Args:
+            generation: in which it was.
+            exchange: its number.
+            marks: the places whose work of this worker went into it.
+            facts: what else others may want to see in the status; small.
+            returned: places of its leases whose work was left out of the exchange.
+
+        Raises:
+            GivenUpError: this worker is out.
+            PeerLostError: the control plane is.
+        """
+        with self._changed:
+            if generation == self.generation.number and self._state != self.generation.exchange:
+                raise MismatchError(
+                    f"worker {self.worker} commits in generation {generation} without its state: take it from the "
+                    "donor, then call holds_state"
+                )
+        note = {"marks": [list(one) for one in marks], "facts": facts, "returned": [list(one) for one in returned]}
+        frame = self._request(wire.COMMIT, (generation, exchange), note, "for the others to commit", 2)
+        return Verdict(frame.numbers[1] == 1, self._newest(frame))
+
+    def failed(self, generation: int, why: str, suspects: Sequence[int]) -> Generation:
+        """The exchange failed here; wait for a newer generation. `suspects` are numbers of workers."""
+        note = {"why": why[: validation.REASON], "suspects": list(suspects)}
+        frame = self._request(wire.FAILED, (generation,), note, "for a new generation", 2)
+        return self._newest(frame)
+
+    def holds_state(self, generation: int, exchanges: int = 0) -> None:
+        """This newcomer has the state that the donor gave, or everybody's common start, or that of a checkpoint.
+
+        Args:
+            generation: in which it got it.
+            exchanges: that are in the model.
+        """
+        self._check()
+        with self._changed:
+            if generation == self.generation.number:
+                self._state = self.generation.exchange
+        self._link.say(wire.HOLDS, (generation, exchanges))
+
+    # -- the data ---------------------------------------------------------------------------------
+
+    def ask(self, question: Question) -> tuple[str, Mark | None]:
+        """("work", a lease), ("nothing", None) at present, or ("over", None) for everybody.
+
+        Raises:
+            MismatchError: the workers do not share the same data.
+        """
+        with self._changed:
+            self._seen_news = self._news
+            self._started = min(self._started, self.generation.exchange)
+        numbers = (question.loader, question.epoch, question.total, question.unit, question.most, int(question.dry))
+        frame = self._request(wire.ASK, numbers, None, "for data", 1)
+        kind, *mark = frame.numbers[1:6]
+        if kind != WORK:
+            return _ANSWERS[kind], None
+        loader, epoch, begin, end = mark
+        return "work", (loader, epoch, begin, end)
+
+    def wait_news(self, timeout_s: float) -> bool:
+        """Wait until :meth:`ask` may answer otherwise than the last time, or this worker is called; whether so."""
+        with contextlib.suppress(TimeoutError):
+            self._wait(lambda: self._news > self._seen_news, "for news", timeout_s, TimeoutError)
+        return self._news > self._seen_news
+
+    def tell(self, kind: str, *values: Any) -> None:
+        """Returns at once; what is wrong with it, the next call that waits raises.
+
+        "left" loader epoch marks; "ends" loader epoch total; "done" marks; "expect" loader epoch ranges; "waits" bool.
+        """
+        self._check()
+        if kind == "holds":
+            return  # said by itself whenever it is needed
+        if kind == "left":  # at once: a server that had heard it, and was started again, would lease them anew
+            with self._changed:
+                self._holdings.settle(values[-1])
+        self._link.request(wire.TELL, (self._next(),), [kind, *values])
+
+    def ledger(self) -> tuple[int, dict[str, Any]]:
+        """The number of the last exchange that was committed, and the state of the ledger as of then."""
+        said = self._request(wire.LEDGER, (), None, "for the ledger", 1)
+        return said.numbers[1], validation.table(said.note, "a ledger")
+
+    # -- within: waiting --------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        with self._changed:
+            self._serial += 1
+            return self._serial
+
+    def _request(self, kind: int, numbers: tuple[int, ...], note: Any, what: str, patience: float) -> Frame:
+        self._check()
+        serial = self._next()
+        self._link.request(kind, (serial, *numbers), note)
+        try:
+            self._wait(lambda: serial in self._answers, what, patience * self._timeout_s)
+        finally:
+            self._link.answered(serial)
+        frame = self._answers.pop(serial)
+        if frame.kind == wire.SAID["wrong"]:
+            raise MismatchError(validation.text(frame.note, validation.REASON, "what is wrong"))
+        return frame
+
+    def _wait(
+        self,
+        ready: Callable[[], bool],
+        what: str,
+        limit_s: float,
+        error: type[Exception] = PeerLostError,
+    ) -> None:
+        """Wait; time below the quorum does not count, and has a limit of its own."""
+        began = time.monotonic()
+        with self._changed:
+            while not ready():
+                self._check()
+                most = self._terms["quorum_s"] + self._timeout_s if self.paused else limit_s
+                left = max(began, self._moved) + most - time.monotonic()
+                if left <= 0:
+                    doing = f"; the run waits for workers: {self.paused}" if self.paused else ""
+                    raise error(f"worker {self.worker} waited {most:g} s {what} at {self._link.name}{doing}")
+                self._changed.wait(left)
+
+    def _newest(self, frame: Frame) -> Generation:
+        self._learn(Generation.read(frame.note))
+        return self.generation

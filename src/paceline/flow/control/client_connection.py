@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's connection to the control plane: it comes back by itself, and sends again what was not answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
+from paceline.errors import MismatchError, PacelineError, PeerLostError
+from paceline.flow.control import validation, wire
+from paceline.flow.control.errors import GivenUpError, OverError, RefusedError
+
+ATTEMPT_S = 2.0
+"""For one attempt to come back."""
+PAUSE_S = 0.1
+"""Between two attempts to come back."""
+Said = tuple[int, tuple[int, ...], Any]
+"""The kind of a frame, its numbers and its note."""
+_ALL: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+class Speaker(Protocol):
+    """Whose connection it is; all of it is called in the link's thread, but for the first hello."""
+
+    def hello(self) -> Said:
+        """With what a connection begins."""
+
+    def welcome(self, frame: Frame) -> None:
+        """The answer to it."""
+
+    def afresh(self) -> bool:
+        """The old one is not known any more; whether this worker can come as a new one."""
+
+    def again(self) -> list[Said]:
+        """What is to be said on every connection that is not the first."""
+
+    def heard(self, frame: Frame) -> None:
+        """Any other frame."""
+
+    def over(self, error: PacelineError) -> None:
+        """The error that has ended it."""
+
+
+class Link:
+    """The talk connection.
+
+    Args:
+        where: address and port.
+        tls: None for connections in the clear.
+        timeout_s: seconds for which it tries to come back.
+        speaker: whose it is.
+    """
+
+    def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, speaker: Speaker) -> None:
+        self._where, self._tls, self._timeout_s, self._speaker = where, tls, timeout_s, speaker
+        self._sending = threading.Lock()
+        self._pending: dict[int, Said] = {}  # what was not answered yet, in order
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-member", daemon=True)
+        self._channel = self._connect(time.monotonic() + timeout_s)
+        _ALL.add(self)
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Of the other end, for messages."""
+        return f"the control plane at {self._where[0]}, port {self._where[1]}"
+
+    def say(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
+        """Send this now, if there is a connection."""
+        with self._sending, contextlib.suppress(PeerLostError):
+            self._channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
+
+    def request(self, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
+        """Send this now, and again on every new connection until :meth:`answered`; numbers[0] is its serial number."""
+        with self._sending:
+            self._pending[numbers[0]] = (kind, numbers, note)
+            try:
+                self._channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
+            except PeerLostError:
+                pass  # it is sent on the next connection
+            except BaseException:
+                del self._pending[numbers[0]]
+                raise
+
+    def answered(self, serial: int) -> Said | None:
+        """This need not be sent again; the request, None where it was answered before."""
+        with self._sending:
+            return self._pending.pop(serial, None)
+
+    def finish(self) -> None:
+        """The other end will close the connection, and that is well."""
+        self._closing.set()
+
+    def close(self) -> None:
+        """End it."""
+        self._closing.set()
+        self._channel.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's, and must end with it."""
+        self._channel.abandon()
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._listen()
+                if not self._closing.is_set():
+                    self._come_back()
+        except PacelineError as error:
+            if not self._closing.is_set():
+                self._speaker.over(error)
+        except Exception as error:  # a worker that waits for an answer must not wait for ever
+            self._speaker.over(MismatchError(f"{self.name} says what makes no sense: {type(error).__name__}: {error}"))
+        finally:
+            self._channel.close()
+
+    def _listen(self) -> None:
+        """To the end of this connection."""
+        while True:
+            try:
+                frame = self._channel.receive()
+            except PeerLostError:
+                return
+            self._speaker.heard(frame)
+
+    def _come_back(self) -> None:
+        until = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                channel = self._connect(min(until, time.monotonic() + ATTEMPT_S))
+                break
+            except OverError:
+                raise
+            except GivenUpError:
+                if not self._speaker.afresh():
+                    raise
+            except PeerLostError as error:
+                if time.monotonic() >= until or self._closing.wait(PAUSE_S):
+                    raise PeerLostError(
+                        f"{self.name}, was lost and did not come back within {self._timeout_s:g} s ({error}); start it "
+                        "again with its record, and then the workers"
+                    ) from error
+        with self._sending:
+            self._channel = channel
+            if self._closing.is_set():
+                channel.close()
+            with contextlib.suppress(PeerLostError):
+                for kind, numbers, note in [*self._speaker.again(), *self._pending.values()]:
+                    channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
+
+    def _connect(self, until: float) -> Channel:
+        """A connection on which the hello was answered."""
+        channel = connect(*self._where, "the control plane", max(0.1, until - time.monotonic()), self._tls)
+        try:
+            channel.limit = 0
+            kind, numbers, note = self._speaker.hello()
+            channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
+            answer = channel.receive(deadline_s=max(0.1, until - time.monotonic()))
+            if answer.kind == wire.SAID["given_up"]:
+                raise given_up(answer)
+            if answer.kind == wire.REFUSED:
+                raise RefusedError(
+                    f"{self.name} refuses this worker: {validation.text(answer.note, validation.REASON, 'why')}"
+                )
+            if answer.kind != wire.WELCOME:
+                raise MismatchError(f"{self.name} answers a hello with a frame of kind {answer.kind}")
+            self._speaker.welcome(answer)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+
+def given_up(frame: Frame) -> GivenUpError:
+    """What a frame of this kind means."""
+    return (OverError if frame.numbers[1] else GivenUpError)(validation.text(frame.note, validation.REASON, "why"))
+
+
+class Pulse:
+    """The heartbeats, over a connection of their own.
+
+    Args:
+        where: address and port.
+        tls: None for connections in the clear.
+        hello: gives the worker's number and its secret.
+        beat: gives its steps, and what it does.
+        beat_s: seconds between two.
+        silence_s: seconds in which one must be answered.
+    """
+
+    def __init__(
+        self,
+        where: tuple[str, int],
+        tls: TLS | None,
+        hello: Callable[[], tuple[int, str]],
+        beat: Callable[[], tuple[int, str]],
+        beat_s: float,
+        silence_s: float,
+    ) -> None:
+        self._where, self._tls, self._hello, self._beat = where, tls, hello, beat
+        self._beat_s, self._silence_s = beat_s, silence_s
+        self._closing = threading.Event()
+        self._now = threading.Event()
+        self._channel: Channel | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
+        self._thread.start()
+        _PULSES.add(self)
+
+    def prompt(self) -> None:
+        """Send a heartbeat now."""
+        self._now.set()
+
+    def close(self) -> None:
+        """End it."""
+        self._closing.set()
+        self._now.set()
+        if self._channel is not None:
+            self._channel.close()
+        self._thread.join(5.0)
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        if self._channel is not None:
+            self._channel.abandon()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with connect(*self._where, "the control plane", ATTEMPT_S, self._tls) as self._channel:
+                    self._go_on(self._channel)
+            except (PacelineError, OSError):  # the talk connection says what is wrong
+                self._closing.wait(self._beat_s)
+
+    def _go_on(self, channel: Channel) -> None:
+        worker, secret = self._hello()
+        channel.limit = 0
+        channel.send(wire.PULSE, (worker,), note=secret, deadline_s=self._silence_s)
+        self._take(channel, wire.WELCOME)
+        while not self._closing.is_set():
+            step, doing = self._beat()
+            channel.send(wire.BEAT, (step,), note=doing[:500], deadline_s=self._silence_s)
+            self._take(channel, wire.BEATEN)
+            self._now.wait(self._beat_s)
+            self._now.clear()
+
+    def _take(self, channel: Channel, kind: int) -> None:
+        frame = channel.receive(deadline_s=self._silence_s)
+        if frame.kind != kind:
+            raise Closed(f"a heartbeat was answered with a frame of kind {frame.kind}")
+
+
+_PULSES: weakref.WeakSet[Pulse] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for link in list(_ALL):
+        link.forget()
+    for pulse in list(_PULSES):
+        pulse.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker hears from the control plane, and what it knows because of it: the lower half of the client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.communication.sockets.channel import TLS, Frame
+from paceline.errors import MismatchError, PacelineError
+from paceline.flow.control import validation, wire
+from paceline.flow.control.client_connection import Link, Pulse, Said, given_up
+from paceline.flow.control.held_leases import Holdings
+from paceline.flow.control.ledger import WORK
+from paceline.flow.control.messages import About, Generation
+
+_LOG = logging.getLogger("paceline.control")
+
+
+class Hearing:
+    """Keeps what the control plane has said; its connection's thread brings it.
+
+    Args:
+        where: address and port.
+        about: what this worker says about itself.
+        tls: None for connections in the clear.
+        timeout_s: seconds for which it tries to come back.
+    """
+
+    def __init__(self, where: tuple[str, int], about: About, tls: TLS | None, timeout_s: float) -> None:
+        self._about, self._timeout_s = about, timeout_s
+        self.worker, self._secret, self.run = -1, "", ""
+        self.generation = Generation()
+        self.called = 0
+        self.paused = ""
+        self.saves = False
+        self._started = 0
+        self._state = -1  # the exchange whose state this worker holds
+        self._news = 0
+        self._seen_news = 0
+        self._moved = time.monotonic()  # when a wait last had a reason to begin anew
+        self._doing, self._step = "", 0
+        self._serial = 0
+        self._answers: dict[int, Frame] = {}
+        self._holdings = Holdings()
+        self._error: PacelineError | None = None
+        self._leaving = self._gone = False
+        self._changed = threading.Condition(threading.RLock())
+        self._calls: dict[str, Callable[[Any], None]] = {}
+        self._terms: dict[str, float] = {}
+        self._link = Link(where, tls, timeout_s, self)
+        beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
+        self._pulse = Pulse(where, tls, self._identity, self._beat, beat_s, silence_s)
+
+    def _identity(self) -> tuple[int, str]:
+        return self.worker, self._secret
+
+    def _beat(self) -> tuple[int, str]:
+        return max(0, self._step), self._doing
+
+    def hello(self) -> Said:
+        """With what a connection begins."""
+        with self._changed:
+            if not self._secret:
+                return wire.HELLO, (), self._about.note()
+            note = {"secret": self._secret, "marks": self._holdings.marks()}
+            return wire.BACK, (self.worker, self._state, self._started), note
+
+    def again(self) -> list[Said]:
+        """What may have been said while there was no connection."""
+        with self._changed:
+            said: list[Said] = [(wire.STARTS, (self._started,), None)] if self._started else []
+            if self._state == self.generation.exchange:
+                said.append((wire.HOLDS, (self.generation.number,), None))
+            return [*said, (wire.BYE, (), None)] if self._leaving else said
+
+    def afresh(self) -> bool:
+        """Whether this worker can come as a new one."""
+        with self._changed:
+            if not self.generation.number:
+                self._secret = ""
+            return not self._secret
+
+    def welcome(self, frame: Frame) -> None:
+        """The answer to the hello."""
+        said = validation.table(frame.note, "a welcome")
+        with self._changed:
+            self.worker = frame.numbers[0]
+            self._secret, self.run = str(said["secret"]), validation.text(said.get("run", ""), 64, "the name of a run")
+            self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
+            self._moved = time.monotonic()
+
+    def heard(self, frame: Frame) -> None:
+        """What the control plane says."""
+        kind = wire.KINDS.get(frame.kind)
+        if kind == "given_up":
+            raise given_up(frame)
+        if kind == "generation":
+            self._learn(Generation.read(frame.note))
+        elif kind == "paused":
+            self._pause(validation.text(frame.note, validation.REASON, "why"), frame.numbers[1] == 1)
+        elif kind == "check":
+            self._pulse.prompt()
+        elif kind in ("called", "news", "farewell"):
+            with self._changed:
+                self.called = max(self.called, frame.numbers[1]) if kind == "called" else self.called
+                if kind == "farewell":
+                    self._gone = True
+                    self._link.finish()
+                self._news += 1
+                self._changed.notify_all()
+        elif kind is not None:
+            self._answered(kind, frame)
+        else:
+            raise MismatchError(f"the control plane says nothing of kind {frame.kind}")
+
+    def _answered(self, kind: str, frame: Frame) -> None:
+        """An answer to a request; what it says about what this worker holds counts from now on."""
+        with self._changed:
+            request = self._link.answered(frame.numbers[0])
+            if request is None:
+                return
+            if kind == "answer" and frame.numbers[1] == WORK:
+                loader, epoch, begin, end = frame.numbers[2:6]
+                self._holdings.add((loader, epoch, begin, end))
+            elif kind == "verdict" and frame.numbers[1]:
+                self._holdings.settle([*request[2]["marks"], *request[2]["returned"]])
+                self._state = request[1][2]
+            elif request[0] == wire.TELL:
+                if kind == "wrong":
+                    raise MismatchError(validation.text(frame.note, validation.REASON, "what is wrong"))
+                if request[2][0] == "done":
+                    self._holdings.settle(request[2][-1])
+                return
+            self._answers[frame.numbers[0]] = frame
+            self._changed.notify_all()
+
+    def _learn(self, generation: Generation) -> None:
+        with self._changed:
+            mine, theirs = self.generation, generation
+            newer = theirs.number > mine.number
+            if newer or (theirs.number == mine.number and theirs.exchange > mine.exchange):
+                self.generation = theirs
+                if self.worker in theirs.newcomers:
+                    self._state = -1
+                    if theirs.restored:
+                        self._holdings.clear()
+                self._moved = time.monotonic()
+                self._news += 1
+                self._changed.notify_all()
+        if newer:
+            self._call("generation", generation)
+
+    def _pause(self, why: str, saves: bool) -> None:
+        with self._changed:
+            self.paused, self.saves = why, saves
+            self._moved = time.monotonic()
+            self._changed.notify_all()
+        self._call("paused", why)
+
+    def _call(self, name: str, value: Any) -> None:
+        call = self._calls.get(name)
+        if call is not None:
+            try:
+                call(value)
+            except Exception:
+                _LOG.exception("what hears of a change of the members has failed")
+
+    def over(self, error: PacelineError) -> None:
+        """The connection is lost for good."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+        self._call("end", error)
+
+    def _check(self) -> None:
+        """Raise the error that has ended this worker, if there was one."""
+        if self._error is not None:
+            raise type(self._error)(str(self._error))

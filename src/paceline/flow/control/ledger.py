@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of an elastic run: what is leased to whom, and what is in the global model, as of the last commit.
+
+The ledger itself is that of :mod:`paceline.data.ledger.ledger`. Here is what the control plane adds: a worker can mark
+what it holds and nothing else, an epoch is over when all of it is committed, and what a resumed run has left to do is
+accepted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.ledger.ranges import Ranges
+from paceline.errors import MismatchError
+from paceline.flow.control import validation
+
+NOTHING, WORK, OVER = range(3)
+"""Answers to a question: nothing at present; a lease; the epoch is over for everybody."""
+
+
+class Books:
+    """Keeps the ledger.
+
+    Attributes:
+        saved: the ledger's state at the last commit.
+        strange: places that were marked by workers that did not hold them; they were left as they were.
+    """
+
+    def __init__(self) -> None:
+        self.strange = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known of any epoch: all begin from a checkpoint."""
+        self._ledger = Ledger()
+        self._expected: dict[tuple[int, int], list[list[int]]] = {}
+        self._given_back: dict[tuple[int, int], Ranges] = {}
+        self._asked: set[int] = set()  # loaders of which work was given out
+        self.saved = self._ledger.state()
+
+    def ask(self, worker: int, question: Question, now: float) -> tuple[int, Mark | None]:
+        """WORK with a lease, NOTHING or OVER; MismatchError where the workers' data differ."""
+        self._asked.add(question.loader)
+        mark = self._ledger.ask(worker, question, now)
+        if mark is not None:
+            return WORK, mark
+        return (OVER if self._ledger.settled(question.loader, question.epoch) else NOTHING), None
+
+    def done(self, worker: int, marks: Sequence[Mark]) -> None:
+        """These places of its leases are in the global model."""
+        owned = self._owned(worker, marks)
+        self._ledger.done(worker, owned)
+        self.strange += sum(end - begin for *_, begin, end in marks) - sum(end - begin for *_, begin, end in owned)
+
+    def give_back(self, worker: int, marks: Sequence[Mark]) -> int:
+        """The work on these places of its leases was left out of the exchange: they are for somebody else, once.
+
+        Returns:
+            Places that were given back before, and count as done now: what they hold may be what spoils the work.
+        """
+        skipped = 0
+        for mark in self._owned(worker, marks):
+            loader, epoch, begin, end = mark
+            before = self._given_back.setdefault((loader, epoch), Ranges())
+            again = [(loader, epoch, low, high) for low, high in before.within(begin, end)]
+            self._ledger.done(worker, again)
+            skipped += sum(high - low for *_, low, high in again)
+            self._ledger.give_back(worker, [mark])
+            for low, high in Ranges([(begin, end)]).without(before):
+                before.add(low, high)
+        return skipped
+
+    def settled(self, worker: int, marks: Sequence[Mark]) -> None:
+        """A commit of these is in the record, and the worker, which did not know, said that it holds them still."""
+        self._ledger.give_back(worker, self._owned(worker, marks))
+
+    def lost(self, worker: int) -> None:
+        """What it held is free again."""
+        self._ledger.lost(worker)
+
+    def save(self, now: float) -> None:
+        """A commit: what the ledger says now is what counts."""
+        self.saved = self._ledger.state(now)
+
+    def unmerged(self, workers: Iterable[int]) -> bool:
+        """Whether one of these holds places."""
+        return any(self._ledger.held(worker) for worker in workers)
+
+    def tell(self, worker: int, kind: str, values: Sequence[Any]) -> None:
+        """What a worker says about the data; MismatchError for what makes no sense."""
+        if kind == "done":
+            self.done(worker, validation.marks(*validation.row(list(values), 1, kind)))
+        elif kind == "left":
+            loader, epoch, marks = validation.row(list(values), 3, kind)
+            owned = self._owned(worker, validation.marks(marks))
+            self._ledger.leave_early(worker, validation.number(loader), validation.stage(epoch), owned)
+        elif kind == "ends":
+            loader, epoch, total = validation.row(list(values), 3, kind)
+            most = validation.whole(total, 0, ENDLESS, "places of an epoch")
+            self._ends(worker, validation.number(loader), validation.stage(epoch), most)
+        elif kind == "expect":
+            loader, epoch, ranges = validation.row(list(values), 3, kind)
+            self._expect(validation.number(loader), validation.stage(epoch), ranges)
+        elif kind == "waits":
+            self._ledger.waits(worker, bool(validation.row(list(values), 1, kind)[0]))
+        else:
+            raise MismatchError(f"workers tell left, ends, done, expect or waits, got {kind!r:.80}")
+
+    def holds(self, worker: int, marks: Sequence[Mark]) -> None:
+        """What it says that it holds, after the server was started again; what is done or another's stays that."""
+        self._ledger.holds(worker, marks)
+
+    def _owned(self, worker: int, marks: Sequence[Mark]) -> list[Mark]:
+        held: dict[tuple[int, int], Ranges] = {}
+        for loader, epoch, begin, end in self._ledger.held(worker):
+            held.setdefault((loader, epoch), Ranges()).add(begin, end)
+        wanted: dict[tuple[int, int], Ranges] = {}
+        for loader, epoch, begin, end in marks:
+            wanted.setdefault((loader, epoch), Ranges()).add(begin, end)
+        return [
+            (*key, low, high)
+            for key, ranges in wanted.items()
+            for begin, end in ranges
+            for low, high in held.get(key, Ranges()).within(begin, end)
+        ]
+
+    def _ends(self, worker: int, loader: int, epoch: int, total: int) -> None:
+        """Only a worker that holds places of an epoch can have come to its end, and what is done lies before that."""
+        extent = self._ledger.extent(loader, epoch)
+        if (extent is None and epoch <= self._ledger.closed(loader)) or (extent is not None and total >= extent[0]):
+            return  # another worker has said so
+        holds = any((one, its) == (loader, epoch) for one, its, *_ in self._ledger.held(worker))
+        if extent is None or not holds or total < extent[1]:
+            raise MismatchError(
+                f"worker {worker} says that epoch {epoch} of loader {loader} ends after {total} places, and it "
+                f"{'holds none of them' if not holds else f'is done up to place {extent[1] if extent else 0}'}; give "
+                "all workers the same data"
+            )
+        self._ledger.ends(loader, epoch, total)
+
+    def _expect(self, loader: int, epoch: int, ranges: Any) -> None:
+        """The first who says it counts; all have it from one checkpoint, so who says something else is wrong."""
+        rest = Ranges(validation.span(one) for one in validation.rows(ranges, "ranges"))
+        known = self._expected.get((loader, epoch))
+        if known is None and loader not in self._asked:
+            self._expected[loader, epoch] = rest.state()
+            self._ledger.expect(loader, epoch, rest)
+            self.saved = self._ledger.state()
+        elif known != rest.state():
+            raise MismatchError(
+                f"workers do not resume from one checkpoint: of epoch {epoch} of loader {loader} one has the places "
+                f"{'all' if known is None else known!r:.80} left to do and another {rest.state()!r:.80}; give all of "
+                "them the same, before the first of them asks for work"
+            )
+
+    # -- the record -------------------------------------------------------------------------------
+
+    def state(self, now: float) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "ledger": self._ledger.state(now),
+            "saved": self.saved,
+            "expected": [[*key, rest] for key, rest in self._expected.items()],
+            "asked": sorted(self._asked),
+            "given_back": [[*key, places.state()] for key, places in self._given_back.items()],
+        }
+
+    def load(self, state: dict[str, Any], now: float) -> None:
+        """Put back what `state` gave; nobody holds anything until it says so."""
+        self._ledger.load(state["ledger"], now)
+        self._ledger.forget_leases()
+        self.saved = state["saved"]
+        self._expected = {(loader, epoch): rest for loader, epoch, rest in state["expected"]}
+        self._asked = set(state["asked"])
+        self._given_back = {(one, epoch): Ranges(places) for one, epoch, places in state.get("given_back", [])}

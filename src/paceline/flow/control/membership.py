@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is a member of an elastic run, from one generation to the next: the lower half of the register.
+
+A member that is lost makes a new generation of those who survive it. Newcomers wait for the next commit; they are
+taken in at once where nothing was committed yet, or where the run waits for workers. Below the quorum it waits, and no
+generation is made.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from paceline.errors import MismatchError
+from paceline.flow.control.errors import GivenUpError, OverError, RefusedError
+from paceline.flow.control.ledger import Books
+from paceline.flow.control.messages import About, Generation, Place, Terms
+from paceline.flow.control.stragglers import Calls
+from paceline.flow.control.suspicion import Doubts
+from paceline.flow.control.worker_record import Answer, Person
+
+OVER = "the run is over: its workers have come to the end of the program"
+REMEMBERED = 1024
+"""Workers that are gone, of which the reason is remembered."""
+
+
+class Membership(ABC):
+    """The part of the register that knows who is there.
+
+    Args:
+        terms: what the user has set.
+        secret: draws what a worker must say to come back.
+
+    Attributes:
+        people: number -> worker that lives, members and those who wait.
+        generation: the newest; as of the last commit.
+        exchange: how many are committed.
+        broken: whether the newest generation has lost a member, and the next one waits for workers.
+        dirty: whether the record is older than what is to be said.
+        paused: why the run waits; "" where it does not.
+        finished: whether a worker has come to the end of its program.
+        ended: why nobody is taken any more; "" while the run goes on.
+    """
+
+    def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
+        self.terms, self._secret = terms, secret
+        self.people: dict[int, Person] = {}
+        self.generation = Generation()
+        self.exchange = 0
+        self.committed_in = 0
+        self.broken = True
+        self.dirty = False
+        self.paused = ""
+        self.finished = False
+        self.ended = ""
+        self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
+        self.reason = ""  # why the run waits for workers
+        self.books = Books()
+        self.calls = Calls(terms)
+        self.doubts = Doubts()
+        self.gone: dict[int, str] = {}
+        self.fingerprint: dict[str, Any] | None = None
+        self.next_worker = 0
+        self.run = secrets.token_hex(8)  # the name of this run, for all its workers and control planes
+        self.waits_since: float | None = None  # below the quorum
+        self.enough_since: float | None = None  # at the very start: above it
+        self.departed: dict[int, Person] = {}  # who died behind a commit that still may go through
+        self.departed_since = 0.0
+        self._out: list[Answer] = []
+
+    # -- what is said -----------------------------------------------------------------------------
+
+    def take(self) -> list[Answer]:
+        """What is to be said, in this order; then it counts as said."""
+        out, self._out = self._out, []
+        return out
+
+    def say(self, worker: int, kind: str, serial: int = 0, numbers: Iterable[int] = (), note: Any = None) -> None:
+        """Say something to a worker."""
+        self._out.append(Answer(worker, kind, serial, tuple(numbers), note))
+
+    def note(self, event: str, **about: Any) -> None:
+        """Something for the log."""
+        self._out.append(Answer(None, event, note=about))
+
+    @property
+    def members(self) -> list[Person]:
+        """Those of the newest generation that live."""
+        return [self.people[one] for one in self.generation.workers if one in self.people]
+
+    @property
+    def saver(self) -> int | None:
+        """Who writes a checkpoint while the run waits: the first who holds the state."""
+        return next((one.worker for one in self.members if one.holds), None)
+
+    @property
+    def waiting(self) -> list[Person]:
+        """Those who are to be taken in."""
+        return [one for one in self.people.values() if not one.member]
+
+    @property
+    def over(self) -> bool:
+        """Whether those who came to the end have left, and whoever is here has nothing left to do."""
+        return self.ended == OVER
+
+    # -- coming and going -------------------------------------------------------------------------
+
+    @property
+    def undecided(self) -> bool:
+        """There is no room for another worker now, but some may be freed: not all of the record have come back yet."""
+        full = len(self.people) >= self.terms.max_workers
+        return full and any(one.absent is not None for one in self.people.values())
+
+    def join(self, about: About, now: float) -> Person:
+        """A worker comes; RefusedError where it cannot be taken."""
+        if self.over or self.finished:
+            raise OverError(OVER)
+        if self.ended:
+            raise RefusedError(self.ended)
+        self._compare(about.fingerprint)
+        if len(self.people) >= self.terms.max_workers:
+            raise RefusedError(
+                f"the run has {len(self.people)} workers and takes no more: start it with a higher --elastic MIN:MAX"
+            )
+        place = Place(self.next_worker, about.host, about.address, about.port)
+        self.next_worker += 1
+        person = self.people[place.worker] = Person(place, self._secret(), now, since=now)
+        self.dirty = True
+        self.note("joined", worker=place.worker, host=place.host)
+        self.settle(now, f"{person.name} has joined")
+        return person
+
+    def _compare(self, fingerprint: dict[str, Any]) -> None:
+        if self.fingerprint is None or (not self.people and self.exchange == 0):
+            self.fingerprint = fingerprint
+        for key in sorted({*fingerprint, *self.fingerprint}):
+            mine, theirs = self.fingerprint.get(key), fingerprint.get(key)
+            if mine != theirs:
+                raise RefusedError(
+                    f"this worker runs another program than the others: {key} is {theirs!r:.200} here and "
+                    f"{mine!r:.200} there; start all workers with the same script and settings"
+                )
+
+    def bye(self, worker: int, now: float) -> None:
+        """A worker has come to the end of its program."""
+        person = self.people.get(worker)
+        if person is None:
+            return
+        self.finished = self.finished or person.member
+        self.note("left", worker=worker, host=person.place.host)
+        self.gone[worker] = "it has said goodbye"
+        self.say(worker, "farewell")
+        self._remove([worker], f"{person.name} has come to the end of its program", now)
+
+    def lost(self, workers: Iterable[int], why: str, now: float) -> None:
+        """Workers have died, or are given up."""
+        known = [one for one in workers if one in self.people]
+        for worker in known:
+            self.gone[worker] = why
+            self.note("lost", worker=worker, host=self.people[worker].place.host, why=why)
+            self.say(worker, "given_up", note=f"{self.people[worker].name} was given up: {why}")
+        while len(self.gone) > REMEMBERED:
+            del self.gone[next(iter(self.gone))]
+        if known:
+            names = " and ".join(self.people[one].name for one in known)
+            self._remove(known, f"{names} {'was' if len(known) == 1 else 'were'} lost: {why}", now)
+
+    def _remove(self, workers: list[int], reason: str, now: float) -> None:
+        self.dirty = True
+        broke = False
+        for worker in workers:
+            person = self.people.pop(worker)
+            if person.member and person.commit is not None and not self.broken:
+                self.departed[worker] = person
+                self.departed_since = now
+                continue
+            self.books.lost(worker)
+            broke = broke or person.member
+        if broke or (self.departed and self.doubts.since is not None):
+            self.break_off(reason, now)
+        elif self.broken:
+            self.settle(now, reason)
+        elif self.departed:
+            self.conclude(now)
+        self.hint()
+
+    def hint(self) -> None:
+        """Those who are dry may find work if they ask again."""
+        for one in self.people.values():
+            if one.dry:
+                one.dry = False
+                self.say(one.worker, "news")
+
+    # -- generations ------------------------------------------------------------------------------
+
+    def break_off(self, reason: str, now: float) -> None:
+        """The exchange under way is not committed: those who live begin it anew, if they are enough."""
+        self.broken = True
+        self.settle(now, reason)
+
+    def settle(self, now: float, reason: str) -> None:
+        """Make a new generation where one is needed and there are enough for it."""
+        if not self.broken:
+            begun = self.calls.first is not None or self.departed
+            if self.exchange == 0 and self.waiting and not begun:
+                self.make([*self.members, *self.waiting], reason, now)
+            return
+        survivors = self.members
+        workers = [*survivors, *self.waiting]
+        quorum = 1 if self.finished else self.terms.min_workers
+        if len(workers) < quorum:
+            self.reason = reason or self.reason
+            self._pause(f"{len(workers)} of at least {quorum} workers are there ({self.reason})", now)
+            return
+        if self.generation.number == 0 and not self._may_begin(len(workers), now):
+            return
+        as_ever = self.exchange > 0 and any(one.holds for one in survivors) and not self.paused
+        self.make(survivors if as_ever and len(survivors) >= quorum else workers, reason, now)
+
+    def _may_begin(self, there: int, now: float) -> bool:
+        """At the very start others are waited for."""
+        self._resume()
+        self.enough_since = now if self.enough_since is None else self.enough_since
+        all_there = there >= min(self.terms.expected or self.terms.max_workers, self.terms.max_workers)
+        return all_there or now >= self.enough_since + self.terms.start_s
+
+    def _pause(self, reason: str, now: float) -> None:
+        self.enough_since = None
+        if self.finished and not self.people:
+            return
+        if not self.paused:
+            self.waits_since = now
+            self.note("paused", reason=reason)
+        elif reason == self.paused:
+            return
+        self.paused = reason
+        for worker in self.people:
+            self.say(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
+
+    def _resume(self) -> None:
+        if self.paused:
+            self.paused, self.waits_since = "", None
+            self.note("resumed")
+            for worker in self.people:
+                self.say(worker, "paused", note="")
+
+    def make(self, people: list[Person], reason: str, now: float) -> None:
+        """The next generation, of these."""
+        for worker in self.departed:
+            self.books.lost(worker)
+        self.departed.clear()
+        people = sorted(people, key=lambda one: one.worker)
+        holders = [one.worker for one in people if one.holds]
+        restored = self.exchange > 0 and not holders
+        if restored and self.finished:
+            self._over()
+            return
+        if restored:
+            self.books.reset()
+        self.generation = Generation(
+            self.generation.number + 1,
+            tuple(one.place for one in people),
+            self.exchange,
+            frozenset(one.worker for one in people if not one.holds),
+            holders[0] if holders else None,
+            restored,
+            reason[:1000],
+        )
+        self.broken = False
+        self.dirty = True
+        self._resume()
+        self.note("generation", **self.generation.note())
+        for one in people:
+            one.late = one.late or (not one.member and self.calls.first is not None)
+            one.member = True
+        self._announce()
+        self.doubts.over()
+        self.calls.again(now)
+        self.call(now)
+
+    def _over(self) -> None:
+        """Those who came to the end have left, and who is here came too late to be given anything."""
+        self.ended = OVER
+        for worker in list(self.people):
+            self.gone[worker] = OVER
+            self.say(worker, "given_up", numbers=(1,), note=OVER)
+            del self.people[worker]
+        self.dirty = True
+
+    def _announce(self) -> None:
+        """Tell the members, and answer those who wait for a new generation."""
+        note = self.generation.note()
+        for one in self.members:
+            self.say(one.worker, "generation", note=note)
+            if one.commit is not None:
+                self.say(one.worker, "verdict", one.commit.serial, (0,), note)
+                one.commit = None
+            if one.failed is not None:
+                self.say(one.worker, "newer", one.failed, note=note)
+                one.failed = None
+
+    @abstractmethod
+    def conclude(self, now: float) -> None:
+        """Commit the exchange under way, if all have come through it."""
+
+    def call(self, now: float) -> None:
+        """Call those who are due."""
+        if self.broken:
+            return
+        for one in self.calls.due(self.members, self.exchange + 1, now, self.books.unmerged):
+            one.called = self.exchange + 1
+            self.say(one.worker, "called", numbers=(one.called,))
+            self.note("called", worker=one.worker, exchange=one.called)
+
+    def member(self, worker: int) -> Person:
+        person = self.people.get(worker)
+        if person is None:
+            raise GivenUpError(f"worker {worker} was given up: {self.gone.get(worker, 'it is not known here')}")
+        if not person.member:
+            raise MismatchError(f"{person.name} is no member yet")
+        return person

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of the control plane: places, generations, verdicts, and what the user has set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.flow.control import validation
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker lives.
+
+    Attributes:
+        worker: its number in this run; never used twice.
+        host: its name, for people.
+        address: of its door, to which the others connect.
+        port: of its door.
+    """
+
+    worker: int
+    host: str
+    address: str
+    port: int
+
+    def note(self) -> list[Any]:
+        """For JSON."""
+        return [self.worker, self.host, self.address, self.port]
+
+    @classmethod
+    def read(cls, note: Any) -> Place:
+        """What `note` gave; MismatchError for anything else."""
+        worker, host, address, port = validation.row(note, 4, "a place")
+        return cls(
+            validation.whole(worker, 0, validation.WORKERS, "a worker's number"),
+            validation.text(host, 255, "a host"),
+            validation.address(address),
+            validation.whole(port, 0, 65535, "a port"),
+        )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Who works together, from one change of the members to the next.
+
+    Attributes:
+        number: 1, 2, ..; 0 before there was any.
+        members: by rank, which is the order of their numbers.
+        exchange: how many exchanges are committed; the next one is `exchange + 1`.
+        newcomers: numbers of members that do not hold the state of `exchange`.
+        donor: the member that gives it to them; None where nobody holds it.
+        restored: something was committed once, and nobody who lives holds it: all begin from a checkpoint.
+        reason: why there is a new one, for people.
+    """
+
+    number: int = 0
+    members: tuple[Place, ...] = ()
+    exchange: int = 0
+    newcomers: frozenset[int] = frozenset()
+    donor: int | None = None
+    restored: bool = False
+    reason: str = ""
+
+    @property
+    def workers(self) -> list[int]:
+        """The members' numbers, by rank."""
+        return [place.worker for place in self.members]
+
+    def rank(self, worker: int) -> int | None:
+        """The rank of `worker`; None where it is no member."""
+        return self.workers.index(worker) if worker in self.workers else None
+
+    def note(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "number": self.number,
+            "members": [place.note() for place in self.members],
+            "exchange": self.exchange,
+            "newcomers": sorted(self.newcomers),
+            "donor": self.donor,
+            "restored": self.restored,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def read(cls, note: Any) -> Generation:
+        """What `note` gave; MismatchError for anything else."""
+        said = validation.table(note, "a generation")
+        donor = said.get("donor")
+        return cls(
+            validation.whole(said.get("number"), 0, validation.HUGE, "a generation"),
+            tuple(Place.read(one) for one in validation.rows(said.get("members"), "the members")),
+            validation.whole(said.get("exchange"), 0, validation.HUGE, "an exchange"),
+            frozenset(validation.workers(said.get("newcomers"))),
+            None if donor is None else validation.whole(donor, 0, validation.WORKERS, "a donor"),
+            said.get("restored") is True,
+            validation.text(said.get("reason"), validation.REASON, "a reason"),
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of an exchange.
+
+    Attributes:
+        committed: whether it counts; where it does not, it is to be redone in `generation`.
+        generation: that holds from now on.
+    """
+
+    committed: bool
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the user has set.
+
+    Attributes:
+        min_workers: with fewer, the run waits.
+        max_workers: more are refused.
+        timeout_s: seconds that one who does not come to an exchange is waited for; others follow from it.
+        grace_s: once `min_workers` have come to an exchange, the others are called to it after so many seconds; None:
+            they are not called.
+        start_s: at the very start, once `min_workers` are there, seconds to wait for more.
+        expected: workers expected at the start; once they are there, it begins. 0: not known.
+        quorum_s: seconds that the run waits below `min_workers`.
+    """
+
+    min_workers: int = 1
+    max_workers: int = 1024
+    timeout_s: float = 600.0
+    grace_s: float | None = None
+    start_s: float = 0.0
+    expected: int = 0
+    quorum_s: float = 86400.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_workers <= self.max_workers:
+            raise ValueError(
+                f"the workers are 1 or more, as MIN:MAX with MIN <= MAX, got {self.min_workers}:{self.max_workers}"
+            )
+        for name in ("timeout_s", "quorum_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is a number of seconds above 0, got {getattr(self, name)}")
+        for name in ("grace_s", "start_s", "expected"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is not negative, got {getattr(self, name)}")
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without a heartbeat after which a worker is lost."""
+        return min(60.0, max(0.5, self.timeout_s / 10))
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between heartbeats."""
+        return min(2.0, self.silence_s / 5)
+
+    @property
+    def return_s(self) -> float:
+        """Seconds that the members have to come back to a server that was started again."""
+        return self.timeout_s / 4
+
+
+@dataclass(frozen=True)
+class About:
+    """What a worker says about itself.
+
+    Attributes:
+        host: its name, for people.
+        address: of its door.
+        port: of its door.
+        fingerprint: what all workers must have in common (rule, shapes, seed): JSON's terms; compared key by key.
+    """
+
+    host: str
+    address: str
+    port: int
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+
+    def note(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"host": self.host, "address": self.address, "port": self.port, "fingerprint": self.fingerprint}
+
+    @classmethod
+    def read(cls, note: Any) -> About:
+        """What `note` gave; MismatchError for anything else."""
+        said = validation.table(note, "what a worker says about itself")
+        place = Place.read([0, said.get("host"), said.get("address"), said.get("port")])
+        return cls(
+            place.host, place.address, place.port, validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
+        )

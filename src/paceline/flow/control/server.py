@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control plane of an elastic run: the register, the sockets around it, and the clock.
+
+Whoever connects has to say who it is before a deadline, and strangers who do not are few: the oldest makes room. From
+then on one thread reads what the worker says, another sends it what is said to it. All that happens goes through the
+register under one lock; its record is on the disk before anything is said that depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Late, Listener
+from paceline.communication.sockets.rejected import turned_away
+from paceline.errors import MismatchError, PacelineError
+from paceline.flow.control import log_file as record
+from paceline.flow.control import recovery, validation, wire
+from paceline.flow.control.dispatch import dispatch
+from paceline.flow.control.errors import GivenUpError, OverError, RefusedError
+from paceline.flow.control.event_sender import Teller
+from paceline.flow.control.messages import About, Terms
+from paceline.flow.control.server_connection import Line
+from paceline.flow.control.state_machine import Register
+from paceline.flow.control.worker_record import Person
+
+HELLO_S = 5.0
+"""Seconds in which whoever connects has to say who it is."""
+STRANGERS = 64
+"""Connections that have not said who they are, at most; the oldest is closed for another one."""
+TICK_S = 0.05
+"""Seconds between two looks at the clock."""
+STALL_S = 5.0
+"""Seconds that the rest of a frame may take once it has begun."""
+
+
+def ignore(kind: str, about: dict[str, Any]) -> None:
+    """For whom the log is of no interest."""
+
+
+class Control:
+    """The server; it lives in the launcher.
+
+    Args:
+        address: the only address at which it listens.
+        port: 0 for any that is free.
+        tls: None for connections in the clear: only on networks that are the job's own.
+        terms: what the user has set.
+        record: the file in which it is kept; where there is one already, the run goes on from it. None: it is not kept.
+        told: hears of every event, as (kind, about), in a thread of its own.
+
+    Attributes:
+        port: where it listens.
+
+    Raises:
+        CheckpointError: the record is damaged.
+        UnsupportedError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        tls: TLS | None,
+        terms: Terms,
+        record: Path | None = None,
+        told: Callable[[str, dict[str, Any]], None] = ignore,
+    ) -> None:
+        self._register = Register(terms)
+        self._record = record
+        self._lock = threading.RLock()
+        self._lines: dict[int, Line] = {}
+        self._pulses: dict[int, Channel] = {}
+        self._strangers: dict[Channel, None] = {}
+        self._closing = threading.Event()
+        self._ticked = time.monotonic()
+        self._teller = Teller(told)
+        self._load()
+        self._listener = Listener(address, tls, port)
+        self.port = self._listener.port
+        self._threads: list[threading.Thread] = []
+
+    def _load(self) -> None:
+        state = None if self._record is None else record.read(self._record)
+        if state is not None:
+            try:
+                recovery.load(self._register, state, time.monotonic())
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise record.damaged(self._record, f"{type(error).__name__}: {error}") from error
+
+    def start(self) -> None:
+        """Take workers."""
+        for call in (self._accept, self._watch_clock):
+            self._threads.append(threading.Thread(target=call, name=f"paceline-control{call.__name__}", daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """Close all connections; workers try for their timeout to find another server with this record."""
+        self._closing.set()
+        self._listener.close()
+        with self._lock:
+            channels = [*(line.channel for line in self._lines.values()), *self._pulses.values(), *self._strangers]
+            lines = list(self._lines.values())
+        for channel in channels:
+            channel.close()
+        for line in lines:
+            line.end()
+        for thread in self._threads:
+            thread.join(5.0)
+        self._teller.close()
+
+    def status(self) -> dict[str, Any]:
+        """What goes on, in JSON's terms: generation, exchange, members, waiting, paused, finished, ended."""
+        with self._lock:
+            return self._register.status(time.monotonic())
+
+    # -- the door ---------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                channel = self._listener.accept(1.0)
+            except Late:
+                continue
+            except PacelineError:
+                return  # the listener is closed
+            except OSError:  # too many open files, for instance
+                self._closing.wait(0.1)
+                continue
+            with self._lock:
+                if len(self._strangers) >= STRANGERS:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    oldest.close()  # and its thread says so
+                self._strangers[channel] = None
+            threading.Thread(target=self._serve, args=(channel,), name="paceline-control-line", daemon=True).start()
+
+    def _serve(self, channel: Channel) -> None:
+        """One connection, to its end."""
+        channel.limit, channel.stall_s = 0, STALL_S
+        try:
+            hello = channel.receive(deadline_s=HELLO_S)
+            if hello.kind != wire.PULSE:
+                self._serve_talk(channel, hello)
+                return
+            try:
+                self._serve_pulse(channel, self._check_in(hello))
+            except GivenUpError as error:  # it hears of that where it talks
+                turned_away(channel.peer, error)
+        except (GivenUpError, RefusedError) as error:
+            with contextlib.suppress(PacelineError, ValueError):
+                kind = wire.SAID["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
+                over = int(isinstance(error, OverError))
+                channel.send(kind, (0, over), note=str(error)[: validation.REASON], deadline_s=HELLO_S)
+            self._teller.limited("refused", {"peer": channel.peer, "why": str(error)})
+            turned_away(channel.peer, error)
+        except Exception as error:  # whatever a stranger may say: it must not end anything but its connection
+            turned_away(channel.peer, error)
+            if not isinstance(error, Closed) and not self._closing.is_set():
+                self._teller.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
+        finally:
+            with self._lock:
+                self._strangers.pop(channel, None)
+            channel.close()
+
+    def _check_in(self, hello: Frame) -> Person:
+        with self._lock:
+            return recovery.known(self._register, hello.numbers[0], hello.note)
+
+    # -- a worker's talk --------------------------------------------------------------------------
+
+    def _serve_talk(self, channel: Channel, hello: Frame) -> None:
+        worker, line = self._welcome(channel, hello)
+        why = "its connection closed"
+        try:
+            while True:
+                frame = channel.receive()
+                with self._turn() as now:
+                    if self._lines.get(worker) is not line:
+                        return
+                    self._register.heard(worker, now)
+                    dispatch(self._register, worker, frame, now)
+        except Closed:
+            pass
+        except Exception as error:  # also one in the register: the others go on
+            why = f"what it said makes no sense: {error}"[:500]
+        finally:
+            with self._turn() as now:
+                if self._lines.get(worker) is line and not self._closing.is_set():
+                    self._register.lost([worker], why, now)
+            line.end()
+
+    def _await_room(self) -> None:
+        """A newcomer may take the place of one that does not come back; `Terms.return_s` ends the doubt."""
+        while True:
+            with self._lock:
+                if not self._register.undecided:
+                    return
+            if self._closing.wait(TICK_S):
+                return
+
+    def _welcome(self, channel: Channel, hello: Frame) -> tuple[int, Line]:
+        if hello.kind == wire.HELLO:
+            self._await_room()
+        with self._turn() as now:
+            if self._closing.is_set():
+                raise Closed("the control plane is closed")
+            if hello.kind == wire.HELLO:
+                person = self._register.join(About.read(hello.note), now)
+            elif hello.kind == wire.BACK:
+                said = validation.table(hello.note, "what a worker says that comes back")
+                marks = validation.marks(said.get("marks"))
+                person = recovery.known(self._register, hello.numbers[0], said.get("secret"))
+                recovery.back(self._register, person, hello.numbers[1], hello.numbers[2], marks, now)
+            else:
+                raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")
+            line = self._lines[person.worker] = Line(channel, str(person.worker))
+            del self._strangers[channel]
+            channel.peer = person.name
+            terms = self._register.terms
+            note = {"secret": person.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
+            note |= {"quorum_s": terms.quorum_s, "run": self._register.run}
+            line.say(wire.WELCOME, (person.worker,), note)
+            return person.worker, line
+
+    def _serve_pulse(self, channel: Channel, person: Person) -> None:
+        with self._lock:
+            self._strangers.pop(channel, None)
+            before, self._pulses[person.worker] = self._pulses.get(person.worker), channel
+        if before is not None:
+            before.close()
+        try:
+            channel.send(wire.WELCOME)
+            while True:
+                frame = channel.receive()
+                if frame.kind != wire.BEAT:
+                    raise MismatchError(f"heartbeats are of kind {wire.BEAT}, got {frame.kind}")
+                step = validation.whole(frame.numbers[0], 0, validation.HUGE, "steps")
+                with self._turn() as now:
+                    self._register.heard(person.worker, now, validation.text(frame.note, 500, "what it does"), step)
+                channel.send(wire.BEATEN)
+        finally:
+            with self._lock:
+                if self._pulses.get(person.worker) is channel:
+                    del self._pulses[person.worker]
+
+    # -- the register -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self) -> Any:
+        """Do something with the register; what it says because of it is sent."""
+        with self._lock:
+            try:
+                yield time.monotonic()
+            finally:
+                self._deliver()
+
+    def _deliver(self) -> None:
+        register = self._register
+        if register.dirty:
+            register.dirty = False
+            self._write()
+        for one in register.take():
+            if one.worker is None:
+                self._teller.tell(one.kind, one.note)
+                continue
+            line = self._lines.get(one.worker)
+            if line is None:
+                continue
+            line.say(wire.SAID[one.kind], (one.serial, *one.numbers), one.note)
+            if one.kind in ("given_up", "farewell"):
+                del self._lines[one.worker]
+                line.end()
+
+    def _write(self) -> None:
+        if self._record is None:
+            return
+        try:
+            record.write(self._record, recovery.state(self._register, time.monotonic()))
+        except OSError as error:  # a full disk must not end the run; a restart from the older one is refused then
+            self._register.dirty = True
+            self._teller.limited("record", {"path": str(self._record), "why": str(error)})
+
+    def _watch_clock(self) -> None:
+        while not self._closing.wait(TICK_S):
+            with self._turn() as now:
+                gap, self._ticked = now - self._ticked, now
+                if gap > self._register.terms.silence_s / 2:  # this process was stopped, or its disk was slow
+                    self._register.forgive(gap)
+                self._register.tick(now)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's end of a worker's connection: what is said is sent by a thread of its own, so that nobody waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from paceline.communication.sockets.channel import Channel
+from paceline.errors import PacelineError
+from paceline.flow.control.wire import SAID
+
+OUTBOX = 1000
+"""Frames that wait for a worker who does not take them; with more it is lost."""
+SEND_S = 10.0
+"""Seconds in which a worker has to take a frame."""
+
+
+class Line:
+    """Says things to one worker, one after another.
+
+    Args:
+        channel: the connection; who owns the line closes it.
+        name: of the thread.
+    """
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self.channel = channel
+        self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name=f"paceline-say-{name}", daemon=True)
+        self._thread.start()
+
+    def say(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
+        """Send this when the worker takes it; never waits."""
+        if self._outbox.qsize() > OUTBOX:
+            self.channel.close()
+        else:
+            self._outbox.put((kind, numbers, note))
+
+    def end(self) -> None:
+        """Close the connection once all is sent that was said."""
+        self._outbox.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout_s)
+
+    def _send(self) -> None:
+        try:
+            while (one := self._outbox.get()) is not None:
+                kind, numbers, note = one
+                try:
+                    self.channel.send(kind, numbers, note=note, deadline_s=SEND_S)
+                except ValueError as error:  # too long for a frame
+                    self.channel.send(SAID["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
+        except (PacelineError, OSError, ValueError):
+            pass  # its reader sees that the connection is closed
+        finally:
+            self.channel.close()

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The register of an elastic run: who is a member, and which exchange is committed. No sockets, no clock.
+
+Every call is something that happened: `now` is when, :meth:`Register.take` gives what is to be said because of it, and
+`dirty` tells that the record is to be written before it is said. The laws:
+
+1. Exchange k of generation g is committed when every living member of g has said so; who said so and died counts.
+2. A member that is lost before that: nothing is committed, and the survivors are a new generation.
+3. Newcomers are taken in with a commit; at once where nothing was committed yet, or where the run waits for workers.
+4. Below the quorum the run waits: no generation is made.
+5. State comes from a member that holds it, never from a newcomer.
+
+A call that raises MismatchError was nonsense and has changed nothing: whoever made it is to be given up. Only a
+question or a message about the data that does not fit what others said is answered ("wrong"), with what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.data.ledger.epoch_ledger import Question
+from paceline.errors import MismatchError
+from paceline.flow.control.ledger import NOTHING
+from paceline.flow.control.membership import Membership
+from paceline.flow.control.worker_record import Commit, Person
+
+RESTORES = 10
+"""Times in a row that a run goes on from one and the same checkpoint because all its workers were lost."""
+
+
+class Register(Membership):
+    """The state machine."""
+
+    # -- exchanges --------------------------------------------------------------------------------
+
+    def starts(self, worker: int, exchange: int, now: float) -> None:
+        """A worker has come to an exchange, and waits there."""
+        person = self.member(worker)
+        if exchange > self.exchange + 1:
+            raise MismatchError(f"{person.name} comes to exchange {exchange}, the next one is {self.exchange + 1}")
+        person.started = max(person.started, exchange)
+        self.call(now)
+
+    def commit(self, worker: int, generation: int, exchange: int, said: Commit, now: float) -> None:
+        """A worker has come through exchange `exchange` of `generation`."""
+        person = self.member(worker)
+        current = self.generation.number
+        if exchange == self.exchange and generation == self.committed_in:  # sent again: the answer was lost
+            self.books.settled(worker, [*said.marks, *said.returned])
+            self.hint()
+            self.say(worker, "verdict", said.serial, (1,), self.generation.note())
+        elif exchange != self.exchange + 1 or generation > current:
+            raise MismatchError(
+                f"{person.name} commits exchange {exchange} of generation {generation}; the next one is "
+                f"{self.exchange + 1}, of generation {current}"
+            )
+        elif generation < current:
+            self.say(worker, "verdict", said.serial, (0,), self.generation.note())
+        elif not person.holds:
+            raise MismatchError(f"{person.name} commits exchange {exchange}, but has not said that it holds the state")
+        else:
+            person.commit = said
+            self.call(now)
+            self.conclude(now)
+
+    def conclude(self, now: float) -> None:
+        """Commit, if all have come."""
+        living = self.members
+        if self.broken or not living or any(one.commit is None for one in living):
+            return
+        for one in [*living, *self.departed.values()]:
+            assert one.commit is not None
+            self.books.done(one.worker, one.commit.marks)
+            self._give_back(one)
+        for worker in self.departed:
+            self.books.lost(worker)
+        self._committed(living, now)
+
+    def _give_back(self, one: Person) -> None:
+        """What was left out of the exchange goes to somebody else."""
+        assert one.commit is not None
+        if one.commit.returned:
+            skipped = self.books.give_back(one.worker, one.commit.returned)
+            places = sum(end - begin for *_, begin, end in one.commit.returned)
+            self.note("returned", worker=one.worker, places=places, skipped=skipped)
+
+    def _committed(self, living: list[Person], now: float) -> None:
+        self.exchange += 1
+        self.committed_in = self.generation.number
+        self.dirty = True
+        self.calls.over()
+        self.doubts.forget()
+        self.books.save(now)
+        first = living[0].worker
+        self.generation = replace(
+            self.generation, exchange=self.exchange, newcomers=frozenset(), donor=first, restored=False
+        )
+        serials = [(one, one.commit.serial) for one in living if one.commit is not None]
+        for one in living:
+            one.commit, one.holds, one.dry, one.late = None, True, False, False
+        gone, new = [one.name for one in self.departed.values()], [one.name for one in self.waiting]
+        self.departed.clear()
+        before, self._out = self._out, []
+        if gone or new:
+            lost = f"{', '.join(gone)} lost behind its commit" if gone else ""
+            came = f"{', '.join(new)} joined" if new else ""
+            self.broken = True
+            self._renew(living, "; ".join(one for one in (lost, came) if one), now)
+        behind, self._out = self._out, before
+        for one, serial in serials:  # first: who is told to save while the run waits has to know what it is to apply
+            self.say(one.worker, "verdict", serial, (1,), self.generation.note())
+        self._out += behind
+
+    def _renew(self, living: list[Person], reason: str, now: float) -> None:
+        """The generation behind a commit, with those who waited."""
+        quorum = 1 if self.finished else self.terms.min_workers
+        everybody = [*living, *self.waiting]
+        if len(everybody) < quorum:
+            self.settle(now, reason)
+        else:
+            self.make(everybody, reason, now)
+
+    def holds_state(self, worker: int, generation: int, exchanges: int, now: float) -> None:
+        """A newcomer has the state, or everybody's common start, or a checkpoint of so many exchanges."""
+        person = self.member(worker)
+        if generation == self.generation.number and not person.holds:  # of an older one: it has to begin anew
+            first = not any(one.holds for one in self.members)
+            person.holds = self.dirty = True
+            self.note("holds", worker=worker, exchange=self.exchange)
+            if first and self.generation.restored:
+                self._restored(exchanges, now)
+
+    def _restored(self, exchanges: int, now: float) -> None:
+        """All who held the state were lost, and the run goes on from a checkpoint; how often from the same one?"""
+        further = exchanges > self.restored_from
+        self.restores = 1 if further else self.restores + 1
+        self.restored_from = max(self.restored_from, exchanges)
+        if self.restores > RESTORES:
+            where = f"from the one after exchange {exchanges}" if exchanges else "from the beginning"
+            self.give_up(
+                f"{RESTORES} times in a row all workers were lost before another checkpoint was written, and the run "
+                f"went on {where}; see why they end, or write checkpoints more often",
+                now,
+            )
+
+    def failed(self, worker: int, serial: int, generation: int, why: str, suspects: Sequence[int], now: float) -> None:
+        """The exchange under way failed at `worker`: a new generation is made once it is known who lives."""
+        person = self.member(worker)
+        if generation > self.generation.number:
+            raise MismatchError(
+                f"{person.name} complains of generation {generation}, the newest is {self.generation.number}"
+            )
+        if generation < self.generation.number:
+            self.say(worker, "newer", serial, note=self.generation.note())
+            return
+        person.failed = serial
+        self.doubts.accuse(person.name, worker, why, [one for one in suspects if one in self.generation.workers], now)
+        if self.departed:
+            self.break_off(why, now)
+        elif not self.broken:
+            for one in self.members:
+                self.say(one.worker, "check")
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """Break off, if nobody's life is in doubt any more."""
+        since = self.doubts.since
+        if since is None or self.broken or any(one.failed is None and one.seen <= since for one in self.members):
+            return
+        accused = self.doubts.again([one.worker for one in self.members])
+        if accused is None:
+            self.break_off(f"an exchange failed: {self.doubts.why}", now)
+        else:
+            self.lost([accused], f"the others could not exchange with it, several times: {self.doubts.why}", now)
+
+    def heard(self, worker: int, now: float, doing: str | None = None, step: int = 0) -> None:
+        """A worker lives."""
+        person = self.people.get(worker)
+        if person is None:
+            return
+        person.seen = max(person.seen, now)
+        if doing is not None:
+            if doing != person.doing:
+                person.doing, person.since = doing, now
+            person.step = step
+        self._judge(now)
+
+    # -- the data ---------------------------------------------------------------------------------
+
+    def ask(self, worker: int, serial: int, question: Question, now: float) -> None:
+        """A worker asks for work."""
+        person = self.member(worker)
+        if serial <= person.asked:
+            return
+        person.asked = serial
+        person.left = False
+        person.started = min(person.started, self.exchange)  # it has turned back from an exchange that was broken off
+        if not person.holds or any(one.absent is not None for one in self.people.values()):
+            self.say(worker, "answer", serial, (NOTHING,))
+            return
+        try:
+            kind, mark = self.books.ask(worker, question, now)
+        except MismatchError as error:
+            self.say(worker, "wrong", serial, note=str(error))
+            return
+        person.dry = kind == NOTHING and question.dry
+        if person.dry:
+            self.call(now)
+        self.say(worker, "answer", serial, (kind, *(mark or ())))
+
+    def tell(self, worker: int, serial: int, kind: str, values: Sequence[Any], now: float) -> None:
+        """A worker says something about the data; sent again, it is not carried out again."""
+        person = self.member(worker)
+        if serial > person.told:
+            try:
+                self.books.tell(worker, kind, values)
+            except MismatchError as error:
+                person.told = serial
+                self.say(worker, "wrong", serial, note=str(error))
+                return
+            person.told = serial
+            person.left = person.left or kind == "left"
+            if kind == "waits":
+                person.waits = bool(values[0])
+            self.dirty = True
+            self.hint()
+            self.call(now)
+        self.say(worker, "ack", serial)
+
+    def ledger(self, worker: int, serial: int) -> None:
+        """A worker wants the ledger as of the last commit."""
+        self.member(worker)
+        self.say(worker, "books", serial, (self.exchange,), self.books.saved)
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        silent = [one for one in self.people.values() if one.absent is None and now - one.seen > self.terms.silence_s]
+        for one in silent:
+            self.lost([one.worker], f"it was silent for {now - one.seen:.1f} s", now)
+        absent = [one for one in self.people.values() if one.absent is not None]
+        late = [one.worker for one in absent if one.absent is not None and now - one.absent > self.terms.return_s]
+        self.lost(late, "it did not come back after the control plane was started again", now)
+        if self.broken:
+            self.settle(now, "" if self.paused else "the time to wait for others is over")
+            self._end(now)
+            return
+        if self.departed and now - self.departed_since > self.terms.silence_s:
+            names = ", ".join(one.name for one in self.departed.values())
+            self.break_off(f"{names} died behind a commit to which the others did not come", now)
+        self._judge(now)
+        self.call(now)
+        self._break_stuck(now)
+
+    def _end(self, now: float) -> None:
+        """Give up waiting for workers."""
+        if self.waits_since is None or now - self.waits_since <= self.terms.quorum_s or self.ended:
+            return
+        self.give_up(f"the run waited {self.terms.quorum_s:g} s for workers, and gave up: {self.paused}", now)
+
+    def give_up(self, why: str, now: float) -> None:
+        """Nobody is taken any more, and all who are there are sent away."""
+        self.ended = why
+        self.note("ended", reason=why)
+        self.lost(list(self.people), why, now)
+
+    def _break_stuck(self, now: float) -> None:
+        """Give up those for whom the others wait too long."""
+        first, living = self.calls.first, self.members
+        if first is None or self.broken or now - first <= self.terms.timeout_s:
+            return
+        come = self.calls.come(living, self.exchange + 1)
+        missing = [one for one in living if one not in come] or [one for one in living if one.commit is None]
+        waiting = [one for one in living if one not in missing]
+        self.note("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=self.dump(now))
+        if missing and waiting:
+            names = ", ".join(one.name for one in waiting)
+            why = f"{names} waited {now - first:.1f} s for it at exchange {self.exchange + 1}"
+            self.lost([one.worker for one in missing], why, now)
+        else:
+            self.break_off(f"exchange {self.exchange + 1} was not over within {self.terms.timeout_s:g} s", now)
+
+    def dump(self, now: float) -> list[dict[str, Any]]:
+        """Who does what, and since when."""
+        return [
+            {
+                "worker": one.worker,
+                "host": one.place.host,
+                "member": one.member,
+                "doing": one.doing,
+                "for_s": round(now - one.since, 3),
+                "step": one.step,
+                "silent_s": round(now - one.seen, 3),
+                "came_to": one.started,
+                "called_to": one.called,
+                "commits": one.commit is not None,
+                "absent": one.absent is not None,
+            }
+            for one in self.people.values()
+        ]
+
+    def forgive(self, gap_s: float) -> None:
+        """The server itself was away for so long: nobody's silence counts."""
+        for one in self.people.values():
+            one.seen += gap_s
+            if one.absent is not None:
+                one.absent += gap_s
+        self.calls.away(gap_s)
+
+    def status(self, now: float) -> dict[str, Any]:
+        """For people and programs; JSON's terms."""
+        return {
+            "generation": self.generation.number,
+            "exchange": self.exchange,
+            "members": [one for one in self.dump(now) if one["member"]],
+            "waiting": [one for one in self.dump(now) if not one["member"]],
+            "paused": self.paused,
+            "finished": self.finished,
+            "ended": self.ended,
+            "reason": self.generation.reason,
+            "lost": len(self.gone),
+            "strange_marks": self.books.strange,
+        }

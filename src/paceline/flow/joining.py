@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a worker of an elastic run comes by the state of the run, and when it says that it holds it.
+
+A newcomer takes what a living worker sends, and holds it from then on. Where nobody holds anything (at the very start,
+or when all who held the state are lost) all begin alike, with what the first of them has, and mostly go on from a
+checkpoint at once. Until that is done nobody of them says that it holds the state: the control plane would have a
+worker save an untrained model as the newest step, or give it to others. So a worker says so when `run.resume` is over,
+or, where the program does not call it, before the first batch or step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.communication.calls import AGREEMENT
+from paceline.errors import CheckpointError, PeerLostError
+from paceline.flow.control import GivenUpError
+from paceline.flow.membership import Live
+from paceline.flow.state_transfer import Given, take
+from paceline.update.engine import agreement as checks
+from paceline.update.engine.common_start import take_untrained
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.core.flat import Fragment
+    from paceline.update.engine.blocks.schedule import Blocks, Owned
+
+logger = logging.getLogger("paceline")
+
+
+class Entering:
+    """A worker's way into the run.
+
+    Args:
+        live: its membership.
+        owned: (optimizer, its named parameters) pairs.
+        parts: what all begin alike with, of what is exchanged.
+        rest: (name, tensor) pairs of what is not.
+
+    Attributes:
+        given: what a living worker sent, where this one is a newcomer.
+        must_resume: whether all who had the model are gone, so that only a checkpoint has it.
+        settled: whether this worker has said that it holds the state.
+        put: takes over what was given.
+        blocks: of this worker.
+    """
+
+    def __init__(
+        self, live: Live, owned: Owned, parts: list[Fragment], rest: Sequence[tuple[str, Tensor]] = ()
+    ) -> None:
+        self._live, self._owned, self._parts, self._rest = live, owned, parts, rest
+        self.given: Given | None = None
+        self.must_resume = self.settled = False
+        self.put: Callable[[Given], None] = lambda given: None
+        self.blocks: Blocks | None = None
+
+    def start(self) -> None:
+        """Begin with what the others have, or all together with what the first of them has."""
+        live, self.given = self._live, None
+        while True:
+            try:
+                if live.new and live.generation.donor is not None:
+                    limit = (1 << 26) + 256 * sum(p.numel() for _, named in self._owned for _, p in named)
+                    limit += 2 * sum(t.numel() * t.element_size() for _, t in self._rest)
+                    self.given = take(live.transport, live.rank_of(live.generation.donor), limit)
+                    self.must_resume = False
+                else:
+                    self.must_resume = live.generation.restored
+                    with live.transport.calling(AGREEMENT):  # for others this is their attach
+                        checks.broadcast_start(live.transport, self._parts)
+                        take_untrained(live.transport, self._rest)
+                return
+            except GivenUpError:
+                raise
+            except PeerLostError as error:
+                live.renew(live.failed(error))
+
+    def take_given(self) -> None:
+        """Take over what was given, if anything was, and hold it."""
+        while self.given is not None and not self.settled:
+            self.put(self.given)
+            self._say()
+
+    def ready(self) -> None:
+        """Before the first batch, step or exchange: this worker holds what it begins with.
+
+        Raises:
+            CheckpointError: only a checkpoint has the model, and the program has not called `run.resume`.
+        """
+        while not self.settled:
+            if self.must_resume:
+                raise CheckpointError(
+                    self._live.transport.world.sign(
+                        "everybody who held the model of this run is gone, so that it goes on from its last "
+                        "checkpoint only: call run.resume() before the training loop, or start a new run in another "
+                        "log directory"
+                    )
+                )
+            self._say()
+
+    def resume(self, resume: Callable[[], bool]) -> bool:
+        """Go on from a checkpoint, all members together, as often as they change meanwhile.
+
+        Args:
+            resume: does it once; whether there was one.
+
+        Returns:
+            True where there was one, or this worker was given the state by a living one.
+        """
+        if self.settled:
+            return self.given is not None or resume()
+        found = False
+        while not self.settled:
+            try:
+                found = resume()
+            except GivenUpError:
+                raise
+            except PeerLostError as error:
+                self._again(error)
+                continue
+            if self.must_resume and not found:
+                logger.warning("%s", self._live.transport.world.sign(ANEW))
+            self.must_resume = False
+            self._say()
+        return found or self.given is not None
+
+    def _again(self, error: PeerLostError) -> None:
+        """The members have changed, and this worker begins once more with what they have."""
+        self._live.renew(self._live.failed(error))
+        self._begin()
+
+    def _say(self) -> None:
+        """Say that this worker has what the others have; it is not settled where the members had changed before."""
+        live = self._live
+        live.member.holds_state(live.generation.number, self.blocks.block if self.blocks is not None else 0)
+        live.member.ledger()  # its answer comes behind whatever was said before
+        self.settled = not live.outdated or live.member.worker not in live.member.generation.newcomers
+        if self.settled:
+            live.applied = live.generation.exchange
+            if self.blocks is not None:
+                self.blocks.renumber(live.transport.world.size)  # all compare the same sums, whenever they came
+            return
+        live.renew(live.member.generation)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.start()
+        if self.blocks is not None:
+            self.blocks.capture()
+        self.take_given()
+
+
+ANEW = "everybody who held the model of this run is gone, and no step of it was written yet: the training begins anew"

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in this run now, and the connection among them: made anew whenever somebody leaves or comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.communication.base import Alone, Pending, Transport
+from paceline.communication.ring import Door, RingTransport
+from paceline.communication.torch.store import own_address
+from paceline.core.world import World, host_name
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.errors import PeerLostError
+from paceline.flow.commit import LiveExchanger
+from paceline.flow.control import About, Generation, GivenUpError, Member
+from paceline.rules.rule import Rule
+from paceline.update.engine.settings import Settings
+
+
+class LiveTransport(Transport):
+    """The connection among the present members; what stands behind it is replaced when they change.
+
+    An operation that was begun among earlier members ends with `PeerLostError`.
+    """
+
+    name = "channel"
+
+    def __init__(self) -> None:
+        super().__init__(World())
+        self.inner: Transport = Alone(self.world)
+
+    def renew(self, inner: Transport) -> None:
+        """Go on among other members."""
+        self.inner.close()
+        self.inner, self.world = inner, inner.world
+        inner._parent = self  # which counts what is sent
+
+    @property
+    def background(self) -> bool:
+        return self.inner.background
+
+    def wire_device(self, device: torch.device) -> torch.device:
+        return self.inner.wire_device(device)
+
+    def all_reduce(self, x: Tensor) -> Pending:
+        return self.inner.all_reduce(x)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        return self.inner.reduce_scatter(out, x)
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
+    ) -> Pending:
+        return self.inner.all_to_all(out, x, out_sizes, in_sizes)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        return self.inner.all_gather(out, x)
+
+    def broadcast(self, x: Tensor, source: int) -> Pending:
+        return self.inner.broadcast(x, source)
+
+    def send(self, x: Tensor, to: int) -> Pending:
+        return self.inner.send(x, to)
+
+    def receive(self, x: Tensor, source: int) -> Pending:
+        return self.inner.receive(x, source)
+
+    def open_channels(self, number: int) -> None:
+        self.inner.open_channels(number)
+
+    def channel(self, k: int) -> Transport:
+        return self.inner.channel(k)
+
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        return self.inner.part(groups)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Live:
+    """This worker's membership.
+
+    Args:
+        member: the way to the control plane.
+        door: where other members connect to this one.
+        rule: the rule.
+        settings: of the run.
+
+    Attributes:
+        transport: the connection among the members.
+        generation: the members, as this worker goes by them.
+        exchanger: carries exchanges among them.
+        follows: the generation that follows the exchange that was applied last; None once it was taken over.
+        applied: the exchange whose state this worker's model has.
+        moved: called when the members have changed.
+        applying: held while an exchange that counts is applied, and while somebody else reads what it changes.
+    """
+
+    def __init__(self, member: Member, door: Door, rule: Rule, settings: Settings) -> None:
+        self.member, self._door, self._settings = member, door, settings
+        self.transport = LiveTransport()
+        self.generation = Generation(0, (), 0, frozenset(), None, False, "")
+        self.exchanger = LiveExchanger(self, rule.codec, rule.common)
+        self.follows: Generation | None = None
+        self.applied = 0
+        self._proof = settings.exchanged
+        self.applying = threading.Lock()
+        self.moved: Callable[[], None] = lambda: None
+        member.on_change(self._break_off)
+
+    def enter(self) -> None:
+        """Wait until this worker is a member, and connect to the others."""
+        self.renew(self.member.enter())
+
+    @property
+    def rank(self) -> int:
+        """Of this worker among the members."""
+        return self.rank_of(self.member.worker)
+
+    def rank_of(self, worker: int) -> int:
+        """Of a member."""
+        return [place.worker for place in self.generation.members].index(worker)
+
+    @property
+    def new(self) -> bool:
+        """Whether this worker has still to be given the state."""
+        return self.member.worker in self.generation.newcomers
+
+    @property
+    def exchange(self) -> int:
+        """The number of the next exchange."""
+        return self.generation.exchange + 1
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the members have changed since this worker looked."""
+        return self.member.generation.number > self.generation.number
+
+    @property
+    def called(self) -> bool:
+        """Whether others wait for this worker at the next exchange."""
+        return self.member.called >= self.exchange
+
+    @property
+    def exact(self) -> bool:
+        """Whether the control plane's ledger is that of the state that this worker's model has."""
+        return self.member.ledger()[0] == self.applied
+
+    def _break_off(self, generation: Generation) -> None:
+        """In the client's thread: nobody has to wait for those who are gone."""
+        inner = self.transport.inner
+        if isinstance(inner, RingTransport) and generation.number > self.generation.number:
+            inner.cancel(f"the members have changed: {generation.reason}")
+
+    def renew(self, generation: Generation) -> None:
+        """Connect to the members of a generation, or of the next one where that fails."""
+        while True:
+            try:
+                self._connect(generation)
+                return
+            except GivenUpError:
+                raise
+            except PeerLostError as error:
+                generation = self.failed(error)
+
+    def take_over(self) -> None:
+        """After an exchange was applied: go on with the generation that follows."""
+        follows, self.follows = self.follows, None
+        if follows is not None and follows.number == self.generation.number:
+            self.generation = follows
+        elif follows is not None:
+            self.renew(follows)
+
+    def _connect(self, generation: Generation) -> None:
+        places = generation.members
+        if self.member.worker not in [place.worker for place in places]:
+            raise GivenUpError(f"worker {self.member.worker} is no member any more: {generation.reason}")
+        self.generation = generation
+        world = _world(generation, self.rank)
+        settings, label = self._settings, f"generation {generation.number}"
+        addresses = [(place.address, place.port) for place in places]
+        inner: Transport = Alone(world)
+        if world.size > 1:
+            inner = RingTransport(self._door, label, world, addresses, settings.timeout_s, settings.tls)
+        self.transport.renew(inner)
+        if self.outdated:  # it changed while this was made, and nobody has broken it off
+            self._break_off(self.member.generation)
+        self.exchanger.renew()
+        self.moved()
+
+    def failed(self, error: PeerLostError) -> Generation:
+        """An exchange broke off: the members with whom to go on."""
+        inner = self.transport.inner
+        lost = inner.lost if isinstance(inner, RingTransport) else ()
+        suspects = [self.generation.members[rank].worker for rank in lost]
+        return self.member.failed(self.generation.number, str(error), suspects)
+
+    def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:
+        """This worker has all of the next exchange; wait until all have.
+
+        Args:
+            marks: the places whose work it brings into the global model.
+            returned: those whose work was left out of it.
+            facts: about it, for people.
+
+        Returns:
+            The generation that follows, where the exchange counts; None where it has to be made once more, among
+            members that this worker is connected to by then.
+        """
+        verdict = self.member.commit(self.generation.number, self.exchange, marks, facts, returned)
+        if verdict.committed:
+            self._leave_proof()
+            return verdict.generation
+        self.renew(verdict.generation)
+        return None
+
+    def _leave_proof(self) -> None:
+        """Let the launcher know that an exchange of this worker counted."""
+        proof, self._proof = self._proof, None
+        if proof is not None:
+            with contextlib.suppress(OSError):  # a full disk: then a death of this worker counts as a fruitless one
+                Path(proof).touch()
+
+    def close(self) -> None:
+        """Say goodbye, and let everything go."""
+        self.member.close()
+        self.exchanger.close()
+        self.transport.close()
+        self._door.close()
+
+
+def _world(generation: Generation, rank: int) -> World:
+    hosts = tuple(place.host for place in generation.members)
+    mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+    return World(rank, len(hosts), mates.index(rank), len(mates), hosts[rank], hosts)
+
+
+def join(rule: Rule, fingerprint: dict[str, Any], settings: Settings) -> Live:
+    """Ask the control plane to become a worker of its run.
+
+    Args:
+        rule: the rule.
+        fingerprint: what has to be the same on all workers, in JSON's terms.
+        settings: of the run, with `control`.
+    """
+    assert settings.control is not None
+    address, _, port = settings.control.rpartition(":")
+    door = Door(own_address(address), settings.tls)
+    try:
+        about = About(host_name(), door.address, door.port, fingerprint)
+        member = Member(address, int(port), about, settings.tls, settings.timeout_s)
+    except BaseException:
+        door.close()
+        raise
+    return Live(member, door, rule, settings)

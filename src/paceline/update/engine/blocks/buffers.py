@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes of a model's buffers: averaged and exported, never extrapolated.
+
+Running statistics that hold inf or nan (of a bad batch) would stay so for good, and would spoil the mean of all: before
+they travel they go back to what the workers last had in common.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments
+from paceline.update.engine.blocks.outer_state import Lane, Moves
+from paceline.update.exchange.exchanger import Meeting, fold
+
+
+class BufferLane(Lane):
+    """Floating-point buffers, such as BatchNorm's: averaged and exported, never extrapolated."""
+
+    def __init__(self, fragment: Fragment, device: torch.device | None) -> None:
+        super().__init__(fragment, device)
+        self.anchor = fragment.whole(self.device)
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        out.copy_(self.values(begin, end))
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean))
+
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+        """The global values, brought up to date."""
+        start = self.anchor[begin:end].copy_(mean)
+        fold(self.checksum, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self._next(begin, end, mean)
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        self.fragment.write(begin, end, torch.lerp(self.anchor[begin:end], now, 0.5))
+
+    def capture(self) -> None:
+        self.anchor.copy_(self.fragment.whole(self.device))
+
+    def restore(self) -> None:
+        self.fragment.write(0, self.numel, self.anchor)
+
+    def mend(self) -> None:
+        """Go back to the last mean where a number is inf or nan: a bad batch would stay in running statistics."""
+        if not self.fragment.finite():
+            self.restore()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"anchor": self.anchor}
+
+
+class CounterLane(BufferLane):
+    """Whole-number buffers, such as BatchNorm's count of batches: the mean of what each worker added."""
+
+    def weight(self, meeting: Meeting) -> float:
+        return float(sum(meeting.minibatches))
+
+    def factor(self, factor: float, minibatches: int) -> float:
+        return float(minibatches) if factor else 0.0
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        torch.sub(self.values(begin, end), self.anchor[begin:end], out=out)
+
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+        start = self.anchor[begin:end].add_(mean)
+        fold(self.checksum, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        assert self.then is not None
+        torch.sub(self._next(begin, end, mean), self.then[begin:end], out=self.then[begin:end])
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        Lane.move(self, begin, end, made)
+
+
+def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
+    """A lane for the buffers of each dtype and device."""
+    parts = fragments("buffers", averaged_buffers(model), find_buffers(model))
+    return [(BufferLane if p.outer_dtype.is_floating_point else CounterLane)(p, device) for p in parts]

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes: what travels in a block exchange, and what becomes of it.
+
+A lane joins a fragment of the user's tensors to its outer state and knows two things about any range of it: what this
+worker contributes (`contribute`) and what to do with the workers' mean (`apply`). Both go block by block through
+cache-sized scratch, so that outer arithmetic costs a few passes over memory and no memory of the model's size.
+
+Outer state is at most two numbers of 32 bits for a parameter (anchor and Delta), and one more for each compensated
+moment.
+
+Where an exchange runs behind the next block (overlap), a lane holds what its tensors were when the exchange began
+(`then`). What is sent is taken from there, and what arrives is applied to the outer state there (`prepare`), both in
+the background; the tensors themselves are moved when the exchange lands (`move`), `made` minibatches later:
+
+    parameters   now + (start - then)                     the new start, and all the progress made meanwhile
+                 alpha now + (1 - alpha) start            with a mixing alpha, as Streaming DiLoCo does
+    moments      now + b^made (start - then)              what the optimizer's recursion makes of another start
+    buffers      (now + mean) / 2                         between two valid values, never beyond them
+    counters     now + (start - then)
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
+from paceline.core.optimizer_state import Moment
+from paceline.rules.codec import Layout, State
+from paceline.rules.outer import Outer
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.outer.moments import block_decay, compensate
+from paceline.update.exchange.exchanger import Meeting, fold
+
+LARGEST = 1e150
+"""Taken for a norm that is too large to be computed; its square still can be."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What the end of a block means in numbers, the same on every worker.
+
+    Attributes:
+        coefficients: of the outer step.
+        ahead: kv, minibatches that the next start is ahead of the mean of the local models.
+    """
+
+    coefficients: Coefficients
+    ahead: float
+
+
+class Lane(ABC):
+    """A fragment and its outer state.
+
+    Args:
+        fragment: the user's tensors.
+        device: where the outer state lies; None for the tensors' own device.
+    """
+
+    lossless = True
+    """Whether its numbers must be written as they are: what is no difference between two models does not bear loss."""
+
+    def __init__(self, fragment: Fragment, device: torch.device | None = None) -> None:
+        self.fragment = fragment
+        self.device = device or fragment.device
+        self.layout = Layout.of(s.shape if math.prod(s.shape) == s.numel else (s.numel,) for s in fragment.slots)
+        self.then: Tensor | None = None
+        self.held = False
+        self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._scratch: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def numel(self) -> int:
+        """Elements of the lane."""
+        return self.fragment.numel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of what travels."""
+        return self.fragment.outer_dtype
+
+    @property
+    def block_elements(self) -> int:
+        """Elements handled at a time."""
+        return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
+
+    def scratch(self, number: int, elements: int) -> Tensor:
+        """Temporary space, shape (elements,), in the outer dtype; each number is its own, and each thread's."""
+        key = (threading.get_ident(), number)
+        if key not in self._scratch:
+            size = min(self.block_elements, self.numel)
+            self._scratch[key] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self._scratch[key][:elements]
+
+    def hold(self) -> None:
+        """Keep what the tensors are now, for the time of an exchange behind the next block."""
+        self.held = True
+        self.then = self.fragment.whole(self.device, out=self.then)
+
+    def values(self, begin: int, end: int) -> Tensor:
+        """What the tensors are, or were when they were held; to be read only."""
+        if self.held:
+            assert self.then is not None
+            return self.then[begin:end]
+        return self.fragment.read(begin, end, self.scratch(0, end - begin))
+
+    def _add(self, begin: int, end: int, share: float) -> Tensor:
+        """The tensors as they are now, plus a share of `then`; in scratch, or in place where they lie in one piece."""
+        assert self.then is not None
+        out = self.fragment.piece(begin, end, self.scratch(3, end - begin))
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        return torch.add(now, self.then[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out)
+
+    def _put(self, begin: int, end: int, values: Tensor) -> None:
+        """Write values back that `_add` gave."""
+        if values.data_ptr() == self.scratch(3, end - begin).data_ptr():
+            self.fragment.write(begin, end, values)
+
+    def weight(self, meeting: Meeting) -> float:
+        """What the sum over the workers has to be divided by."""
+        return meeting.weight
+
+    def factor(self, factor: float, minibatches: int) -> float:
+        """What this worker's numbers are multiplied with."""
+        return factor
+
+    def norm(self) -> float | None:
+        """Euclidean norm of this worker's contribution; None where that says nothing of how the worker trains.
+
+        Infinite or nan where the contribution holds such a number, and where the squares are too large.
+        """
+        return None
+
+    @abstractmethod
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        """Write this worker's contribution for [begin, end) into `out`, on the lane's device."""
+
+    @abstractmethod
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        """Use the workers' mean for [begin, end)."""
+
+    @abstractmethod
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        """Use the workers' mean for [begin, end), but leave the tensors; `then` says how they are to be moved."""
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        """Move the tensors to what `prepare` found, `made` minibatches after they were held."""
+        self._put(begin, end, self._add(begin, end, 1))
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Take the tensors as they are for the common start of the next block."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Put the tensors back to where the block began, as far as that is known."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Outer state, by name; what a checkpoint holds."""
+        return {}
+
+
+class ParameterLane(Lane):
+    """Parameters: the delta travels, the outer step is applied.
+
+    Args:
+        outer: the rule's outer step.
+        coefficients: what origin needs for the block under way (only `ahead` of it).
+        mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
+            meanwhile.
+        mixes_at_once: whether that holds for exchanges that are waited for, too.
+    """
+
+    lossless = False
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        outer: Outer,
+        coefficients: Callable[[], Coefficients],
+        device: torch.device | None,
+        mixing: float | None = None,
+        mixes_at_once: bool = False,
+    ) -> None:
+        super().__init__(fragment, device)
+        self._outer, self._coefficients, self._mixing = outer, coefficients, mixing
+        self._at_once = mixing if mixes_at_once else None
+        self.anchor = fragment.whole(self.device)
+        self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
+
+    def retune(self, outer: Outer) -> None:
+        """Go on with other numbers of the same outer step."""
+        self._outer = outer
+
+    def _origin(self, begin: int, end: int) -> Tensor:
+        """The start of the block as the worker saw it: rounded to the parameters' dtype."""
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        out = self.scratch(1, end - begin)
+        origin = self._outer.origin(self.anchor[begin:end], state, self._coefficients(), out)
+        if self.fragment.dtype != self.dtype:
+            return out.copy_(origin.to(self.fragment.dtype))
+        return origin
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        torch.sub(self.values(begin, end), self._origin(begin, end), out=out)
+
+    @torch.no_grad()
+    def norm(self) -> float:
+        parts = []
+        for low in range(0, self.numel, self.block_elements):
+            high = min(self.numel, low + self.block_elements)
+            out = self.scratch(2, high - low)
+            self.contribute(low, high, out)
+            parts.append(torch.linalg.vector_norm(out))  # what it reads is still in the cache
+        return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        out = self.scratch(1, end - begin)
+        if not self._at_once:
+            out = self.fragment.piece(begin, end, out)
+        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
+        fold(self.checksum, start)
+        if self._at_once:
+            self._mix(begin, end, start, self._at_once)
+        elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
+            self.fragment.write(begin, end, start)
+
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        assert self.then is not None
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        then = self.then[begin:end]
+        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, self.scratch(1, end - begin))
+        fold(self.checksum, start)
+        if self._mixing is None:
+            torch.sub(start, then, out=then)
+        else:
+            then.copy_(start)
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        if self._mixing is None:
+            super().move(begin, end, made)
+            return
+        assert self.then is not None
+        self._mix(begin, end, self.then[begin:end], self._mixing)
+
+    def _mix(self, begin: int, end: int, start: Tensor, share: float) -> None:
+        """Keep that share of the parameters as they are, and take the rest from the new start."""
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        self.fragment.write(begin, end, torch.lerp(start, now, share))
+
+    def capture(self) -> None:
+        self.anchor.copy_(self.fragment.whole(self.device))
+        for tensor in self.tensors.values():
+            tensor.zero_()
+
+    def restore(self) -> None:
+        for begin, end in self.fragment.blocks(0, self.numel):
+            for low in range(begin, end, self.block_elements):
+                high = min(end, low + self.block_elements)
+                self.fragment.write(low, high, self._origin(low, high))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"anchor": self.anchor, **self.tensors}
+
+
+class MomentLane(Lane):
+    """One moment of the local optimizer: averaged, and compensated where the rule says so.
+
+    Args:
+        moment: which one.
+        decay: b, read when it is used.
+        compensated: whether the mean is aged by what the outer step added.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        moment: Moment,
+        decay: Callable[[], float],
+        compensated: bool,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__(fragment, device)
+        self._moment, self._decay, self._compensated = moment, decay, compensated
+        self._held_decay = 0.0
+        self.init = fragment.zeros(self.device) if compensated else None
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        out.copy_(self.values(begin, end))
+
+    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean, meeting, moves))
+
+    def hold(self) -> None:
+        super().hold()
+        self._held_decay = self._decay()  # a schedule may change it while the exchange is under way
+
+    def _next(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> Tensor:
+        """What the next block starts from."""
+        start = mean
+        if self.init is not None:
+            b = self._held_decay if self.held else self._decay()
+            weights = [h.factor for h in meeting.headers]
+            decay = block_decay(b, meeting.minibatches, weights)
+            start = self.init[begin:end]
+            compensate(mean, start, decay=decay, ahead=b**moves.ahead, square=self._moment.square, out=start)
+            if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
+                start.copy_(start.to(self.fragment.dtype))
+        fold(self.checksum, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+        assert self.then is not None
+        torch.sub(self._next(begin, end, mean, meeting, moves), self.then[begin:end], out=self.then[begin:end])
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        moved = self._add(begin, end, self._decay() ** made)
+        self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
+
+    def capture(self) -> None:
+        if self.init is not None:
+            self.init.copy_(self.fragment.whole(self.device))
+
+    def restore(self) -> None:
+        if self.init is not None:
+            self.fragment.write(0, self.numel, self.init)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.init is None else {"init": self.init}
+
+
+class LaneChunk:
+    """A range of a lane as a chunk of an exchange.
+
+    Args:
+        lane: the lane.
+        begin, end: its range (excl.).
+        wire: space for it, shape (at least end - begin,), on the carrier's device.
+        minibatches: what this worker's contribution stands for, read when it is packed.
+        moves: meeting -> the numbers of the block.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        begin: int,
+        end: int,
+        wire: Tensor,
+        minibatches: Callable[[], int],
+        moves: Callable[[Meeting], Moves],
+    ) -> None:
+        self.lane, self.begin, self.end = lane, begin, end
+        self.layout, self.lossless = lane.layout.cut(begin, end), lane.lossless
+        self.state: State = {}
+        self._wire, self._minibatches, self._moves = wire[: end - begin], minibatches, moves
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies for the carrier."""
+        return self._wire.device
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        size = self.lane.block_elements
+        return [(low, min(self.end, low + size)) for low in range(self.begin, self.end, size)]
+
+    @torch.no_grad()
+    def fill(self, factor: float) -> Tensor:
+        """This worker's contribution times the factor."""
+        factor = self.lane.factor(factor, self._minibatches())
+        if factor == 0:
+            return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
+        for low, high in self._blocks():
+            space = self._wire[low - self.begin : high - self.begin]
+            out = space if space.device == self.lane.device else self.lane.scratch(2, high - low)
+            self.lane.contribute(low, high, out)
+            if factor != 1:
+                out.mul_(int(factor) if out.dtype == torch.int64 else factor)
+            if out is not space:
+                space.copy_(out)
+        return self._wire
+
+    def keep(self, state: State) -> None:
+        """Take the codec's state; where it lies in the wire's memory, the memory of the old one takes that place."""
+        if any(shares_memory(tensor, self._wire) for tensor in state.values()):
+            free = self.state.get("residual")
+            self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
+        self.state = state
+
+    def land(self, total: Tensor, meeting: Meeting) -> None:
+        """Apply the mean."""
+        self._each(total, meeting, self.lane.apply)
+
+    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+        """Apply the mean to the outer state; the tensors are moved later."""
+        self._each(total, meeting, self.lane.prepare)
+
+    @torch.no_grad()
+    def move(self, made: int) -> None:
+        """Move the tensors, `made` minibatches after they were held."""
+        for low, high in self._blocks():
+            self.lane.move(low, high, made)
+
+    @torch.no_grad()
+    def _each(self, total: Tensor, meeting: Meeting, use: Callable[[int, int, Tensor, Meeting, Moves], None]) -> None:
+        weight, moves = self.lane.weight(meeting), self._moves(meeting)
+        for low, high in self._blocks():
+            mean = total[low - self.begin : high - self.begin]
+            scratch = self.lane.scratch(2, high - low)
+            if mean.device != self.lane.device:
+                mean = scratch.copy_(mean)
+            if mean.dtype == torch.int64:
+                mean = torch.div(mean, int(weight), rounding_mode="floor")
+            elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
+                mean = torch.div(mean, weight, out=scratch)
+            use(low, high, mean, meeting, moves)
+
+
+def measure(lanes: Iterable[Lane]) -> tuple[float, bool]:
+    """The norm of what these lanes contribute together, and whether all of it is finite."""
+    square, finite = 0.0, True
+    for lane in lanes:
+        norm = lane.norm()
+        if norm is None or not math.isfinite(norm):
+            finite = finite and lane.fragment.finite()  # numbers whose squares are too large are finite still
+        square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
+    return math.sqrt(square) if finite else 0.0, finite
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in the same storage."""
+    return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

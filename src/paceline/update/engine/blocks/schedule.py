@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block payloads over time: the fragments of a model take turns, and each lands when it is due.
+
+Exchanges of all fragments form one sequence, fragment `number mod F`, so that a worker which has run out of data knows
+which fragment comes next and can join it. Several may be under way at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.checkpoint.reshard import Old
+from paceline.core.flat import Modules
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
+from paceline.update.engine.blocks.buffers import BufferLane
+from paceline.update.engine.blocks.outer_state import Lane, ParameterLane
+from paceline.update.engine.blocks.update import BlockUpdate, Named, Work
+from paceline.update.exchange.exchanger import BLOCK, Exchanger, Meeting, combine
+from paceline.update.exchange.outliers import Guard
+
+Owned = list[tuple[Optimizer, Named]]
+
+
+@dataclass
+class Turns:
+    """Where the sequence of exchanges stands.
+
+    Attributes:
+        since: of each fragment, minibatches since its last exchange began.
+        made: fragment -> minibatches made since its exchange began, of those under way.
+        begun: exchanges begun so far, by anybody.
+        steps: minibatches since the first block began.
+        at: after which of these steps the last exchanges began, one of each fragment.
+        shift: minibatches by which changes of the period have moved the schedule.
+        asked: after which of these steps all hear what somebody has asked for.
+    """
+
+    since: list[int]
+    made: dict[int, int] = field(default_factory=dict)
+    begun: int = 0
+    steps: int = 0
+    at: list[int] = field(default_factory=list)
+    shift: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def stepped(self) -> None:
+        """A minibatch was made."""
+        self.steps += 1
+        self.since = [n + 1 for n in self.since]
+        self.made = {fragment: n + 1 for fragment, n in self.made.items()}
+
+    def ends(self, schedule: EveryBlock) -> int:
+        """After which step the next exchange begins: by the schedule, but never before it can."""
+        step = schedule.ends(self.begun) + self.shift
+        if self.at:
+            step = max(step, self.at[-1] + 1)
+        if len(self.at) == schedule.fragments:
+            step = max(step, self.at[0] + schedule.overlap)  # the fragment's last exchange has landed by then
+        return step
+
+    def begin(self, schedule: EveryBlock) -> None:
+        """The next exchange begins."""
+        self.at = [*self.at, self.ends(schedule)][-schedule.fragments :]
+        self.begun += 1
+
+    def retime(self, before: EveryBlock, after: EveryBlock, now: int) -> None:
+        """Go on with another period: the block under way ends when it has as many minibatches, or at once."""
+        last = self.at[-1] if self.at else before.ends(self.begun - 1) + self.shift
+        gap = after.ends(self.begun) - after.ends(self.begun - 1)
+        self.shift = max(last + gap, now) - after.ends(self.begun)
+
+    def hear(self, fragment: int, overlap: int) -> None:
+        """Somebody asked with the exchange of a fragment: all hear it when that is over on all who go on."""
+        number = self.begun - 1 - (self.begun - 1 - fragment) % len(self.since)
+        self.asked = sorted([*self.asked, self.at[number - self.begun] + overlap])
+
+
+class Blocks:
+    """All fragments of a model under a block rule.
+
+    Args:
+        rule: the rule.
+        exchanger: the connection.
+        model: the user's modules (their buffers go with the first fragment).
+        owned: (optimizer, its named parameters) pairs.
+        state_device: where outer state lies; None for the parameters' own device.
+        workers: N, as the rule counts them.
+        guard: against contributions that are far larger than usual, or None.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        exchanger: Exchanger,
+        model: Modules,
+        owned: Owned,
+        state_device: torch.device | None,
+        workers: int,
+        guard: Guard | None = None,
+    ) -> None:
+        assert isinstance(rule.schedule, EveryBlock)
+        self._schedule = rule.schedule
+        self.updates = [
+            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers, guard)
+            for number, part in enumerate(staggered(owned, rule.schedule.fragments))
+        ]
+        self.turns = Turns([0] * len(self.updates))
+        self.entered = [0] * len(self.updates)
+        """Of each fragment, minibatches of this worker up to the end of its last block; its exchange may be under way,
+        and will be in the global model."""
+
+    # -- over time --------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> int:
+        """The fragment whose turn it is."""
+        return self.turns.begun % len(self.updates)
+
+    def landing(self) -> Iterator[int]:
+        """The fragments whose exchange has had its time."""
+        return (f for f, made in list(self.turns.made.items()) if made >= self._schedule.overlap)
+
+    def due(self) -> bool:
+        """Whether the next fragment's block is over."""
+        return self.turns.steps >= self.turns.ends(self._schedule)
+
+    def asked(self, rests: bool) -> int | None:
+        """After which step what somebody asked for is heard, where the time for it has come.
+
+        Between which two exchanges that is follows from the schedule alone, so that it is the same for workers that go
+        on and for one that `rests`, which makes no steps any more but comes to every exchange.
+        """
+        now = self.turns.ends(self._schedule) if rests else self.turns.steps
+        return self.turns.asked.pop(0) if self.turns.asked and now >= self.turns.asked[0] else None
+
+    def retune(self, rule: Rule, now: int) -> None:
+        """Go on with other numbers of the rule from step `now` on."""
+        assert isinstance(rule.schedule, EveryBlock)
+        self.turns.retime(self._schedule, rule.schedule, now)
+        self._schedule = rule.schedule
+        for update in self.updates:
+            update.retune(rule)
+
+    @property
+    def coming(self) -> bool:
+        """Whether something is under way, and the next step begins nothing more."""
+        return bool(self.turns.made) and self.turns.steps + 1 < self._schedule.ends(self.turns.begun)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the next step neither begins an exchange nor lands one: nobody then looks at the parameters."""
+        lands = any(made + 1 >= self._schedule.overlap for made in self.turns.made.values())
+        return not lands and self.turns.steps + 1 < self.turns.ends(self._schedule)
+
+    def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
+        """End the block of the fragment whose turn it is; it lands at once, or later.
+
+        Args:
+            total: minibatches of this worker since attach.
+            leaving: whether the worker has come to its end.
+            idle: whether it made none of the minibatches since the last exchange itself.
+            waits: whether all merge, and wait for the result whatever the rule's overlap.
+        """
+        fragment, turns = self.next, self.turns
+        work = Work(0 if idle else turns.since[fragment], total, leaving=leaving, merges=waits)
+        turns.since[fragment] = 0
+        turns.begin(self._schedule)
+        self.entered[fragment] = total
+        behind = self._schedule.overlap > 0 and not (leaving or waits)
+        self.updates[fragment].begin(work, behind)
+        if behind:
+            turns.made[fragment] = 0
+        if self.updates[fragment].left_out:
+            self._restart_others(fragment)
+
+    def _restart_others(self, fragment: int) -> None:
+        """What spoilt one fragment has spoilt the others, which would spoil it again."""
+        for other, update in enumerate(self.updates):
+            if other == fragment:
+                continue
+            if other in self.turns.made:
+                self.land(other)
+            update.restart()
+            self.turns.since[other] = 0
+
+    def land(self, fragment: int) -> Meeting:
+        """Apply the exchange of a fragment that `begin` sent."""
+        meeting = self.updates[fragment].land(self.turns.made.pop(fragment, None))
+        if meeting.asked:
+            self.turns.hear(fragment, self._schedule.overlap)
+        return meeting
+
+    @property
+    def merged(self) -> int:
+        """Minibatches of this worker whose work is in all fragments of the global model."""
+        return min(self.entered)
+
+    # -- what others need -------------------------------------------------------------------------
+
+    @property
+    def block(self) -> int:
+        """Blocks that have been exchanged, of the fragment that has seen most."""
+        return max(update.block for update in self.updates)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Of all fragments."""
+        return [lane for update in self.updates for lane in update.lanes]
+
+    @property
+    def parameter_lanes(self) -> list[ParameterLane]:
+        """Of all fragments."""
+        return [lane for update in self.updates for lane in update.parameter_lanes]
+
+    @property
+    def buffer_lanes(self) -> list[BufferLane]:
+        """Of all fragments."""
+        return [lane for update in self.updates for lane in update.buffer_lanes]
+
+    @property
+    def moment_parts(self) -> list[Lane]:
+        """Lanes of the moments that were there at attach."""
+        return [lane for update in self.updates for lane in update.moment_lanes or []]
+
+    @property
+    def global_lanes(self) -> list[ParameterLane | BufferLane]:
+        """The lanes whose anchors are the global model, with every exchange that has begun; waits for them."""
+        for update in self.updates:
+            update.arrive()
+        return [*self.parameter_lanes, *self.buffer_lanes]
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
+        found: dict[str, Tensor] = {}
+        for lane in self.global_lanes:
+            found |= lane.fragment.unflatten(lane.anchor)
+        return found
+
+    def prepare(self) -> None:
+        """Make what can only be made once the optimizers have made their state."""
+        for update in self.updates:
+            update.prepare()
+
+    def capture(self) -> None:
+        """Take model and moments, which are the same on all workers, for the first block's start."""
+        for update in self.updates:
+            update.capture()
+
+    def capture_moments(self) -> None:
+        """Take the moments that were there at attach, which are the same on all workers."""
+        for update in self.updates:
+            update.capture_moments()
+
+    def checksum(self) -> int:
+        """Of the state that the last exchanges left."""
+        return combine(torch.tensor(update.checksum()) for update in self.updates)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a checkpoint holds of every fragment."""
+        turns = self.turns
+        for update in self.updates:
+            update.arrive()
+        rows: list[dict[str, Any]] = [
+            {"outer": update.state(), "numbers": update.numbers(), "passing": update.passing(), "since": since}
+            for update, since in zip(self.updates, turns.since, strict=True)
+        ]
+        rows[0]["turns"] = [turns.begun, turns.steps, sorted(turns.made.items())]
+        rows[0]["retimed"] = [turns.at, turns.shift, turns.asked]
+        rows[0]["entered"] = self.entered
+        return rows
+
+    def load(self, rows: list[dict[str, Any]]) -> None:
+        """Put back what `state` gave."""
+        for update, row in zip(self.updates, rows, strict=True):
+            update.load(row["outer"], row["numbers"], row["passing"])
+        begun, steps, made = rows[0]["turns"]
+        self.entered = list(rows[0]["entered"])
+        since, under_way = [row["since"] for row in rows], {int(f): int(n) for f, n in made}
+        self.turns = Turns(since, under_way, begun, steps, *rows[0]["retimed"])
+
+    # -- from another number of workers -----------------------------------------------------------
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a block begins with something that optimizers kept on the workers, each by itself."""
+        return any(choice not in ("compensate", "reset") for update in self.updates for choice in update.choices)
+
+    def saved(self, old: Old) -> list[dict[str, Any]]:
+        """What all workers held alike of every fragment, out of a checkpoint of another number of workers.
+
+        Nothing where it was made without blocks: by one worker, or by the processes of one host that were one.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        rows: list[dict[str, Any]] = []
+        for number, update in enumerate(self.updates):
+            at: tuple[str | int, ...] = ("exchange", "blocks", number)
+            row = {name: old.part(0, *at, name) for name in ("outer", "numbers", "turns")}
+            if row["outer"] is None:
+                return []
+            row["said"] = old.part(0, *at, "passing", "flight", "said")
+            misfit = update.misfit(row["outer"])
+            if misfit:
+                raise CheckpointError(f"the checkpoint does not fit what is exchanged: {misfit}")
+            rows.append(row)
+        return rows
+
+    def renumber(self, workers: int) -> None:
+        """Others have left or come."""
+        for update in self.updates:
+            update.renumber(workers)
+
+    def join(self, rows: list[dict[str, Any]]) -> None:
+        """Begin in the middle of blocks that others are in, from what `saved` gave; after the optimizers' own."""
+        for update, row in zip(self.updates, rows, strict=True):
+            update.join(row["outer"], row["numbers"])
+        self.align(int(rows[0]["turns"][0]))
+
+    def align(self, begun: int) -> None:
+        """So many exchanges have begun, and the next one is due after as many steps from now on every worker."""
+        self.turns = Turns(self.turns.since, {}, begun, self._schedule.ends(begun - 1) if begun else 0)
+
+    def regroup(self, rows: list[dict[str, Any]]) -> None:
+        """Begin new blocks from what `saved` gave, or first ones where that is nothing; after the optimizers' own."""
+        if not rows:
+            for update in self.updates:
+                update.start()
+        for update, row in zip(self.updates, rows, strict=False):
+            update.regroup(row["outer"], row["numbers"], row["said"])
+        begun = int(rows[0]["turns"][0]) if rows else 0
+        self.turns = Turns([0] * len(self.updates), {}, begun, self._schedule.ends(begun - 1) if begun else 0)
+
+
+def staggered(owned: Owned, fragments: int) -> list[Owned]:
+    """Share a model's parameters out to fragments, layer by layer, each to the fragment that has least so far.
+
+    With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up
+    to the first number in common; where there are fewer layers than fragments, each parameter is one.
+    """
+    if fragments == 1:
+        return [owned]
+    named = [(name, p.numel()) for _, pairs in owned for name, p in pairs if p.numel()]
+    if len(named) < fragments:
+        raise UnsupportedError(
+            f"the model has {len(named)} trainable parameters and cannot be exchanged in {fragments} fragments; "
+            "use fewer fragments"
+        )
+    layers: dict[str, int] = {}
+    for name, numel in named:
+        layers[_layer(name)] = layers.get(_layer(name), 0) + numel
+    key = _layer if len(layers) >= fragments else str
+    sizes: dict[str, int] = {}
+    for name, numel in named:
+        sizes[key(name)] = sizes.get(key(name), 0) + numel
+    loads, place = [0] * fragments, {}
+    empty = fragments
+    for number, (layer, numel) in enumerate(sizes.items()):
+        least = loads.index(min(loads))
+        if len(sizes) - number <= empty:  # no fragment may stay without a parameter
+            least = loads.index(0)
+        empty -= loads[least] == 0
+        place[layer] = least
+        loads[least] += max(numel, 1)
+    return [
+        [(optimizer, [(n, p) for n, p in pairs if place.get(key(n), 0) == f]) for optimizer, pairs in owned]
+        for f in range(fragments)
+    ]
+
+
+def _layer(name: str) -> str:
+    match = re.match(r"(.*?\d+)(\.|$)", name)
+    return match.group(1) if match else name.split(".", 1)[0]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common start: every worker takes rank 0's model at attach, whether it is trained or not.
+
+What is exchanged later (trained parameters, numeric buffers) is broadcast as a whole. The rest (frozen parameters,
+those outside of the optimizers, masks, complex and infinite buffers) never travels again, so that workers that were
+seeded differently would train round different layers to the end. It may be most of a large model that all have loaded
+from the same file: checksums are compared first, and what differs anywhere is broadcast.
+
+What another attached run trains is left alone: that run brings it together, at its own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from paceline.communication import Transport
+from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
+from paceline.errors import UnsupportedError
+from paceline.rules.rule import Rule
+from paceline.update.engine import agreement as checks
+from paceline.update.engine import exit as ending
+from paceline.update.engine.blocks.schedule import Owned
+
+PIECE_BYTES = 1 << 24
+"""What is broadcast at a time."""
+
+
+def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
+    """What workers exchange: trained parameters and numeric buffers."""
+    parameters = [pair for _, named in owned for pair in named]
+    buffers = fragments("buffers", averaged_buffers(model), find_buffers(model))
+    return fragments("parameters", parameters) + buffers
+
+
+def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
+    """(name, tensor) pairs of what workers never exchange, and no other run trains; each tensor once."""
+    seen = {id(parameter) for _, named in owned for _, parameter in named}
+    seen |= {id(buffer) for _, buffer in averaged_buffers(model)} | set(ending.trained)
+    found = []
+    for prefix, module in module_list(model):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append((prefix + name, tensor))
+    return found
+
+
+def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
+    """What has to be the same of them on every worker, in JSON's terms."""
+    return [[name, list(local(t).shape), str(t.dtype).removeprefix("torch."), "untrained"] for name, t in named]
+
+
+def begin_together(
+    transport: Transport, rule: Rule, model: Modules, owned: Owned, settings: dict[str, Any]
+) -> list[Fragment]:
+    """Make sure that all workers are about the same, and give them rank 0's model; what is exchanged of it.
+
+    Raises `MismatchError` on every worker alike where they differ in rule, settings, optimizers or the model's shape.
+    """
+    parts, rest = exchanged_parts(model, owned), untrained(model, owned)
+    rows = [row for part in parts for row in part.layout()] + layout(rest)
+    checks.check_same(transport, rule, rows, settings | checks.about_optimizers(owned))
+    ending.claim(transport, owned)
+    checks.broadcast_start(transport, parts)
+    take_untrained(transport, rest)
+    return parts
+
+
+@torch.no_grad()
+def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], source: int = 0) -> None:
+    """Every worker takes rank `source`'s values, where any worker has others.
+
+    Raises `UnsupportedError` on every worker alike where memory of another size lies behind a tensor of the same shape.
+    """
+    memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
+    sums = [[leaf.numel() * leaf.element_size(), *_checksum(leaf)] for _, leaf in memories]
+    everybody = transport.gather_json(sums)
+    others = [(k, rows) for k, rows in enumerate(zip(*everybody, strict=True)) if any(r != rows[source] for r in rows)]
+    for k, rows in others:
+        if any(row[0] != rows[source][0] for row in rows):
+            raise UnsupportedError(
+                transport.world.sign(
+                    f"{memories[k][0]} is not trained, and takes {sorted({row[0] for row in rows})} bytes on different "
+                    "workers; build the same model everywhere"
+                )
+            )
+    for k, _ in others:
+        _broadcast(transport, memories[k][1], source)
+
+
+def _memory(tensor: Tensor) -> Iterator[Tensor]:
+    """The strided tensors that hold a tensor's numbers: itself, or what a subclass or a sparse layout is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _memory(getattr(tensor, name))
+    elif tensor.layout == torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout != torch.strided:
+        yield from (tensor.values(), *_compressed(tensor))
+    elif tensor.numel():
+        yield tensor
+
+
+def _compressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of a tensor whose rows, or columns, are compressed."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices()
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A tensor's numbers as bytes, in the order of its elements; a copy where it is not contiguous."""
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _checksum(tensor: Tensor) -> list[int]:
+    """Two sums of a tensor's bits modulo 2^64; the second changes with the order, too."""
+    flat = _bytes(tensor)
+    plain = torch.zeros((), dtype=torch.int64, device=flat.device)
+    ordered = plain.clone()
+    for begin in range(0, flat.numel(), PIECE_BYTES):
+        piece = flat[begin : begin + PIECE_BYTES]
+        whole = piece.numel() % 8 == 0 and piece.data_ptr() % 8 == 0
+        lanes = piece.view(torch.int64) if whole else piece.long()
+        weights = torch.arange(begin, begin + lanes.numel(), device=flat.device).mul_(2).add_(1)
+        plain += lanes.sum()
+        ordered += weights.mul_(lanes).sum()
+    return [int(plain), int(ordered)]
+
+
+def _broadcast(transport: Transport, tensor: Tensor, source: int) -> None:
+    """Give a tensor the bits that it has on rank `source`."""
+    flat = _bytes(tensor).clone()
+    for begin in range(0, flat.numel(), PIECE_BYTES):
+        piece = flat[begin : begin + PIECE_BYTES]
+        wire = piece.to(transport.wire_device(piece.device))
+        transport.broadcast(wire, source).wait()
+        piece.copy_(wire)
+    tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))

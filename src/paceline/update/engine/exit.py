@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a program: runs that were not closed come to their end together, unless the program failed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from paceline.communication import Transport
+from paceline.communication.virtual import transport as virtual
+from paceline.errors import UnsupportedError
+from paceline.flow.control.errors import EXPELLED, GivenUpError, OverError
+from paceline.update.engine.blocks.update import Named
+
+trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""The parameters of the runs that are attached, by id."""
+
+
+def at_end(run: virtual.Closable) -> Callable[[], None]:
+    """Close `run` when its program (or virtual worker) ends, if nobody has by then; returns what forgets it.
+
+    A program that ends with an error leaves at once instead, so that its peers hear of it and do not wait. The run is
+    held until then: a user who does not keep it still has it.
+    """
+    transport = virtual.current()
+    if transport is not None:
+        cluster, rank = transport.cluster, transport.world.rank
+        cluster.endings[rank].append(run)
+        return lambda: cluster.endings[rank].remove(run)
+
+    def finish() -> None:
+        error = _error()
+        (run.abandon if error is not None else run.close)()
+        if isinstance(error, GivenUpError):  # whoever started this worker sees that a fresh one may come
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXPELLED)
+
+    atexit.register(finish)
+    return lambda: atexit.unregister(finish)
+
+
+def came_too_late(error: OverError) -> NoReturn:
+    """End a program that came when the others of its run had come to their end: all is well, so with 0."""
+    print(f"paceline: {error}; this worker has nothing left to do", file=sys.stderr, flush=True)
+    raise SystemExit(0) from None
+
+
+def _error() -> BaseException | None:
+    """The exception that nobody caught, because of which the interpreter is ending."""
+    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error
+
+
+def release(owned: list[tuple[Any, Named]]) -> None:
+    """The run that trained these parameters is over."""
+    for _, named in owned:
+        for _, parameter in named:
+            trained.pop(id(parameter), None)
+
+
+def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:
+    """A run of this process trains these parameters from now on.
+
+    Refuses a parameter that two virtual workers attach: they must not share a model.
+    """
+    trained.update((id(parameter), parameter) for _, named in owned for _, parameter in named)
+    if not isinstance(transport, virtual.VirtualTransport):
+        return
+    for _, named in owned:
+        for name, parameter in named:
+            owner = transport.cluster.owners.setdefault(id(parameter), (transport.world.rank, parameter))
+            if owner[0] != transport.world.rank:
+                raise UnsupportedError(
+                    f"virtual workers {owner[0]} and {transport.world.rank} attached the same parameter {name}; each "
+                    "must build a model of its own, inside the function or script that is run (a module that the "
+                    "script imports is loaded once for all of them)"
+                )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The global model, for those who evaluate it, save it or take it elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.flat import Modules, local, module_list
+from paceline.update.engine.protocol import GlobalLane
+
+
+def unwrapped(model: Modules) -> Any:
+    """The modules inside what torch.compile made of them, in the same list or dictionary."""
+    if isinstance(model, nn.Module):
+        return getattr(model, "_orig_mod", model)
+    if isinstance(model, dict):
+        return {name: unwrapped(module) for name, module in model.items()}
+    return [unwrapped(module) for module in model]
+
+
+def plain_state(model: Modules) -> dict[str, Tensor]:
+    """The state dictionary of the unwrapped modules, prefixed where there are several; no copies."""
+    found: dict[str, Tensor] = {}
+    for prefix, module in module_list(unwrapped(model)):
+        found |= {prefix + name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    return found
+
+
+def global_parts(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state dictionary with `values` in place of the worker's own; no copies. Tied names share a value."""
+    plain = plain_state(model)
+    by_memory = {plain[name].data_ptr(): value for name, value in values.items() if name in plain}
+    return {
+        name: values[name] if name in values else by_memory.get(tensor.data_ptr(), tensor)
+        for name, tensor in plain.items()
+    }
+
+
+def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, copied."""
+    return {name: tensor.detach().clone() for name, tensor in global_parts(model, values).items()}
+
+
+@torch.no_grad()
+def twin(model: Modules, values: dict[str, Tensor]) -> Any:
+    """A copy of the unwrapped model (or models) that holds `values`."""
+    copied = copy.deepcopy(unwrapped(model))
+    for prefix, module in module_list(copied):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if prefix + name in values:
+                local(tensor).copy_(values[prefix + name])
+    return copied
+
+
+@contextlib.contextmanager
+def swapped(lanes: Sequence[GlobalLane]) -> Iterator[None]:
+    """Inside, the user's tensors hold the lanes' global values; afterwards their own again."""
+    with torch.no_grad():
+        for lane in lanes:
+            lane.fragment.refresh()
+        own = [[local(tensor).clone() for tensor in lane.fragment.tensors] for lane in lanes]
+        settle(lanes)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for lane, values in zip(lanes, own, strict=True):
+                for tensor, value in zip(lane.fragment.tensors, values, strict=True):
+                    local(tensor).copy_(value)
+
+
+@torch.no_grad()
+def settle(lanes: Sequence[GlobalLane]) -> None:
+    """Leave the global values in the user's tensors."""
+    for lane in lanes:
+        lane.fragment.refresh()
+        lane.fragment.write(0, lane.numel, lane.anchor)

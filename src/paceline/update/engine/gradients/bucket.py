@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of some parameters end to end, and ranges of them as chunks of an exchange."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from paceline.core.flat import Fragment, local
+from paceline.errors import UnsupportedError
+from paceline.rules.codec import Layout, State
+from paceline.update.engine.blocks.outer_state import LARGEST, shares_memory
+from paceline.update.engine.gradients.payloads import Carrier, Gradients
+from paceline.update.exchange.exchanger import Meeting, fold
+
+
+class FlatGradient:
+    """The gradients of a fragment's parameters, end to end.
+
+    Two flat tensors take turns where a codec keeps its residual in the memory that it was given: one is filled and
+    becomes the residual, the other held the last residual and receives the mean.
+
+    Args:
+        fragment: the parameters.
+        device: where the transport wants them.
+        lossless: whether they must be written as they are, whatever the rule's codec.
+    """
+
+    def __init__(self, fragment: Fragment, device: torch.device, lossless: bool) -> None:
+        self.fragment, self.lossless = fragment, lossless
+        self.carrier: Carrier = Gradients()
+        self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=device)
+        shapes = [local(tensor).shape for tensor in fragment.tensors]
+        self.layout = Layout.of(
+            shape if math.prod(shape) == slot.numel else (slot.numel,)
+            for shape, slot in zip(shapes, fragment.slots, strict=True)
+        )
+        self.has = [False] * len(fragment.tensors)
+        self.missing = [0.0] * len(fragment.tensors)
+        """Of each parameter that some worker has a gradient of, the share of the workers that have none."""
+        self.finite = True
+        self.judged = False
+        """Whether norms are taken: a sum, which finds inf and nan as well, costs half as much."""
+        self.square = 0.0
+        """Of the norm of what was packed, where it is judged."""
+        self._packed = 0
+        self.muted = False
+        self._taken: list[tuple[int, int] | None] = []
+        self._other: Tensor | None = None
+        self._swap = False
+        self._views: dict[int, list[Tensor]] = {}
+
+    @property
+    def other(self) -> Tensor:
+        """The flat tensor that is not being sent."""
+        if self._other is None:
+            self._other = torch.zeros_like(self.wire)
+        return self._other
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        """The flat tensor in the parameters' shapes."""
+        found = self._views.get(flat.data_ptr())
+        if found is None:
+            found = []
+            for slot, tensor in zip(self.fragment.slots, self.fragment.tensors, strict=True):
+                part, shape = flat[slot.offset : slot.end], local(tensor).shape
+                found.append(torch.view_as_complex(part.view(*shape, 2)) if tensor.is_complex() else part.view(shape))
+            self._views[flat.data_ptr()] = found
+        return found
+
+    def forget(self) -> None:
+        """Nothing is packed any more."""
+        self._packed, self.finite, self.square = 0, True, 0.0
+        self._taken, self.missing = [], [0.0] * len(self.has)
+
+    def is_packed(self, number: int) -> bool:
+        """Whether the gradient of that parameter has left already."""
+        return number < self._packed
+
+    @torch.no_grad()
+    def pack(self, end: int) -> None:
+        """Copy the gradients of all parameters that begin before `end`; zeros for those that are not there."""
+        targets, sources = [], []
+        views, slots = self._views_of(self.wire), self.fragment.slots
+        while self._packed < len(slots) and slots[self._packed].offset < end:
+            number = self._packed
+            gradient = None if self.muted else self.carrier.read(self.fragment.tensors[number])
+            self._taken.append(_mark(self.fragment.tensors[number].grad))
+            self.has[number] = gradient is not None
+            if gradient is None:
+                views[number].zero_()
+            else:
+                self._refuse_sparse(number, gradient)
+                targets.append(views[number])
+                sources.append(local(gradient))
+            self._packed += 1
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def changed(self) -> bool:
+        """Whether a gradient is another one than when it was packed: a hook of the user's came after ours."""
+        return any(_mark(tensor.grad) != mark for tensor, mark in zip(self.fragment.tensors, self._taken, strict=False))
+
+    def _refuse_sparse(self, number: int, gradient: Tensor) -> None:
+        if gradient.is_sparse:
+            raise UnsupportedError(
+                f"{self.fragment.names[number]} has a sparse gradient, which has no flat form; use sparse=False in its "
+                "embedding, or a rule that exchanges blocks (averaging, bmuf, diloco)"
+            )
+
+    def receive(self, begin: int, end: int, total: Tensor, weight: float, aliased: bool) -> None:
+        """Take the mean of a range: where it was sent from, or in the other tensor where a residual lies there now."""
+        self._swap = self._swap or aliased
+        target = (self.other if aliased else self.wire)[begin:end]
+        if weight != 1:
+            torch.div(total, weight, out=target)
+        elif total.data_ptr() != target.data_ptr():
+            target.copy_(total)
+
+    @property
+    def mean(self) -> Tensor:
+        """Where the mean lies between `receive` and `unpack`."""
+        return self.other if self._swap else self.wire
+
+    @torch.no_grad()
+    def unpack(self) -> None:
+        """Copy the mean to the gradients; make those that this worker lacked and another had."""
+        targets, sources = [], []
+        found = zip(self.has, self.missing, self._views_of(self.mean), self.fragment.tensors, strict=True)
+        for has, missing, view, parameter in found:
+            if not has:
+                continue
+            sources.append(self.carrier.completed(parameter, view, missing) if missing else view)
+            targets.append(self.carrier.target(parameter))
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        if self._swap:
+            self.wire, self._other, self._swap = self.other, self.wire, False
+
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Make all gradients infinite that this worker or another has, so that a GradScaler skips the step."""
+        for has, parameter in zip(self.has, self.fragment.tensors, strict=True):
+            if has:
+                self.carrier.target(parameter).fill_(math.inf)
+
+    def checksum(self) -> Tensor:
+        """Of the parameters' bits, int64, shape ()."""
+        total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)
+        for tensor in self.fragment.tensors:
+            fold(total, local(tensor).contiguous().view(-1))
+        return total
+
+
+def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
+    """Changes whenever the gradient does."""
+    if gradient is None:
+        return None
+    return (gradient._version, 0 if gradient.is_sparse else local(gradient).data_ptr())
+
+
+class GradientChunk:
+    """A range of the flat gradient.
+
+    Args:
+        part: the flat gradient.
+        begin, end: the range (excl.).
+    """
+
+    def __init__(self, part: FlatGradient, begin: int, end: int) -> None:
+        self.part, self.begin, self.end = part, begin, end
+        self.lossless = part.lossless
+        self.layout = part.layout.cut(begin, end)
+        self.state: State = {}
+        slots = part.fragment.slots
+        numbers = [n for n, slot in enumerate(slots) if slot.offset < end and slot.end > begin]
+        self.first, self.last = (numbers[0], numbers[-1]) if numbers else (0, len(slots) - 1)
+        self._aliased = False
+
+    def holds(self, number: int) -> bool:
+        """Whether a part of that parameter's gradient lies here."""
+        return self.first <= number <= self.last
+
+    @torch.no_grad()
+    def fill(self, factor: float) -> Tensor:
+        """This worker's gradient times the factor; zeros where it is not finite, which the footer will tell."""
+        self.part.pack(self.end)
+        x = self.part.wire[self.begin : self.end]
+        if factor == 0:
+            return x.zero_()
+        found = float(torch.linalg.vector_norm(x) if self.part.judged else x.sum())
+        if not math.isfinite(found):
+            if not bool(torch.isfinite(x).all()):
+                self.part.finite = False
+                return x.zero_()
+            found = LARGEST  # the sum has overflowed, or the squares have
+        if self.part.judged:
+            self.part.square += found * found
+        return x if factor == 1 else x.mul_(factor)
+
+    def keep(self, state: State) -> None:
+        """Take the codec's state."""
+        self._aliased = any(shares_memory(tensor, self.part.wire) for tensor in state.values())
+        self.state = state
+
+    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+        """Gradients are used in the step that they belong to."""
+        raise AssertionError("a gradient is never exchanged behind the next steps")
+
+    def move(self, made: int) -> None:
+        """Likewise."""
+        raise AssertionError("a gradient is never exchanged behind the next steps")
+
+    @torch.no_grad()
+    def take_back(self, weight: float) -> None:
+        """Of parameters that had a gradient nowhere, nothing is applied: what came for them is owed again."""
+        residual = self.state.get("residual")
+        if residual is None or residual.numel() != self.end - self.begin:
+            return
+        for number in range(self.first, self.last + 1):
+            slot = self.part.fragment.slots[number]
+            if not self.part.has[number]:
+                low, high = max(slot.offset, self.begin), min(slot.end, self.end)
+                owed = residual[low - self.begin : high - self.begin]
+                owed.add_(self.part.mean[low:high], alpha=weight)
+
+    def land(self, total: Tensor, meeting: Meeting) -> None:
+        """Take the mean."""
+        self.part.receive(self.begin, self.end, total, meeting.weight, self._aliased)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The footer of a gradient exchange: what a worker can only say when its backward pass is over."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from paceline.update.exchange.exchanger import Meeting
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What one worker says when its gradients are all on their way.
+
+    Attributes:
+        finite: whether they were free of inf and nan.
+        stale: whether one changed after it had left.
+        presence: checksum of which parameters have a gradient.
+        passes: backward passes since the last step.
+        checksum: of the parameters, 0 where not taken.
+        usual: whether the norm is not far outside of what is usual.
+        norm: of the gradients, with the precision of 32 bits; 0 where not judged.
+        overflowed: whether they were not finite and a GradScaler is to hear of it, on every worker.
+        buffers: whether the worker's buffers were sent with the weight of its header.
+    """
+
+    finite: bool = True
+    stale: bool = False
+    presence: int = 0
+    passes: int = 0
+    checksum: int = 0
+    usual: bool = True
+    norm: float = 0.0
+    overflowed: bool = False
+    buffers: bool = True
+
+    def pack(self) -> Tensor:
+        """As int64, shape (5,)."""
+        (bits,) = struct.unpack("<I", struct.pack("<f", min(self.norm, 3e38)))
+        condition = self.finite | self.usual << 1 | bits << 2
+        flags = self.stale | self.overflowed << 1 | self.buffers << 2
+        return torch.tensor([condition, int(flags), self.presence, self.passes, self.checksum])
+
+    @classmethod
+    def unpack(cls, row: list[int]) -> Footer:
+        """The inverse of `pack`."""
+        (norm,) = struct.unpack("<f", struct.pack("<I", row[0] >> 2))
+        finite, usual = (bool(row[0] >> bit & 1) for bit in range(2))
+        stale, overflowed, buffers = (bool(row[1] >> bit & 1) for bit in range(3))
+        return cls(finite, stale, row[2], row[3], row[4], usual, norm, overflowed, buffers)
+
+
+def with_footers(meeting: Meeting, footers: Sequence[Footer]) -> Meeting:
+    """The meeting as the footers leave it: a worker whose gradients were not finite weighs nothing.
+
+    Where one has overflowed under a GradScaler, nobody weighs anything, and nobody is to blame: all skip the step.
+    """
+    if any(f.overflowed for f in footers):
+        return Meeting(tuple(replace(h, factor=0.0) for h in meeting.headers))
+    return Meeting(
+        tuple(
+            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, norm=f.norm, usual=f.usual)
+            for h, f in zip(meeting.headers, footers, strict=True)
+        )
+    )
+
+
+def of_buffers(meeting: Meeting, footers: Sequence[Footer]) -> Meeting:
+    """The meeting as the buffers were sent, whatever became of the gradients."""
+    said = zip(meeting.headers, footers, strict=True)
+    return Meeting(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in said))

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a run is carried out; none of it changes what the rule means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.communication.sockets.tls import TLS
+from paceline.errors import UnsupportedError
+from paceline.tuning.search_round import Round
+from paceline.update.exchange.outliers import Guard
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run.
+
+    Attributes:
+        log: directory of the event log, or None.
+        timeout_s: deadline of every wait for another worker, seconds.
+        seed: of the order of samples; the same on every worker.
+        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
+        scaler: the GradScaler, where there is one.
+        group: the torch.distributed group to use, or None for all processes.
+        tls: certificates for paceline's own connections, or None for connections in the clear.
+        transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
+        control: HOST:PORT of the control plane of an elastic run, or None.
+        exchanged: file that an elastic worker makes when its first exchange counts, or None.
+        guard: against contributions that are far larger than usual, or None.
+        checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
+        every_blocks: exchanges from one step to the next.
+        keep: steps that are kept.
+        data: "shared", "own" where each worker brings its own and nothing has to be shared, or "split" where zero lines
+            split the program's loaders.
+        start: checkpoint from which a run without steps of its own goes on, or None.
+        round: of a search, or None.
+    """
+
+    log: str | Path | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+    outer_state: str = "device"
+    scaler: Any = None
+    group: Any = None
+    tls: TLS | None = None
+    transport: str = "auto"
+    control: str | None = None
+    exchanged: str | None = None
+    guard: Guard | None = None
+    checkpoint: str | Path | None = None
+    every_blocks: int = 100
+    keep: int = 3
+    data: str = "shared"
+    start: str | None = None
+    round: Round | None = None
+
+    def __post_init__(self) -> None:
+        if self.outer_state not in ("device", "host"):
+            raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
+        if self.data not in ("shared", "own", "split"):
+            raise UnsupportedError(f'data must be "shared" or "own", got {self.data!r}')
+        if self.transport not in ("auto", "channel"):
+            raise UnsupportedError(f'transport must be "auto" or "channel", got {self.transport!r}')
+        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
+            raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
+        if self.tls is not None and not isinstance(self.tls, TLS):
+            raise UnsupportedError(
+                "tls must be a paceline.TLS or the path of a folder with cert.pem, key.pem and ca.pem, got "
+                f"{self.tls!r}"
+            )
+        if not isinstance(self.seed, int):
+            raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
+        for name, value in (("every_blocks", self.every_blocks), ("keep", self.keep)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UnsupportedError(f"{name} must be a whole number, at least 1, got {value!r}")
+        if self.checkpoint is not None and not (isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)):
+            raise UnsupportedError(f"checkpoint must be a directory or a URL, got {self.checkpoint!r}")

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says about itself: where its time goes, what it sends, what was left out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.communication import Transport
+from paceline.data.sharing.cache_log import Sources
+from paceline.observe import processes
+from paceline.observe.event_log import Journal
+from paceline.update.exchange.exchanger import Header, Meeting, Timing
+from paceline.version import __version__
+
+logger = logging.getLogger("paceline")
+
+FOLD_S = 0.25
+"""Exchanges that follow each other faster than this share one line of the log."""
+
+BROKEN = 3
+"""A worker that is left out so many times in a row is taken for broken."""
+
+LEAST_S = 0.001
+"""A shorter wait for data has no line of its own at the end of a run."""
+
+
+class _Sums:
+    """What is folded into the next line of the log."""
+
+    def __init__(self) -> None:
+        self.exchanges, self.minibatches, self.samples = 0, 0, 0
+        self.compute_s = self.wait_s = self.exchange_s = self.data_s = 0.0
+        self.left_out: set[int] = set()
+        self.met: tuple[int, float] | None = None  # an exchange, and when all had come to it
+        self.delays: Counter[int] = Counter()
+        self.refused = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened since the last line."""
+        worked = self.exchanges or self.minibatches or self.delays or self.refused
+        return not worked and self.data_s < LEAST_S
+
+    def asynchronous(self) -> dict[str, Any]:
+        """What a line has besides where there are pushes; nothing in a synchronous run."""
+        if not self.delays and not self.refused:
+            return {}
+        delays = {str(delay): count for delay, count in sorted(self.delays.items())}
+        return {"delays": delays, "refused": self.refused}
+
+    def meets(self, number: int, when: float) -> None:
+        """All came to exchange `number` at `when`.
+
+        Of the exchanges of a line the one with the roundest number (in base 2) is kept: lines of different workers end
+        at different exchanges, and so most of them still name the same.
+        """
+        if self.met is None or number & -number >= self.met[0] & -self.met[0]:
+            self.met = number, when
+
+
+class Watch:
+    """Times a run and writes its journal.
+
+    The time of the thread that trains is cut into four: it waits for data (`waited`), waits for other workers and
+    exchanges (`end`), and what is left between two exchanges is computing.
+
+    `pushed`, `refused`, `lost`, `takeover` and `note` may be called by threads in the background as well; what times
+    the worker itself (`begin`, `sent`, `end`, `stepped`) belongs to the thread that trains.
+
+    Args:
+        journal: where events go.
+        transport: whose bytes are counted.
+    """
+
+    def __init__(self, journal: Journal, transport: Transport) -> None:
+        self._journal, self._transport = journal, transport
+        self._lock = threading.RLock()  # round the journal, and round what others than the training thread count
+        self._sums = _Sums()
+        self._since = self._transport.now()  # the end of the last exchange, or within one its beginning
+        self._data_s = 0.0  # waited for data since then
+        self._trainer: int | None = None  # the thread that makes the steps
+        self._sources = Sources(self.note) if journal.path is not None else None
+        self._written_s, self._bytes = self._since, transport.bytes_sent
+        self._steps, self._samples = 0, 0
+        self._exchanges = self._left_out_of = 0
+        self._goes_on = False  # whether exchanges are left behind
+        self.told: Callable[[int, int], None] | None = None
+        """Called with (block, minibatches) when a line is written."""
+        self.spent = [0.0, 0.0, 0.0]
+        """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
+        self.data_s = 0.0
+        """Seconds of waiting for data since the run began."""
+        self.of_blocks = [0.0, 0.0]
+        """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
+        self._left_out_in_a_row: Counter[int] = Counter()
+        transport.told = lambda rows: self.note("waiting", workers=rows)
+
+    def attached(self, rule: str, parameters: int, buffers: int) -> None:
+        """The first line: who, where, what."""
+        world = self._transport.world
+        self.note(
+            "attach",
+            size=world.size,
+            host=world.host,
+            rule=rule,
+            transport=self._transport.name,
+            parameters=parameters,
+            buffers=buffers,
+            version=__version__,
+            unix_s=time.time(),
+            cores=os.cpu_count(),
+            **processes.me(),
+        )
+
+    def shared(self, data: Any) -> None:
+        """A data set is shared among the workers: what its caches do is written into the log."""
+        if self._sources is not None:
+            self._sources.add(data)
+
+    def waited(self, seconds: float) -> None:
+        """The program has waited so long for a batch.
+
+        What another thread than the one that trains waits for, such as one that fetches ahead, keeps nobody waiting.
+        """
+        if self._trainer in (None, threading.get_ident()):
+            self._data_s += seconds
+
+    def begin(self) -> None:
+        """An exchange begins; what came before was computing, or waiting for data."""
+        self._sums.compute_s += self._worked()
+        self._since = self._transport.now()
+
+    def _worked(self) -> float:
+        """Seconds of computing since the end of the last exchange; those of waiting for data are counted here."""
+        span = self._transport.now() - self._since
+        data_s = min(self._data_s, span)
+        self._sums.data_s += data_s
+        self.data_s += data_s
+        self._data_s = 0.0
+        self.spent[0] += span - data_s
+        return span - data_s
+
+    def sent(self) -> None:
+        """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
+        now = self._transport.now()
+        self._sums.exchange_s += now - self._since
+        self.spent[2] += now - self._since
+        self.of_blocks[1] += now - self._since  # only blocks are left behind
+        self._since, self._goes_on = now, True
+
+    def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
+        """An exchange is over."""
+        sums = self._sums
+        sums.exchanges += 1
+        sums.wait_s += timing.wait_s
+        sums.exchange_s += timing.exchange_s
+        self.spent[1] += timing.wait_s
+        self.spent[2] += timing.exchange_s
+        if block:
+            self.of_blocks[0] += timing.wait_s
+            self.of_blocks[1] += timing.exchange_s
+        self._exchanges += 1
+        self._since = self._transport.now()
+        if meeting is not None:
+            sums.left_out |= set(meeting.left_out)
+            self._left_out_of += len(meeting.left_out)
+            self._judged(meeting)
+            self._met(meeting, timing)
+        if self._since - self._written_s >= FOLD_S or sums.left_out:
+            self._write(block, warmup)
+
+    def _met(self, meeting: Meeting, timing: Timing) -> None:
+        """Note when this worker knew that all had come: clocks of different hosts are set by that."""
+        if len(meeting.headers) != self._transport.world.size:
+            return  # of the workers of one host
+        if not self._goes_on or timing.wait_s >= LEAST_S:  # else it had come while the worker was busy
+            self._sums.meets(meeting.headers[0].sequence, self._since - timing.exchange_s)
+
+    def _judged(self, meeting: Meeting) -> None:
+        """Say who was left out and why, and who is so again and again."""
+        for rank, header in enumerate(meeting.headers):
+            if rank in meeting.left_out:
+                self._left_out_in_a_row[rank] += 1
+                self._left_out(rank, header, meeting.between)
+            elif header.brings:
+                self._left_out_in_a_row[rank] = 0
+
+    def _left_out(self, rank: int, header: Header, between: tuple[float, float] | None) -> None:
+        name, times = self._transport.world.name(rank), self._left_out_in_a_row[rank]
+        why = "inf or nan in what it brought" if not header.finite else f"norm {header.norm:.3g}"
+        if header.finite and between is not None:
+            why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
+        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
+        if times == BROKEN:
+            logger.warning(
+                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
+                "at its part of the data, or start it on another host",
+                name,
+                times,
+            )
+        self.note(
+            "left_out",
+            rank_left_out=rank,
+            exchange=header.sequence,
+            why=why,
+            finite=header.finite,
+            norm=header.norm if header.finite else None,
+            in_a_row=times,
+        )
+
+    def stepped(self, steps: int, samples: int, new_samples: int) -> None:
+        """The optimizer made a step."""
+        self._sums.minibatches += 1
+        self._sums.samples += new_samples
+        self._steps, self._samples = steps, samples
+        self._trainer = threading.get_ident()
+        if self._transport.world.size == 1:
+            self._alone()
+
+    def _alone(self) -> None:
+        """With one worker nothing is exchanged; the log still shows how far it is."""
+        now = self._transport.now()
+        if now - self._written_s >= FOLD_S:
+            self._sums.compute_s += self._worked()
+            self._since = now
+            self._write(0, False)
+
+    def pushed(self, delay: int) -> None:
+        """A push of this worker was applied, `delay` updates after the version that it was computed at.
+
+        Told by the worker that sent it, so that all logs of a run together count each push once.
+        """
+        with self._lock:
+            self._sums.delays[delay] += 1
+
+    def refused(self, count: int = 1) -> None:
+        """So many pushes of this worker were refused, because they held inf or nan."""
+        with self._lock:
+            self._sums.refused += count
+
+    def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
+        """A worker has left without a word.
+
+        Args:
+            rank: of the worker that is gone.
+            why: how that was noticed, as people read it.
+            taken_over: ranks of those who own its slices from now on.
+        """
+        name = self._transport.world.name
+        heirs = f"; its slices go to {', '.join(name(heir) for heir in taken_over)}" if taken_over else ""
+        logger.warning("%s is lost: %s%s; the others go on", name(rank), why, heirs)
+        self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
+
+    def takeover(self, slice_of: int, version: int, source: str) -> None:
+        """This worker owns the slices of a lost one from now on.
+
+        Args:
+            slice_of: rank of the worker that is gone.
+            version: of the values from which it goes on, in updates.
+            source: where they came from: "replica" or "last pulled values".
+        """
+        world = self._transport.world
+        logger.warning(
+            "%s takes over the slices of %s at version %d, from: %s",
+            world.name(world.rank),
+            world.name(slice_of),
+            version,
+            source,
+        )
+        self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
+
+    def inexact(self, what: str) -> None:
+        """Samples may not be in the model exactly once; `what` says which, as people read it."""
+        logger.warning("not exactly once: %s", what)
+        self.note("inexact", what=what)
+
+    def _write(self, block: int, warmup: bool) -> None:
+        with self._lock:
+            self._write_line(block, warmup)
+        if self._sources is not None:
+            self._sources.tell()
+
+    def _write_line(self, block: int, warmup: bool) -> None:
+        sums, sent = self._sums, self._transport.bytes_sent
+        if sums.refused:
+            logger.warning(
+                "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought",
+                sums.refused,
+                self._transport.world.name(self._transport.world.rank),
+            )
+        self._journal.write(
+            "exchange",
+            block=block,
+            exchanges=sums.exchanges,
+            minibatches=sums.minibatches,
+            total_minibatches=self._steps,
+            samples=sums.samples or None,
+            total_samples=self._samples or None,
+            compute_s=round(sums.compute_s, 6),
+            wait_s=round(sums.wait_s, 6),
+            exchange_s=round(sums.exchange_s, 6),
+            data_s=round(sums.data_s, 6),
+            bytes=sent - self._bytes,
+            left_out=sorted(sums.left_out),
+            warmup=warmup,
+            **sums.asynchronous(),
+            **self._meeting_place(),
+        )
+        self._sums, self._bytes, self._written_s = _Sums(), sent, self._transport.now()
+
+        if self.told is not None:
+            self.told(block, self._steps)
+
+    def _meeting_place(self) -> dict[str, Any]:
+        """What a line says of an exchange to which all came: its number, and when that was on the log's clock."""
+        if self._sums.met is None:
+            return {}
+        number, when = self._sums.met
+        return {"met": number, "met_s": round(self._journal.at_s - (self._transport.now() - when), 6)}
+
+    def totals(self, block: int) -> dict[str, float]:
+        """The run's own numbers since it began, of this worker."""
+        computing_s, waiting_s, exchanging_s = self.spent
+        counted = {"samples": float(self._samples)} if self._samples else {}
+        return {
+            "block": float(block),
+            "exchanges": float(self._exchanges),
+            "minibatches": float(self._steps),
+            **counted,
+            "bytes_sent": float(self._transport.bytes_sent),
+            "computing_s": computing_s,
+            "waiting_s": waiting_s,
+            "exchanging_s": exchanging_s,
+            "waiting_for_data_s": self.data_s,
+            "left_out": float(self._left_out_of),
+            "workers": float(self._transport.world.size),
+        }
+
+    def value(self, name: str, value: float) -> None:
+        """A number that the user logs."""
+        self.note("value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None)
+
+    def epoch(self, epoch: int, batches: int | None) -> None:
+        """A pass over a shared loader begins."""
+        self.note("epoch", epoch=epoch, batches=batches)
+
+    def damaged(self, why: str) -> None:
+        """A step of the checkpoints is not whole, and the one before it is tried."""
+        logger.warning("%s; the step before it is taken", why)
+        self.note("damaged", why=why)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Any other event."""
+        with self._lock:
+            self._journal.write(kind, **fields)
+
+    def close(self, blocks: int) -> None:
+        """Write what is left and close the log."""
+        worked = self._worked()
+        if not self._sums.empty:
+            self._sums.compute_s += worked if not self._sums.exchanges else 0.0
+            self._write(blocks, False)
+        if self._sources is not None:
+            self._sources.tell(now=True)
+        with self._lock:
+            self._journal.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
+            self._journal.close()

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous rules: a server inside the workers.
+
+Each worker owns a slice of the parameters, in pieces, and applies what the others push to it (:mod:`.shard`,
+:mod:`.owner`). What a worker does at its steps is in :mod:`.client` and :mod:`.engine`; how its questions reach the
+owners is a :class:`.protocol.Service`: sockets and threads between processes (:mod:`.socket_service`), events on a
+simulated clock between virtual workers (:mod:`.simulated_service`). The same server answers in both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline.update.server.engine import Asynchronous
+    from paceline.update.server.reshard import steps_at_owners, whole_optimizers
+else:
+    __getattr__, __dir__ = lazily(
+        __name__, {"Asynchronous": "engine", "steps_at_owners": "reshard", "whole_optimizers": "reshard"}
+    )
+
+__all__ = ["Asynchronous", "steps_at_owners", "whole_optimizers"]

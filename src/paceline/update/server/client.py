@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker pushes and pulls for one optimizer, over time.
+
+    gradients        at the end of step c:  take the values that have come, push g_c, and ask for the next values when
+                     step c + 1 is nearly over (:mod:`.pace`); theta is what was pulled last, and nothing else
+    blocks           after `period` steps:  push d = theta - base, and go on;
+                     when the answer s comes:  theta = s + (theta - then),  base = s
+    elastic          after `period` steps:  push x = theta, and go on;
+                     when the center c comes:  theta = theta - alpha (x - c)
+
+`base` is where the displacement is measured from, `then` the parameters when they were pushed. That is an overlap of 1;
+with 0 a worker asks with its push, and waits for the answer. While an answer is late, work is gathered, and only when
+the schedule's `hold` is reached does the worker wait.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.rules.schedule.bounded import Bounded
+from paceline.update.server.protocol import Ask, Service, Ticket
+from paceline.update.server.shard import KEEPING
+from paceline.update.server.sharding import Rooms, Span
+
+
+class Tally:
+    """What happened to pushes, until it is written down.
+
+    Attributes:
+        delays: of the pushes that were answered.
+        refused: pushes that were not finite.
+        wait_s: seconds that the worker waited for answers.
+    """
+
+    def __init__(self) -> None:
+        self.delays: list[int] = []
+        self.refused = 0
+        self.wait_s = 0.0
+
+
+def _nothing() -> None:
+    """Nothing is left to ask."""
+
+
+def _give_back(taken: list[tuple[Rooms, Tensor]]) -> None:
+    """Nobody needs pushed values any more."""
+    for rooms, flat in taken:
+        rooms.give(flat)
+
+
+class Stream(ABC):
+    """The exchanges of one optimizer's parameters.
+
+    Args:
+        service: the way to the owners.
+        schedule: when to exchange, and how far a worker may be ahead.
+        spans: the parameters.
+        buffers: the model's buffers, where they go with these parameters.
+        number: gives each exchange its number.
+        marks: gives the places of the data that go with the next push.
+        tally: counts.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        schedule: Bounded,
+        spans: list[Span],
+        buffers: list[Span],
+        number: Callable[[], int],
+        marks: Callable[[], list[Mark]],
+        tally: Tally,
+    ) -> None:
+        self.spans, self.buffers = spans, buffers
+        self._service, self._schedule, self._number, self._tally = service, schedule, number, tally
+        self._marks = marks
+        self._ticket: Ticket | None = None
+        self._silent: Ticket | None = None  # a push whose answer holds no values
+        self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
+        self._rooms = [Rooms(span.fragment) for span in spans]
+        self._buffer_rooms = [Rooms(span.fragment) for span in buffers]
+        self.clock = 0
+
+    def retime(self, schedule: Bounded) -> None:
+        """Go on with blocks of another length."""
+        self._schedule = schedule
+
+    @property
+    def every(self) -> list[Span]:
+        """Parameters, and the buffers that go with them."""
+        return [*self.spans, *self.buffers]
+
+    # -- exchanges --------------------------------------------------------------------------------
+
+    def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> Ticket:
+        """Send `values`, one flat tensor of each span's rooms; ask for what the owners make of it, where wanted."""
+        asks: list[Ask] = []
+        for span, flat in zip(self.spans, values, strict=True):
+            asks += span.asks(flat, answered)
+        taken = list(zip(self._rooms, values, strict=True))
+        for span, rooms in zip(self.buffers, self._buffer_rooms, strict=True):
+            room = rooms.take()
+            taken.append((rooms, room))
+            if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
+                span.write(span.pulled)
+            span.mark()
+            asks += span.asks(span.read(room), answered)
+        self.clock += 1
+        settings = {span.number: span.settings() for span in self.spans}
+        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings, marks=self._marks())
+        ticket.release = partial(_give_back, taken)
+        self._service.exchange(ticket)
+        return ticket
+
+    def _collect(self, wait: bool) -> None:
+        """Take the answer of the exchange under way, where it is there or is waited for."""
+        under_way = [ticket for ticket in (self._silent, self._ticket) if ticket is not None]
+        if not under_way or not (wait or all(self._service.done(ticket) for ticket in under_way)):
+            return
+        began = time.perf_counter()
+        self._hurry()
+        for ticket in under_way:
+            self._service.wait(ticket)
+            if ticket.refused:
+                self._tally.refused += 1
+            elif ticket.clock:
+                self._tally.delays.append(ticket.delay)
+        self._tally.wait_s += time.perf_counter() - began
+        self._silent, self._ticket, self._hurry = None, None, _nothing
+        self._answered(under_way[-1])
+        self._take(under_way[-1])
+        self._land()
+
+    def _answered(self, ticket: Ticket) -> None:
+        """Values have come; how long they took is of interest where they are asked for late."""
+        return
+
+    @abstractmethod
+    def _land(self) -> None:
+        """Give the parameters what was pulled."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Push what is left, and wait for the answer."""
+
+    def refresh(self, looks: bool) -> None:
+        """Pull without a push; with nothing under way."""
+        ticket = self._question(looks)
+        self._service.exchange(ticket)
+        self._service.wait(ticket)
+        if looks:
+            for span in self.every:
+                span.anchor = span.incoming.clone()
+        else:
+            self._take(ticket)
+
+    def _question(self, looks: bool = False) -> Ticket:
+        """A bare pull of everything."""
+        return Ticket(self._number(), [ask for span in self.every for ask in span.asks(None)], looks=looks)
+
+    def _take(self, ticket: Ticket) -> None:
+        """What has arrived is what was pulled last."""
+        asks = {ask.piece: ask for ask in ticket.asks}
+        with self._service.taking():
+            for span in self.every:
+                span.take(asks)
+            if KEEPING in asks and asks[KEEPING].news is not None:
+                self._service.leases.learn(asks[KEEPING].news)
+
+    def wait(self) -> None:
+        """Take what is under way."""
+        self._collect(wait=True)
+
+    def rested(self) -> None:
+        """All workers have come to rest, for a checkpoint: the next minibatch begins now."""
+        return
+
+    def settle(self) -> None:
+        """Leave the global values in the user's tensors."""
+        for span in self.every:
+            span.write(span.pulled)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, with nothing under way."""
+        return {
+            "clock": self.clock,
+            "pulled": [span.pulled for span in self.every],
+            "versions": [[one.version for one in span.ranges] for span in self.every],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self.clock = int(state["clock"])
+        for span, pulled, versions in zip(self.every, state["pulled"], state["versions"], strict=True):
+            span.pulled.copy_(pulled)
+            for one, version in zip(span.ranges, versions, strict=True):
+                one.version = int(version)
+
+    def begin(self) -> None:
+        """Go on from the global model, as a worker that has nothing of its own; with nothing under way."""
+        self.refresh(looks=False)
+        self.settle()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Displacements of blocks are pushed, or the parameters themselves; the optimizer steps on the worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from paceline.core.optimizer_state import reset_state
+from paceline.rules.outer.elastic import Elastic
+from paceline.update.server.client import Stream
+from paceline.update.server.sharding import host
+
+
+class BlockStream(Stream):
+    """Displacements are pushed, or the parameters themselves; the optimizer steps here.
+
+    Args:
+        optimizer: begins anew where its state is inf or nan.
+        elastic: how the center and the workers draw at each other, where that is the rule.
+        workers: N.
+    """
+
+    def __init__(self, optimizer: Optimizer, elastic: Elastic | None, workers: int, *args: Any) -> None:
+        super().__init__(*args)
+        self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
+        self._base = [span.pulled.clone() for span in self.spans]
+        self._then = [host(span.fragment) for span in self.spans]
+        self._now = [host(span.fragment) for span in self.spans]
+        self.since = 0
+
+    def stepped(self) -> None:
+        """The optimizer made a step."""
+        self.since += 1
+        block = self._schedule.period
+        self._collect(wait=self.since >= block * self._schedule.hold)
+        if self._ticket is None and self.since >= block:
+            self._push_block()
+        if not self._schedule.overlap:
+            self._collect(wait=True)
+
+    @torch.no_grad()
+    def _push_block(self) -> None:
+        minibatches, self.since = self.since, 0
+        ill = not all(span.fragment.finite() for span in self.spans)
+        if ill:
+            self._restart()
+        if ill and self._schedule.staleness is None:
+            self._tally.refused += 1
+            return
+        values = [rooms.take() for rooms in self._rooms]
+        for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
+            span.mark()  # a displacement is measured from what was pulled last
+            span.read(then)
+            if self._elastic is not None:
+                sent.copy_(then)
+            else:
+                torch.sub(then, base, out=sent)
+            if ill:
+                sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
+        self._ticket = self._push(values, minibatches)
+
+    def _restart(self) -> None:
+        """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""
+        for span, base in zip(self.spans, self._base, strict=True):
+            span.write(span.pulled)
+            base.copy_(span.pulled)
+            reset_state(self._optimizer, span.fragment.tensors)
+
+    @torch.no_grad()
+    def _land(self) -> None:
+        for span, base, then, now in zip(self.spans, self._base, self._then, self._now, strict=True):
+            span.read(now)
+            if self._elastic is not None:
+                pull = self._elastic.elastic_pull(then, span.pulled, self._workers)
+                span.write(now.sub_(pull))
+                span.pulled.add_(pull)  # the center after this worker has drawn at it
+                continue
+            progress = now.sub_(then)
+            if span.fragment.dtype == span.pulled.dtype:
+                base.copy_(span.pulled)
+                span.write(progress.add_(base))
+                continue
+            span.write(progress + span.pulled)  # 16 bits: what rounding takes away is no progress
+            torch.sub(span.read(base), progress, out=base)
+
+    def flush(self) -> None:
+        self._collect(wait=True)
+        if self.since:
+            self._push_block()
+            self._collect(wait=True)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "since": self.since, "base": self._base}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.since = int(state["since"])
+        for base, saved in zip(self._base, state["base"], strict=True):
+            base.copy_(saved)
+
+    def begin(self) -> None:
+        super().begin()
+        self.since = 0
+        for span, base in zip(self.spans, self._base, strict=True):
+            base.copy_(span.pulled)

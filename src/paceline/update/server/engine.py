@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out an asynchronous rule: this worker's pushes and pulls, what it owns and serves, and the end together."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.checkpoint.reshard import Old
+from paceline.communication import Transport
+from paceline.communication.virtual.transport import VirtualTransport
+from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
+from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.ledger import Ledger
+from paceline.data.sharing.loader_registry import Feed
+from paceline.rules.outer import Elastic
+from paceline.rules.payload import Gradient
+from paceline.rules.rule import Rule
+from paceline.rules.schedule.bounded import Bounded
+from paceline.rules.topology.sharded import Sharded
+from paceline.tuning.tuner import Tuner
+from paceline.update.engine import agreement as checks
+from paceline.update.engine import exit as ending
+from paceline.update.engine.blocks.schedule import Owned
+from paceline.update.engine.common_start import begin_together
+from paceline.update.engine.grad_scaler import skipped, stepping_scaler
+from paceline.update.engine.progress import Flow
+from paceline.update.engine.settings import Settings
+from paceline.update.exchange.exchanger import Timing
+from paceline.update.monitor import Watch
+from paceline.update.server.client import Stream, Tally
+from paceline.update.server.delta_client import BlockStream
+from paceline.update.server.gradient_client import GradientStream
+from paceline.update.server.ledger_client import DataWays
+from paceline.update.server.optimizer_support import begun, check_optimizer
+from paceline.update.server.owner import Server
+from paceline.update.server.places_in_hand import Hand
+from paceline.update.server.protocol import Service
+from paceline.update.server.reshard import OldPieces, cut_anew, of_one, old_clocks
+from paceline.update.server.shard import KEEPING, Piece
+from paceline.update.server.shard_updates import Adds, Blends, Pulls, Steps, Way
+from paceline.update.server.sharding import Layout, Span
+from paceline.update.server.simulated_service import ClockedService
+from paceline.update.server.socket_service import ThreadedService
+from paceline.update.server.staleness import Clocks
+
+
+class Asynchronous:
+    """What a run of several workers does at its steps under an asynchronous rule.
+
+    Args:
+        rule: the rule.
+        transport: the connection.
+        model: the user's modules.
+        owned: (optimizer, its named parameters) pairs.
+        settings: of the run.
+        flow: counts this worker's steps.
+        watch: where the time goes.
+        feed: the data, of which places are leased.
+        tuner: what is asked for while the run goes on.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        transport: Transport,
+        model: Modules,
+        owned: Owned,
+        settings: Settings,
+        flow: Flow,
+        watch: Watch,
+        feed: Feed,
+        tuner: Tuner,
+    ) -> None:
+        assert isinstance(rule.schedule, Bounded) and isinstance(rule.topology, Sharded)
+        self.rule, self._transport, self._model, self._owned = rule, transport, model, owned
+        self._settings, self._flow, self._watch, self._feed = settings, flow, watch, feed
+        self._tuner, tuner.follow = tuner, self.follow
+        self._ledger = Ledger()
+        self._pushed = 0
+        self._schedule = rule.schedule
+        self.closed = self.local = False
+        self._gradient = isinstance(rule.payload, Gradient)
+        self._tally = Tally()
+        self._ahead = False  # whether simulated time has passed for the step under way
+        for optimizer, _ in owned:
+            check_optimizer(rule, optimizer)
+        self._join(rule.topology)
+        self._scaler: Any = None
+        if settings.scaler is not None and self._schedule.staleness is not None:
+            self._watch_scaler(settings.scaler)
+
+    # -- setting up -------------------------------------------------------------------------------
+
+    def _join(self, topology: Sharded) -> None:
+        transport, world = self._transport, self._transport.world
+        begin_together(transport, self.rule, self._model, self._owned, {"seed": self._settings.seed})
+        self._layout = Layout(topology, world.size)
+        spans = [self._layout.add_optimizer(optimizer, named) for optimizer, named in self._owned]
+        found = fragments("buffers", averaged_buffers(self._model), find_buffers(self._model))
+        buffers = [self._layout.add(fragment, None) for fragment in found]
+        self._optimizer_of = {span.number: self._owned[k][0] for k, own in enumerate(spans) for span in own}
+        for span in self._layout.spans:
+            span.read(span.pulled)
+            span.incoming.copy_(span.pulled)
+        pieces = {n: self._piece(n) for n, owner in self._layout.owners.items() if owner == world.rank}
+        push_bytes = sum(span.numel * span.pulled.element_size() for span in self._layout.spans)
+        self._server = Server(world.rank, pieces, self._piece, isinstance(self.rule.outer, Elastic), push_bytes)
+        self._hand = Hand(self._feed.take_marks, len(self._owned))
+        self._service = self._connect()
+        numbers = itertools.count(1)
+        self._streams: list[Stream] = []
+        for k, (optimizer, _) in enumerate(self._owned):
+            with_buffers = buffers if k == len(self._owned) - 1 else []
+            number = lambda: next(numbers)  # noqa: E731
+            marks = partial(self._marks, k)
+            shared = (self._service, self._schedule, spans[k], with_buffers, number, marks, self._tally)
+            self._streams.append(self._stream(optimizer, shared))
+
+    def _marks(self, stream: int) -> list[Mark]:
+        """The places of the data that go with a stream's push: all that this worker has in hand."""
+        if stream == 0:
+            self._pushed = self._flow.steps + int(self._gradient)  # gradients go before their step is counted
+        return self._hand.push(stream)
+
+    def _holding(self) -> list[Mark]:
+        """The places whose work is not on its way to the global model yet."""
+        return [*self._hand.waiting, *self._feed.holding()]
+
+    def _stream(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Stream:
+        if self._gradient:
+            return GradientStream(optimizer, *shared)
+        elastic = self.rule.outer if isinstance(self.rule.outer, Elastic) else None
+        return BlockStream(optimizer, elastic, self._transport.world.size, *shared)
+
+    def _piece(self, number: int) -> Piece:
+        """A piece with the values that this worker pulled last."""
+        span, one = self._layout.piece(number)
+        anchor = span.pulled[one.cut.begin : one.cut.end].clone()
+        clocks = Clocks(self._schedule, range(self._transport.world.size))
+        keeps = self._gradient and bool(getattr(self.rule.outer, "needs_origin", False))
+        piece = Piece(number, anchor, lambda a: self._way(span, a), clocks, keeps and span.number in self._optimizer_of)
+        piece.version = one.version
+        piece.ledger = self._ledger if number == KEEPING else None
+        optimizer = self._optimizer_of.get(span.number)
+        if self._gradient and optimizer is not None and optimizer.state:
+            tensors, numbers = begun(optimizer, span.fragment, one.cut.begin, one.cut.end)
+            piece.begin_with(tensors, numbers)
+        return piece
+
+    def _way(self, span: Span, anchor: Tensor) -> Way:
+        optimizer = self._optimizer_of.get(span.number)
+        outer: Any = self.rule.outer
+        if optimizer is None:
+            return Blends()
+        if self._gradient:
+            return Steps(outer, type(optimizer), anchor, span.settings())
+        if isinstance(outer, Elastic):
+            return Pulls(outer, self._transport.world.size)
+        return Adds(outer)
+
+    def _connect(self) -> Service:
+        transport, owners = self._transport, self._layout.owners
+        if isinstance(transport, VirtualTransport):
+            return ClockedService(transport, self._server, owners, self._ledger)
+        data = DataWays(self._ledger, self._holding, self._flush, self._schedule.staleness is not None)
+        made = ThreadedService(
+            transport, self._server, owners, data, self._settings.timeout_s, self._settings.tls, self._watch
+        )
+        made.safekeeping.shared_by(len(self._owned))
+        return made
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    @property
+    def hooks_gradients(self) -> bool:
+        """Whether something is due before an optimizer's step."""
+        return self._gradient
+
+    @property
+    def gradients_due(self) -> bool:
+        """Whether gradients are pushed before the next step."""
+        return self._gradient and not self.closed
+
+    @property
+    def keeps_steps(self) -> bool:
+        """All write the steps that are due together."""
+        return True
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Push the gradients, and take what has been pulled."""
+        if skipped(optimizer):
+            return
+        self._watch.begin()
+        began = time.perf_counter()
+        self._compute()
+        stream = self._stream_of(optimizer)
+        assert isinstance(stream, GradientStream)
+        checks.check_unchanged(self._owned)
+        waits = self._schedule.staleness is not None and self._settings.scaler is None
+        if waits and (scaler := stepping_scaler()) is not None:
+            checks.refuse_hidden_scaler(self.rule, scaler, False)  # a step that it skips is a clock others wait for
+        stream.before_step()
+        self._note(began)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer made a step, or skipped it."""
+        stream = self._stream_of(optimizer)
+        if isinstance(stream, GradientStream):
+            stream.after_step()
+
+    def counted(self, warm: bool) -> None:
+        """A minibatch was counted."""
+        if self._gradient:
+            self._ahead = False
+            return
+        self._watch.begin()
+        began = time.perf_counter()
+        self._service.computed(self._flow.steps - 1)
+        checks.check_unchanged(self._owned)
+        for stream in self._streams:
+            assert isinstance(stream, BlockStream)
+            stream.stepped()
+        self._note(began)
+
+    def _watch_scaler(self, scaler: Any) -> None:
+        """A step that the scaler skips moves nothing, but others wait for this worker's clock, which has to go on."""
+        self._scaler, step = scaler, scaler.step
+
+        def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = self._flow.steps, [stream.clock for stream in self._streams]
+            result = step(optimizer, *args, **kwargs)
+            made = before != (self._flow.steps, [stream.clock for stream in self._streams])
+            if not made and not self.closed and any(optimizer is one for one, _ in self._owned):
+                self._left_out(optimizer)
+            return result
+
+        scaler.step = stepped
+
+    def _left_out(self, optimizer: Optimizer) -> None:
+        """A minibatch without a step of this optimizer."""
+        self._watch.begin()
+        began = time.perf_counter()
+        last = optimizer is self._owned[-1][0]
+        if self._gradient:
+            self._compute()
+            stream = self._stream_of(optimizer)
+            assert isinstance(stream, GradientStream)
+            stream.left_out()
+            self._ahead = self._ahead and not last
+        elif last:
+            self._service.computed(self._flow.steps)
+            for blocks in self._streams:
+                assert isinstance(blocks, BlockStream)
+                blocks.stepped()
+        self._note(began)
+
+    def _compute(self) -> None:
+        """Let simulated time pass, once a minibatch however many optimizers it has."""
+        if not self._ahead:
+            self._ahead = True
+            self._service.computed(self._flow.steps)
+
+    def _note(self, began: float) -> None:
+        """Write down what has become of pushes."""
+        tally = self._tally
+        for delay in tally.delays:
+            self._watch.pushed(delay)
+        if tally.refused:
+            self._watch.refused(tally.refused)
+        if tally.delays or tally.refused:
+            timing = Timing(wait_s=tally.wait_s, exchange_s=max(0.0, time.perf_counter() - began - tally.wait_s))
+            self._watch.end(timing, None, block=self.exchanged, warmup=False)
+        else:
+            self._watch.sent()
+        tally.delays, tally.refused, tally.wait_s = [], 0, 0.0
+
+    def _stream_of(self, optimizer: Optimizer) -> Stream:
+        return next(s for s, (one, _) in zip(self._streams, self._owned, strict=True) if one is optimizer)
+
+    # -- what others need -------------------------------------------------------------------------
+
+    @property
+    def merged(self) -> int:
+        """Minibatches of this worker whose work is in the global model, or on its way: the first so many."""
+        return self._pushed
+
+    @property
+    def moment(self) -> None:
+        """None: workers go on unevenly."""
+
+    @property
+    def leases(self) -> Leases:
+        """The way to the ledger of the data."""
+        return self._service.leases
+
+    @property
+    def exchanged(self) -> int:
+        """Pushes that this worker has made."""
+        return max(stream.clock for stream in self._streams)
+
+    @property
+    def ahead(self) -> Asynchronous | None:
+        """What knows the global model, where the user's may differ from it."""
+        return None if self.closed else self
+
+    @property
+    def global_lanes(self) -> list[Span]:
+        """Whose anchors are the global model, as it was pulled last."""
+        return self._layout.spans
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
+        found: dict[str, Tensor] = {}
+        for span in self._layout.spans:
+            found |= span.fragment.unflatten(span.anchor)
+        return found
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Push what is left, wait for those who have more data, and take the final model."""
+        began = time.perf_counter()
+        self._flush()
+        self._note(began)
+        self._service.secure()
+        self.leases.done(self._hand.rest())  # such as batches of a validation
+        self._service.finish()
+        parted = False
+        while not parted:
+            for stream in self._streams:
+                stream.refresh(looks=False)
+                stream.settle()
+            parted = self._service.part()
+
+    def _flush(self) -> None:
+        """Push what is left, with the rates with which steps are made."""
+        with self._tuner.knobs.rates.applied():
+            for stream in self._streams:
+                stream.flush()
+
+    def follow(self, rule: Rule) -> None:
+        """Go on with blocks of another length, from the next on."""
+        assert isinstance(rule.schedule, Bounded)
+        self.rule, self._schedule = rule, rule.schedule
+        for stream in self._streams:
+            stream.retime(rule.schedule)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self.closed = True
+        ending.release(self._owned)
+        if self._scaler is not None:
+            self._scaler.__dict__.pop("step", None)
+        self._service.close()
+
+    # -- together ---------------------------------------------------------------------------------
+
+    def merge(self) -> None:
+        """Push what is left of a block, and take what all have pushed."""
+        self._gather(whole=True)
+
+    def _gather(self, whole: bool) -> None:
+        """What is under way is waited for, and all workers come to one point.
+
+        Args:
+            whole: whether blocks that are under way are pushed as they are.
+        """
+        self.leases.waits(True)  # others may have to go on into the next epoch before they come here
+        if self._gradient or whole:
+            self._flush()
+        for stream in self._streams:
+            stream.wait()
+        self._service.secure(rests=False)
+        self._service.settle()
+        for stream in self._streams:
+            stream.refresh(looks=True)
+        self._service.settle()  # the clock is the same for all who save it
+        for stream in self._streams:
+            stream.rested()
+        self.leases.waits(False)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, where all workers have come to one point."""
+        self._gather(whole=False)
+        return {
+            "service": self._service.state(),
+            "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},
+            "streams": [stream.state() for stream in self._streams],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave; after the optimizers' own."""
+        for number, saved in state["pieces"].items():
+            self._server.pieces[int(number)].load(saved)
+        for stream, saved in zip(self._streams, state["streams"], strict=True):
+            stream.load(saved)
+        self._service.load(state["service"])
+        self._service.begin_anew()
+        self._service.settle()
+        for stream in self._streams:
+            stream.rested()
+
+    def regroup(self, old: Old) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place.
+
+        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        """
+        clocks = old_clocks(old, len(self._streams))
+        found: dict[int, dict[str, Any]] | None = None
+        if old.size > 1:
+            found = {}
+            pieces = OldPieces(old, [span.numel for span in self._layout.spans], self.rule.sharded)
+            for stream, clock in zip(self._streams, clocks, strict=True):
+                alike = [(rank, clock) for rank in range(self._transport.world.size)]
+                found |= cut_anew(pieces, stream.every, self._server.pieces, alike)
+        return lambda: self._begin(found, clocks)
+
+    def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
+        """Own what was found, or the model and the optimizers as they are; then all begin at the global model."""
+        for span in self._layout.spans:
+            span.read(span.pulled)
+        for number, state in (self._of_one() if found is None else found).items():
+            self._server.pieces[number].load(state)
+        for stream, clock in zip(self._streams, clocks, strict=True):
+            stream.clock = clock
+        self._service.begin_anew()
+        self._service.settle()  # nobody asks before all have what they own
+        for stream in self._streams:
+            stream.begin()
+        self._service.settle()
+        for stream in self._streams:
+            stream.rested()
+
+    def _of_one(self) -> dict[int, dict[str, Any]]:
+        """This worker's pieces of what a single worker had."""
+        found: dict[int, dict[str, Any]] = {}
+        for span in self._layout.spans:
+            optimizer = self._optimizer_of.get(span.number) if self._gradient else None
+            found |= of_one(span, optimizer, self._server.pieces)
+        return found

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pieces of N owners, cut anew for M.
+
+A span is what its pieces are end to end. So each new piece is put together from the old ones that it overlaps: values,
+the optimizer's state and the outer state number for number. What a piece has once (its version, the optimizer's count
+of steps) is that of the overlapped piece that has seen most updates; with everything at rest they have seen the same,
+but for pushes that an owner refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.checkpoint.reshard import Old
+from paceline.core.flat import Modules, averaged_buffers, fragments
+from paceline.errors import CheckpointError
+from paceline.rules.payload import Gradient
+from paceline.rules.rule import Rule, is_asynchronous
+from paceline.rules.topology.sharded import Cut, Sharded
+from paceline.update.engine.blocks.schedule import Owned
+from paceline.update.server.optimizer_support import begun
+from paceline.update.server.sharding import Layout, Span
+
+PIECES = ("exchange", "pieces")
+
+
+class OldPieces:
+    """The pieces that a checkpoint of N workers holds.
+
+    Args:
+        old: the checkpoint.
+        numels: elements of each span, in order.
+        topology: how spans were cut.
+
+    Raises:
+        CheckpointError: its pieces are not those of such spans.
+    """
+
+    def __init__(self, old: Old, numels: Sequence[int], topology: Sharded) -> None:
+        self._old = old
+        self._spans: list[list[tuple[int, Cut]]] = []
+        first = 0
+        for numel in numels:
+            cuts = topology.pieces(numel, old.size)
+            self._spans.append(list(enumerate(cuts, first)))
+            first += len(cuts)
+        self._rank_of = {int(number): rank for rank in range(old.size) for number in old.keys(rank, *PIECES)}
+        if sorted(self._rank_of) != list(range(first)):
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: it holds {len(self._rank_of)} pieces, and {old.size} workers "
+                f"have {first} of this model"
+            )
+
+    def _part(self, number: int, *path: str) -> Any:
+        return self._old.part(self._rank_of[number], *PIECES, str(number), *path)
+
+    def cut(self, span: int, begin: int, end: int, clocks: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+        """Elements begin .. end (excl.) of a span, as the state of a piece with these (rank, clock) pairs."""
+        over = [(n, cut) for n, cut in self._spans[span] if cut.begin < end and begin < cut.end]
+        abouts = {number: self._part(number, "about") for number, _ in over}
+        newest = max(abouts.values(), key=lambda about: int(about["version"]))
+        names = list(dict.fromkeys(name for about in abouts.values() for name in about["tensors"]))
+        anchor = torch.cat([self._slice(n, cut, begin, end, "anchor") for n, cut in over])
+        tensors = {
+            name: torch.cat(
+                [
+                    self._slice(n, cut, begin, end, "tensors", name)
+                    if name in abouts[n]["tensors"]
+                    else torch.zeros(min(cut.end, end) - max(cut.begin, begin), dtype=anchor.dtype)
+                    for n, cut in over
+                ]
+            )
+            for name in names
+        }
+        about = {"version": newest["version"], "numbers": newest["numbers"], "tensors": names, "clocks": clocks}
+        return {"about": about, "anchor": anchor, "tensors": tensors, "origins": {}, "first": anchor}
+
+    def _slice(self, number: int, cut: Cut, begin: int, end: int, *path: str) -> Tensor:
+        whole: Tensor = self._part(number, *path)
+        if whole.numel() != cut.numel:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: piece {number} has {whole.numel()} elements there and "
+                f"{cut.numel} here"
+            )
+        return whole[max(begin, cut.begin) - cut.begin : min(end, cut.end) - cut.begin]
+
+
+def cut_anew(
+    old: OldPieces, spans: Sequence[Span], own: Container[int], clocks: Sequence[tuple[int, int]]
+) -> dict[int, dict[str, Any]]:
+    """Number -> state, of the pieces of `spans` whose numbers are in `own`; all workers are at `clocks`."""
+    return {
+        one.number: old.cut(span.number, one.cut.begin, one.cut.end, clocks)
+        for span in spans
+        for one in span.ranges
+        if one.number in own
+    }
+
+
+def of_one(span: Span, optimizer: Optimizer | None, own: Container[int]) -> dict[int, dict[str, Any]]:
+    """Number -> state, of a span's pieces that are in `own`, where a worker had all to itself.
+
+    Args:
+        span: with the model's values in `pulled`.
+        optimizer: whose state its owners go on with, if any.
+        own: numbers of pieces.
+    """
+    tensors, numbers = begun(optimizer, span.fragment, 0, span.numel) if optimizer is not None else ({}, {})
+    about = {"version": 0, "numbers": numbers, "clocks": []}
+    found = {}
+    for one in span.ranges:
+        if one.number in own:
+            low, high = one.cut.begin, one.cut.end
+            values = span.pulled[low:high]
+            kept = {name: tensor[low:high] for name, tensor in tensors.items()}
+            found[one.number] = {"about": about, "anchor": values, "tensors": kept, "origins": {}, "first": values}
+    return found
+
+
+def steps_at_owners(rule: Rule) -> bool:
+    """Whether the owners of the pieces make the optimizer's steps, and not the workers."""
+    return is_asynchronous(rule) and isinstance(rule.payload, Gradient)
+
+
+def old_clocks(old: Old, count: int) -> list[int]:
+    """The clocks from which all workers go on, one for each stream: those of rank 0."""
+    return [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(count)]
+
+
+def whole_optimizers(old: Old, model: Modules, owned: Owned, topology: Sharded) -> list[dict[str, Any]]:
+    """State dictionaries of optimizers that stepped at the owners, for a worker that is alone and steps itself.
+
+    Args:
+        old: the checkpoint.
+        model: the user's modules.
+        owned: (optimizer, its named parameters) pairs.
+        topology: how spans were cut.
+    """
+    found: list[dict[str, Any]] = old.part(0, "optimizers")
+    layout = Layout(topology, 1)
+    spans = [layout.add_optimizer(optimizer, named) for optimizer, named in owned]
+    numels = [span.numel for span in layout.spans]
+    numels += [part.numel for part in fragments("buffers", averaged_buffers(model))]
+    pieces = OldPieces(old, numels, topology)
+    for (optimizer, _), own, one in zip(owned, spans, found, strict=True):
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        place = {id(parameter): number for number, parameter in enumerate(every)}
+        one["state"] = {}
+        for span in own:
+            for number, state in _states(span, pieces.cut(span.number, 0, span.numel), place):
+                one["state"][number] = state
+    return found
+
+
+def _states(span: Span, piece: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
+    """(number of a parameter, what its optimizer keeps of it) pairs of a span; outer state is left behind."""
+    prefix = "optimizer."
+    rows = {
+        key.removeprefix(prefix): span.fragment.unflatten(flat)
+        for key, flat in piece["tensors"].items()
+        if key.startswith(prefix)
+    }
+    numbers = {k.removeprefix(prefix): v for k, v in piece["about"]["numbers"].items() if k.startswith(prefix)}
+    found = []
+    for name, parameter in zip(span.fragment.names, span.fragment.tensors, strict=True):
+        state = {key: row[name] for key, row in rows.items()}
+        state |= {key: torch.tensor(value, dtype=torch.float32) for key, value in numbers.items()}
+        if state:
+            found.append((place[id(parameter)], state))
+    return found

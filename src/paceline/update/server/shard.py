@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A piece of the parameters at its owner: values, the optimizer over them, and how many updates they have seen.
+
+Pieces are independent of one another. A push is applied in one go under the piece's lock, so that whoever pulls sees
+all of an update or nothing of it; between pieces there is no such order, as between the slices of any sharded server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.data.ledger.ledger import Ledger
+from paceline.rules.outer.arrival import Push
+from paceline.update.server.push_numbers import Numbered
+from paceline.update.server.shard_updates import Arriving, Way
+from paceline.update.server.staleness import Clocks
+
+REFUSED = -1
+"""In the place of a delay: the numbers were not finite, and nothing was applied."""
+KEEPING = 0
+"""The number of the piece whose owner keeps the ledger of the data."""
+NOBODY = -1
+"""In the place of a reader: who only looks, and will not compute a gradient at what he sees."""
+
+
+class Piece:
+    """One piece.
+
+    Args:
+        number: the same on all workers.
+        anchor: its values, host memory; kept and changed in place.
+        way: anchor -> what becomes of a push.
+        clocks: how far each worker is, as this piece sees it.
+        keeps_origins: whether the values that each worker has pulled, and may compute at, are kept.
+    """
+
+    def __init__(
+        self, number: int, anchor: Tensor, way: Callable[[Tensor], Way], clocks: Clocks, keeps_origins: bool
+    ) -> None:
+        self.number, self.anchor, self.clocks = number, anchor, clocks
+        self.version = 0
+        self.numbered = Numbered()
+        self.lock = threading.Lock()
+        self.ledger: Ledger | None = None
+        self.news: dict[int, Any] = {}  # reader -> what of the ledger goes with the values that it was given
+        self._way = way(anchor)
+        self._keeps_origins = keeps_origins
+        self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
+        self._spare: list[Tensor] = []  # memory of such values that nobody computes at any more
+        self._first = anchor.clone() if keeps_origins else None
+
+    def begin_with(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Take the state that the optimizer already had."""
+        self._way.load(tensors, numbers)
+
+    @torch.no_grad()
+    def push(self, values: Tensor, arriving: Arriving) -> int:
+        """Apply what a worker sends, shape (n,), which is used up, unless the piece has it; its delay, or `REFUSED`.
+
+        The samples of numbers that are refused count as taken: they would be refused again.
+        """
+        with self.lock:
+            self.version = max(self.version, arriving.version)  # a successor may know less than a worker has seen
+            self.clocks.tick(arriving.sender, arriving.clock)
+            if not self.numbered.is_new(arriving.sender, arriving.clock, arriving.marks):
+                return self.version - arriving.version
+            if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
+                return REFUSED
+            delay = self.version - arriving.version
+            push = Push(
+                delay=delay,
+                update=self.version + 1,
+                workers=self.clocks.sharing(arriving.clock),
+                lr=0.0,
+                momentum=0.0,
+            )
+            origin = self._origin(arriving) if self._keeps_origins else None
+            self._way.apply(values, self.anchor, origin, arriving, push)
+            self.version += 1
+            return delay
+
+    def _origin(self, arriving: Arriving) -> Tensor | None:
+        """The values at which a push was computed; those of the beginning where the worker has none of us."""
+        kept = self.origins.get(arriving.sender, {})
+        for version in [version for version in kept if version < arriving.version]:
+            self._spare.append(kept.pop(version))  # a worker never goes back
+        return kept.get(arriving.version, self._first)
+
+    @torch.no_grad()
+    def pull(self, reader: int, out: Tensor) -> int:
+        """Copy the values to `out`, shape (n,); their version.
+
+        With an answer under way a worker pushes once more from older values than it pulled last, so a pull drops none.
+        """
+        with self.lock:
+            out.copy_(self.anchor)
+            if self._keeps_origins and reader != NOBODY:
+                kept = self.origins.setdefault(reader, {})
+                if self.version not in kept:
+                    kept[self.version] = self._spare.pop() if self._spare else torch.empty_like(self.anchor)
+                kept[self.version].copy_(self.anchor)
+            if self.ledger is not None and reader != NOBODY:
+                with self.ledger.lock:
+                    self.news[reader] = self.ledger.news(reader)
+            return self.version
+
+    def leave(self, rank: int) -> None:
+        """Worker `rank` is done, or lost."""
+        with self.lock:
+            self.clocks.leave(rank)
+            self.origins.pop(rank, None)
+
+    @torch.no_grad()
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds; copies."""
+        with self.lock:
+            return {
+                "about": self._about(),  # the ledger goes with the data
+                "anchor": self.anchor.clone(),
+                "tensors": {name: tensor.clone() for name, tensor in self._way.tensors().items()},
+                "origins": {
+                    str(rank): {str(version): tensor.clone() for version, tensor in kept.items()}
+                    for rank, kept in self.origins.items()
+                },
+                "first": None if self._first is None else self._first.clone(),
+            }
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        with self.lock:
+            self._take(state["about"], state["anchor"], state["tensors"])
+            self.origins = {
+                int(rank): {int(version): tensor.clone() for version, tensor in kept.items()}
+                for rank, kept in state["origins"].items()
+            }
+            if self._first is not None:
+                self._first.copy_(state["first"])
+
+    @torch.no_grad()
+    def snapshot(self) -> tuple[dict[str, Any], Tensor]:
+        """What a neighbour needs to take the piece over: (numbers, the tensors end to end), without origins."""
+        with self.lock:
+            tensors = self._way.tensors()
+            row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
+            return {**self._about(), "ledger": self._ledger_state()}, row
+
+    @torch.no_grad()
+    def restore(self, about: dict[str, Any], row: Tensor) -> None:
+        """Take over what `snapshot` gave at another worker."""
+        parts = torch.split(row, self.anchor.numel())
+        with self.lock:
+            self._take(about, parts[0], dict(zip(about["tensors"], parts[1:], strict=True)))
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "piece": self.number,
+            "version": self.version,
+            "clocks": self.clocks.state(),
+            "numbered": self.numbered.state(),
+            "tensors": list(self._way.tensors()),
+            "numbers": self._way.numbers(),
+        }
+
+    def _ledger_state(self) -> dict[str, Any] | None:
+        if self.ledger is None:
+            return None
+        with self.ledger.lock:
+            return self.ledger.state()
+
+    def _take(self, about: dict[str, Any], anchor: Tensor, tensors: dict[str, Tensor]) -> None:
+        self.version = int(about["version"])
+        self.numbered.load(about.get("numbered", {}))
+        self.anchor.copy_(anchor)
+        self._way.load(tensors, about["numbers"])
+        self.clocks.load(about["clocks"])
+        if self.ledger is not None and about.get("ledger") is not None:
+            with self.ledger.lock:
+                self.ledger.catch_up(about["ledger"])
+        self.origins.clear()
+        if self._first is not None:
+            self._first.copy_(anchor)

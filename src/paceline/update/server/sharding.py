@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of an optimizer's groups end to end, in host memory, and the pieces into which they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.core.flat import Fragment, fragments, local
+from paceline.errors import UnsupportedError
+from paceline.rules.topology.sharded import Cut, Sharded
+from paceline.update.engine.blocks.update import Named
+from paceline.update.server.protocol import Ask
+from paceline.update.server.shard_updates import STAYS_AT_HOME, Settings
+
+Group = Callable[[], dict[str, Any]]
+
+
+@dataclass
+class Range:
+    """A piece as its span knows it: elements begin .. end (excl.), owned by a worker.
+
+    Attributes:
+        number: the same on all workers.
+        cut: where it lies.
+        version: of the values that were pulled last.
+        computed_at: of the values at which the numbers were computed that are pushed next.
+    """
+
+    number: int
+    cut: Cut
+    version: int = 0
+    computed_at: int = 0
+
+
+class Span:
+    """Tensors of one kind end to end: what was pulled last, and room for what comes.
+
+    Attributes:
+        number: the same on all workers.
+        fragment: the tensors.
+        ranges: its pieces.
+        pulled: the values that were pulled last, in host memory: the global model as this worker knows it.
+        incoming: where answers arrive.
+    """
+
+    def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
+        self.number, self.fragment, self._group = number, fragment, group
+        self.ranges = [Range(first + k, cut) for k, cut in enumerate(cuts)]
+        self.pulled = host(fragment)
+        self.incoming = host(fragment)
+        self.anchor = self.pulled  # for those who export the global model
+        self.numel = fragment.numel
+
+    def read(self, out: Tensor) -> Tensor:
+        """The tensors as they are now, in `out`, host memory, shape (numel,)."""
+        self.fragment.refresh()
+        if self.fragment.device.type == "cpu":
+            return self.fragment.whole(out=out)
+        return out.copy_(self.fragment.whole())
+
+    def write(self, values: Tensor) -> None:
+        """Give the tensors these values, shape (numel,)."""
+        self.fragment.refresh()
+        self.fragment.write(0, self.numel, values.to(self.fragment.device, non_blocking=True))
+
+    def settings(self) -> Settings:
+        """What the optimizer's group says at present, as JSON's terms."""
+        if self._group is None:
+            return {}
+        return {k: _plain(v) for k, v in self._group().items() if k not in STAYS_AT_HOME and _is_plain(v)}
+
+    def asks(self, values: Tensor | None, answered: bool = True) -> Iterator[Ask]:
+        """A question for each piece; `values`, shape (numel,), is pushed with it.
+
+        Args:
+            values: what is pushed, if anything.
+            answered: whether the owners' values are asked for.
+        """
+        for one in self.ranges:
+            low, high = one.cut.begin, one.cut.end
+            pushed = None if values is None else values[low:high]
+            out = self.incoming[low:high] if answered else None
+            yield Ask(one.number, self.number, pushed, out, one.computed_at)
+
+    def mark(self) -> None:
+        """What is pushed next is computed at what was pulled last, also where an answer comes before it is pushed."""
+        for one in self.ranges:
+            one.computed_at = one.version
+
+    def take(self, asks: dict[int, Ask]) -> None:
+        """What has arrived is what was pulled last."""
+        self.pulled, self.incoming = self.incoming, self.pulled
+        self.anchor = self.pulled
+        for one in self.ranges:
+            one.version = asks[one.number].version
+
+
+class Rooms:
+    """Flat tensors of a fragment's size in host memory: taken for a push, and given back when nobody needs it."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """One that nobody uses; shape (numel,)."""
+        return self._free.pop() if self._free else host(self._fragment)
+
+    def give(self, flat: Tensor) -> None:
+        """Nobody uses it any more; from any thread."""
+        self._free.append(flat)
+
+
+def host(fragment: Fragment) -> Tensor:
+    """Room for a fragment's values in host memory, touched; pinned where the model is on CUDA."""
+    return fragment.zeros(torch.device("cpu"))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return float(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class Layout:
+    """Spans and pieces of everything that is exchanged, the same on all workers.
+
+    Args:
+        topology: how a span is cut.
+        workers: N.
+    """
+
+    def __init__(self, topology: Sharded, workers: int) -> None:
+        self._topology, self._workers = topology, workers
+        self.spans: list[Span] = []
+        self.owners: dict[int, int] = {}
+
+    def add(self, fragment: Fragment, group: Group | None) -> Span:
+        """Cut a fragment."""
+        cuts = self._topology.pieces(fragment.numel, self._workers)
+        span = Span(len(self.spans), fragment, group, cuts, len(self.owners))
+        self.owners |= {one.number: one.cut.owner for one in span.ranges}
+        self.spans.append(span)
+        return span
+
+    def add_optimizer(self, optimizer: Optimizer, named: Named) -> list[Span]:
+        """The parameters of an optimizer, group by group."""
+        names = {id(parameter): name for name, parameter in named}
+        found = []
+        for k, group in enumerate(optimizer.param_groups):
+            pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
+            _refuse(pairs)
+            now = partial(_group_now, optimizer, k)
+            found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
+        return found
+
+    def piece(self, number: int) -> tuple[Span, Range]:
+        """Where piece `number` lies."""
+        for span in self.spans:
+            first = span.ranges[0].number
+            if first <= number < first + len(span.ranges):
+                return span, span.ranges[number - first]
+        raise KeyError(number)
+
+
+def _group_now(optimizer: Optimizer, number: int) -> dict[str, Any]:
+    """The group as it is now: `load_state_dict` puts other dictionaries in the place of all groups."""
+    found: dict[str, Any] = optimizer.param_groups[number]
+    return found
+
+
+def _refuse(pairs: Named) -> None:
+    for name, parameter in pairs:
+        if parameter.is_complex():
+            raise UnsupportedError(f"{name} is complex; asynchronous rules take real parameters only")
+        if hasattr(parameter, "to_local"):
+            raise UnsupportedError(
+                f"{name} is sharded (a DTensor), which asynchronous rules do not take; use a rule that exchanges blocks"
+            )
+
+
+class Gathered:
+    """A span's gradients since the last push, as their sum, in a flat tensor while others are sent.
+
+    Args:
+        span: the parameters.
+        rooms: where flat tensors come from.
+    """
+
+    def __init__(self, span: Span, rooms: Rooms) -> None:
+        self._fragment = span.fragment
+        device = span.fragment.device
+        self._device = None if device.type == "cpu" else torch.zeros(span.numel, dtype=span.pulled.dtype, device=device)
+        self._rooms, self._flat = rooms, rooms.take()
+        self._views: dict[int, list[Tensor]] = {}
+        self.minibatches = 0
+
+    @property
+    def _filled(self) -> Tensor:
+        """Where gradients are gathered: beside the parameters."""
+        return self._flat if self._device is None else self._device
+
+    def _in(self, flat: Tensor) -> list[Tensor]:
+        """The flat tensor in the parameters' shapes and strides: in the order of their memory, as values are."""
+        if flat.data_ptr() not in self._views:
+            views = []
+            for slot, tensor in zip(self._fragment.slots, self._fragment.tensors, strict=True):
+                own = local(tensor)
+                views.append(flat[slot.offset : slot.end].as_strided(own.shape, own.stride()))
+            self._views[flat.data_ptr()] = views
+        return self._views[flat.data_ptr()]
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the gradients that are there now."""
+        views = self._in(self._filled)
+        pairs = [(view, tensor.grad) for view, tensor in zip(views, self._fragment.tensors, strict=True)]
+        self._refuse_sparse()
+        have = [(view, grad) for view, grad in pairs if grad is not None]
+        if self.minibatches == 0:
+            for view, grad in pairs:
+                if grad is None:
+                    view.zero_()
+            if have:
+                torch._foreach_copy_([view for view, _ in have], [local(grad) for _, grad in have])
+        else:
+            for view, grad in have:
+                view.add_(local(grad))
+        self.minibatches += 1
+
+    def _refuse_sparse(self) -> None:
+        for name, tensor in zip(self._fragment.names, self._fragment.tensors, strict=True):
+            if tensor.grad is not None and tensor.grad.is_sparse:
+                raise UnsupportedError(
+                    f"{name} has a sparse gradient, which has no flat form; use sparse=False in its embedding, or a "
+                    "rule that exchanges blocks"
+                )
+
+    @torch.no_grad()
+    def welcome(self) -> bool:
+        """Whether the gradients that are there now are finite."""
+        self._refuse_sparse()
+        gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
+        if not gradients:
+            return True
+        sums = torch.stack([gradient.sum(dtype=self._fragment.outer_dtype) for gradient in gradients])
+        return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    @torch.no_grad()
+    def mean(self) -> Tensor:
+        """The mean of what was gathered, shape (numel,), in host memory, which the caller gives back to the rooms."""
+        flat = self._flat
+        if self._device is not None:
+            flat.copy_(self._device)
+        if self.minibatches > 1:
+            flat.div_(self.minibatches)
+        self._flat = self._rooms.take()
+        self.minibatches = 0
+        return flat
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        """Whether all that was gathered is finite."""
+        return bool(torch.isfinite(self._filled.sum())) or bool(torch.isfinite(self._filled).all())
+
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Make all of it nan, so that no owner takes its part."""
+        self._filled.fill_(torch.nan)
+
+    def forget(self) -> None:
+        """Drop what was gathered."""
+        self.minibatches = 0

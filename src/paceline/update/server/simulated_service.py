@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server between virtual workers: the same pieces, asked and answered as events on a simulated clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from paceline.communication.virtual.transport import VirtualTransport
+from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.ledger import Ledger
+from paceline.errors import PeerLostError
+from paceline.rules.rule import FRAME_BYTES
+from paceline.update.server.owner import Server
+from paceline.update.server.protocol import Ask, Ticket
+from paceline.update.server.shard import KEEPING, NOBODY
+from paceline.update.server.shard_updates import Arriving
+from paceline.update.server.simulated_leases import ClockedDesk
+from paceline.update.server.timers import Once
+
+
+class Hub:
+    """What the virtual workers of one run share.
+
+    Attributes:
+        servers: by rank.
+        transports: by rank; they count the bytes.
+        held: by owner: answers that wait for the slowest.
+        ledger: of the data.
+    """
+
+    def __init__(self) -> None:
+        self.servers: dict[int, Server] = {}
+        self.transports: dict[int, VirtualTransport] = {}
+        self.held: dict[int, list[tuple[int, Ticket, list[Ask], list[int]]]] = {}
+        self.ledger = Ledger()
+        self.finished: set[int] = set()
+        self.failed: list[int] = []
+
+
+class ClockedService:
+    """A virtual worker's connection to the owners.
+
+    Args:
+        transport: the virtual connection.
+        server: what this worker owns.
+        owners: piece -> rank.
+        ledger: of the data; that of the first worker is everybody's.
+    """
+
+    def __init__(self, transport: VirtualTransport, server: Server, owners: dict[int, int], ledger: Ledger) -> None:
+        self._transport, self._owners = transport, owners
+        self._cluster, self._rank = transport.cluster, transport.world.rank
+        self._clock = transport.cluster.clock
+        shared = transport.cluster.shared
+        number = shared[f"attached {self._rank}"] = shared.get(f"attached {self._rank}", 0) + 1
+        self._hub: Hub = shared.setdefault(f"asynchronous {number}", Hub())
+        self._hub.servers[self._rank] = server
+        self._hub.transports[self._rank] = transport
+        self._hub.held[self._rank] = []
+        keeps = KEEPING in server.pieces
+        if keeps:
+            self._hub.ledger = ledger
+        self._parted = False
+        transport.barrier()
+        soon = partial(self._clock.wake, self._rank, 0.0)
+        wait = partial(self._await, "work that is left")
+        self.leases: Leases = ClockedDesk(self._rank, self._hub.ledger, keeps, self.now, soon, self._rest, wait)
+
+    def computed(self, step: int) -> None:
+        """Let so much simulated time pass as the minibatch takes."""
+        self._check()
+        awake: list[bool] = []
+        self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
+        self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
+
+    def taking(self) -> AbstractContextManager[object]:
+        """One virtual worker runs at a time."""
+        return contextlib.nullcontext()
+
+    def now(self) -> float:
+        """Simulated time."""
+        return self._clock.now
+
+    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+        """Send it in so many simulated seconds, or when it is needed."""
+        once = Once(lambda: self._ask(ticket))  # an event may not raise: it happens while nobody runs
+        self._clock.wake(self._rank, after_s, once)
+        return once
+
+    def exchange(self, ticket: Ticket) -> None:
+        """Send to every owner what concerns it, in one message each."""
+        self._check()
+        self._ask(ticket)
+
+    def _ask(self, ticket: Ticket) -> None:
+        ticket.asked_at = self._clock.now
+        by_owner: dict[int, list[Ask]] = {}
+        for ask in ticket.asks:
+            by_owner.setdefault(self._owners[ask.piece], []).append(ask)
+        for owner, asks in by_owner.items():
+            nbytes = sum(FRAME_BYTES + _nbytes(ask.values) for ask in asks)
+            self._carry(self._rank, owner, nbytes, lambda o=owner, a=asks: self._arrive(o, ticket, a))
+
+    def _carry(self, source: int, to: int, nbytes: int, then: Any) -> None:
+        if source != to:
+            self._hub.transports[source].sent(nbytes)
+        self._clock.carry(source, to, nbytes, then)
+
+    def _arrive(self, owner: int, ticket: Ticket, asks: list[Ask]) -> None:
+        """At the owner: apply, and answer when the bound allows."""
+        server, delays = self._hub.servers[owner], []
+        for ask in asks:
+            if ask.values is None:
+                delays.append(0)
+                continue
+            settings = ticket.settings.get(ask.span, {})
+            arriving = Arriving(self._rank, ticket.clock, ask.version, ticket.minibatches, settings, ticket.marks)
+            if ask.piece == KEEPING:
+                self._hub.ledger.done(self._rank, ticket.marks)
+            delays.append(server.push(ask.piece, ask.values, arriving, ask.out).delay)
+        self._hub.held[owner].append((self._rank, ticket, asks, delays))
+        self._release(owner)
+
+    def _release(self, owner: int) -> None:
+        """Answer those who may go on."""
+        server, held = self._hub.servers[owner], self._hub.held[owner]
+        self._hub.held[owner] = []
+        for entry in held:
+            rank, ticket, asks, delays = entry
+            if ticket.clock and not all(server.may_start(ask.piece, rank) for ask in asks):
+                self._hub.held[owner].append(entry)
+                continue
+            reader = NOBODY if ticket.looks else rank
+            versions = [server.read(ask.piece, reader, ask.out, ask.values is not None) for ask in asks]
+            nbytes = sum(FRAME_BYTES + _nbytes(ask.out) for ask in asks)
+            answers = list(zip(asks, versions, delays, strict=True))
+            self._carry(owner, rank, nbytes, lambda t=ticket, a=answers: self._answer(t, a))
+
+    def _answer(self, ticket: Ticket, answers: list[tuple[Ask, int, int]]) -> None:
+        for ask, version, delay in answers:
+            ticket.answered(ask.piece, version, delay)
+        if ticket.done:
+            ticket.release()
+        ticket.answered_at = self._clock.now
+
+    def done(self, ticket: Ticket) -> bool:
+        """Whether it is answered."""
+        self._check()
+        return ticket.done
+
+    def wait(self, ticket: Ticket) -> None:
+        """Let the others work until it is answered."""
+        self._await("answers of the owners", lambda: ticket.done)
+
+    def _await(self, what: str, ready: Callable[[], bool]) -> None:
+        self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
+        self._check()
+
+    def _rest(self) -> None:
+        """Nobody is to wait for this worker's clock while it has nothing to do."""
+        for owner, server in self._hub.servers.items():
+            server.rest(self._rank)
+            self._release(owner)
+
+    def _check(self) -> None:
+        self._cluster.check()
+        if self._hub.failed:
+            raise PeerLostError(f"virtual worker {self._hub.failed[0]} failed; its error is the one that is raised")
+
+    def secure(self, rests: bool = True) -> None:
+        """Virtual workers are not lost."""
+
+    def begin_anew(self) -> None:
+        """Nobody has replicas."""
+
+    def settle(self) -> None:
+        """Everybody is here."""
+        self._transport.barrier()
+
+    def finish(self) -> None:
+        """Tell the owners, and wait for the others."""
+        for owner in self._hub.servers:
+            self._carry(self._rank, owner, FRAME_BYTES, lambda o=owner, r=self._rank: self._leave(o, r))
+        self._hub.finished.add(self._rank)
+        size = self._transport.world.size
+        self._await("the end of the others' work", lambda: len(self._hub.finished) == size)
+
+    def _leave(self, owner: int, rank: int) -> None:
+        self._hub.servers[owner].leave(rank)
+        if KEEPING in self._hub.servers[owner].pieces:
+            self._hub.ledger.lost(rank)
+        self._release(owner)
+
+    def part(self) -> bool:
+        """Everybody has the final model."""
+        self._transport.barrier()
+        self._parted = True
+        return True
+
+    def close(self) -> None:
+        """Leave; before the end, that is a failure, and the others stop."""
+        if not self._parted:
+            self._hub.failed.append(self._rank)
+
+    def state(self) -> dict[str, Any]:
+        """The simulated time."""
+        return {"clock": self._clock.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put the simulated time back."""
+        if "clock" in state:
+            self._clock.load(state["clock"])
+
+
+def _nbytes(x: Tensor | None) -> int:
+    return 0 if x is None else x.numel() * x.element_size()
