@@ -122,7 +122,7 @@ def prepare() -> None:
     import torch
     import torch.distributed
 
-    import paceline.attaching
+    import paceline.run.attach
     import tests.helpers
 
     del paceline, tests

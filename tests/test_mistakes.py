@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset
 
 import paceline
-from paceline import mistakes
+from paceline.run import mistakes
 from tests.helpers import make_data, make_net, sgd, simulate
 
 Batches = Iterable[Any]

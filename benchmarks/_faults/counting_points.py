@@ -108,7 +108,7 @@ def in_worker(points: Points) -> None:
     from paceline.flow import joining, state_transfer
     from paceline.flow import membership as live
     from paceline.flow.control import client
-    from paceline.session import Run
+    from paceline.run.run import Run
     from paceline.update.exchange.exchanger import Exchanger
 
     points.around(Exchanger, "open", before="exchange")

@@ -36,12 +36,12 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.adapters.arrays import attach_arrays
-    from paceline.attaching import attach
     from paceline.communication.sockets.tls import TLS
     from paceline.core.world import World
     from paceline.rules.recipes import RECIPES, rule_from_text
     from paceline.rules.rule import Rule
-    from paceline.session import Run
+    from paceline.run.attach import attach
+    from paceline.run.run import Run
     from paceline.sim.clock import Clock
     from paceline.sim.simulate import simulate
     from paceline.update.exchange.outliers import Guard
@@ -54,9 +54,9 @@ else:
             "Clock": "sim.clock",
             "Guard": "update.exchange.outliers",
             "Rule": "rules.rule",
-            "Run": "session",
+            "Run": "run.run",
             "World": "core.world",
-            "attach": "attaching",
+            "attach": "run.attach",
             "attach_arrays": "adapters.arrays",
             "rule_from_text": "rules.recipes",
             "simulate": "sim.simulate",

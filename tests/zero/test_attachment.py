@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.attaching import attach
 from paceline.errors import UnsupportedError
+from paceline.run.attach import attach
 from paceline.zero import seeds
 from paceline.zero.attachment import Zero
 from paceline.zero.patches import Patches

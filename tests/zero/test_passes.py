@@ -11,7 +11,7 @@ import pytest
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from paceline import mistakes
+from paceline.run import mistakes
 from paceline.zero.refusals import Refusal
 from tests.zero.worlds import passes, run_program, samples
 

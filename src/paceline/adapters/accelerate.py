@@ -24,7 +24,7 @@ from paceline.adapters.door import FOLDER, Door
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.session import Run
+from paceline.run.run import Run
 
 with needed("the door for accelerate", "accelerate"):
     from accelerate import Accelerator

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from paceline.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule
 from paceline.adapters.views import Arrays, check_apart, named, view
-from paceline.attaching import prepare
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.session import Run
+from paceline.run.attach import prepare
+from paceline.run.run import Run
 from paceline.update.engine import exit as ending
 from paceline.update.engine.collective import Engine
 from paceline.update.engine.settings import Settings

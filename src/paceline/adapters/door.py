@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.attaching import attach
 from paceline.communication import Transport, connect
 from paceline.communication.virtual import transport as virtual
 from paceline.communication.virtual.scheduler import Belonging
@@ -27,7 +26,8 @@ from paceline.data.sharing.loader_registry import Feed
 from paceline.data.sharing.shared_loader import Share
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.session import Run
+from paceline.run.attach import attach
+from paceline.run.run import Run
 
 OWN = {
     "checkpoint": "writes checkpoints itself, and paceline's state goes with them",

@@ -27,7 +27,7 @@ from paceline.checkpoint import read_manifest
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.session import Run
+from paceline.run.run import Run
 
 with needed("the door for transformers' Trainer", "transformers"):
     import transformers.trainer

@@ -24,10 +24,10 @@ import torch
 
 from paceline.adapters.fresh import FreshRun, Leaves, copies, shared
 from paceline.adapters.views import named
-from paceline.attaching import prepare
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
+from paceline.run.attach import prepare
 from paceline.update.engine.settings import Settings
 
 with needed("the door for JAX", "jax"):

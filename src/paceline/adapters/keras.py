@@ -18,11 +18,11 @@ import numpy as np
 
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
-from paceline.attaching import prepare
 from paceline.core.extras import needed
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.session import Run
+from paceline.run.attach import prepare
+from paceline.run.run import Run
 
 with needed("the door for Keras", "keras"):
     import keras

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.adapters.door import FOLDER, Door
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
-from paceline.session import Run
+from paceline.run.run import Run
 
 with needed("the door for Lightning", "lightning"):
     from lightning.fabric.utilities.rank_zero import rank_zero_only

@@ -22,10 +22,10 @@ import numpy as np
 
 from paceline.adapters.arrays import WritableRun
 from paceline.adapters.elsewhere import refuse_gradients
-from paceline.attaching import prepare
 from paceline.core.extras import needed
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
+from paceline.run.attach import prepare
 
 with needed("the door for scikit-learn", "sklearn"):
     from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline import attached
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, refuse
+from paceline.run import attached
 from paceline.zero import doors, hashing, mentions
 
 SEED = "PACELINE_SEED"  # of paceline.zero.seeds, which loads torch

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset
 
-from paceline.session import Run
+from paceline.run.run import Run
 from paceline.zero import refusals, seeds
 from paceline.zero.seeds import Streams
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed
 
 from paceline.communication import schedulers
-from paceline.session import Run
+from paceline.run.run import Run
 from paceline.zero import refusals
 from paceline.zero.patches import Patches
 from paceline.zero.words import VIRTUAL

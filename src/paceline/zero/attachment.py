@@ -20,10 +20,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.attached import asks_for_help
-from paceline.attaching import attach
 from paceline.rules.rule import is_block
-from paceline.session import Run
+from paceline.run.attach import attach
+from paceline.run.attached import asks_for_help
+from paceline.run.run import Run
 from paceline.update.engine.agreement import MARK
 from paceline.zero import find, refusals, schedules
 from paceline.zero.agreement import Agreement

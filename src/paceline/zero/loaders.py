@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.data.sharing.shared_loader import Share
-from paceline.session import Run
+from paceline.run.run import Run
 from paceline.zero import refusals
 from paceline.zero.lengths import Lengths
 from paceline.zero.models import GlobalView

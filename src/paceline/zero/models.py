@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paceline.core.flat import local
 from paceline.rules.rule import is_asynchronous, is_block
-from paceline.session import Run
+from paceline.run.run import Run
 from paceline.zero.words import Words, asked_by_paceline
 
 FIRST = 8

@@ -13,7 +13,7 @@ from paceline.zero.place import Place
 # As they were imported, through links or not: so the names of files in frames begin.
 PACKAGE = str(Path(__file__).parent.parent)
 VIRTUAL = "paceline.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
-BETWEEN = (VIRTUAL, "paceline.mistakes")
+BETWEEN = (VIRTUAL, "paceline.run.mistakes")
 """Modules that stand between a caller and a function, and are not who asks."""
 TORCH = str(Path(torch.__file__).parent)
 

@@ -19,7 +19,7 @@ from paceline.data.ledger.assignment import Leases
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.topology import Flat
-from paceline.together import MergePoint
+from paceline.run.collective_calls import MergePoint
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement as checks
 from paceline.update.engine import exit as ending

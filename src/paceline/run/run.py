@@ -27,12 +27,12 @@ from paceline.core.world import World
 from paceline.data.sharing.loader_registry import Feed
 from paceline.data.sharing.shared_loader import Share
 from paceline.errors import CheckpointError, ClosedError, UnsupportedError
-from paceline.messages import Messages
-from paceline.mistakes import Mistakes
 from paceline.observe.event_log import Journal
 from paceline.observe.sinks.dispatcher import Outlets
 from paceline.rules.rule import Rule, is_asynchronous, is_block
-from paceline.together import by_all
+from paceline.run.collective_calls import by_all
+from paceline.run.messages import Messages
+from paceline.run.mistakes import Mistakes
 from paceline.tuning.period_controller import pacer_for
 from paceline.tuning.request import Request
 from paceline.tuning.request_files import Mailbox

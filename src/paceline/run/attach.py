@@ -14,7 +14,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline import attached
 from paceline.communication.sockets.tls import TLS
 from paceline.core.flat import Modules
 from paceline.errors import RuleError, UnsupportedError
@@ -22,7 +21,8 @@ from paceline.flow.control.errors import OverError
 from paceline.observe.standard_streams import bear_a_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule, is_asynchronous
-from paceline.session import Run
+from paceline.run import attached
+from paceline.run.run import Run
 from paceline.tuning.search_round import round_from_text
 from paceline.update.engine import exit as ending
 from paceline.update.engine.settings import Settings
