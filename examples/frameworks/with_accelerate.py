@@ -10,7 +10,7 @@ import torch
 from digits import Digits, Net, accuracy
 from torch.utils.data import DataLoader
 
-from paceline.adapters.accelerate import PacelineAccelerator
+from paceline.doors.adapters.accelerate import PacelineAccelerator
 
 
 def main() -> float:

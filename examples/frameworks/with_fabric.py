@@ -11,7 +11,7 @@ from digits import Digits, Net, accuracy
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from paceline.adapters.fabric import PacelineFabricStrategy
+from paceline.doors.adapters.fabric import PacelineFabricStrategy
 
 
 def main() -> float:

@@ -13,7 +13,7 @@ from digits import Digits, Net, accuracy
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from paceline.adapters.lightning import PacelineStrategy
+from paceline.doors.adapters.lightning import PacelineStrategy
 
 
 class Reader(LightningModule):

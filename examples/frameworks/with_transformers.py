@@ -12,7 +12,7 @@ import torch
 from digits import Digits, Net, accuracy
 from transformers import Trainer, TrainingArguments
 
-from paceline.adapters.hugging_face import PacelineCallback
+from paceline.doors.adapters.hugging_face import PacelineCallback
 
 
 def main(folder: str = "out/transformers") -> float:

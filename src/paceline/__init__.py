@@ -35,9 +35,9 @@ from paceline.errors import (
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.adapters.arrays import attach_arrays
     from paceline.communication.sockets.tls import TLS
     from paceline.core.world import World
+    from paceline.doors.adapters.arrays import attach_arrays
     from paceline.rules.recipes import RECIPES, rule_from_text
     from paceline.rules.rule import Rule
     from paceline.run.attach import attach
@@ -57,7 +57,7 @@ else:
             "Run": "run.run",
             "World": "core.world",
             "attach": "run.attach",
-            "attach_arrays": "adapters.arrays",
+            "attach_arrays": "doors.adapters.arrays",
             "rule_from_text": "rules.recipes",
             "simulate": "sim.simulate",
         },

@@ -20,7 +20,7 @@ pytest.importorskip("accelerate")
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
-from paceline.adapters.accelerate import PacelineAccelerator
+from paceline.doors.adapters.accelerate import PacelineAccelerator
 
 
 @pytest.fixture(autouse=True)

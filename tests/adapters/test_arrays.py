@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.adapters.arrays import PATIENCE
+from paceline.doors.adapters.arrays import PATIENCE
 from tests.helpers import same_bits, simulate
 
 RATE = 0.125  # a power of two: a product with it is exact, however it is computed

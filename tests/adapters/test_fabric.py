@@ -22,7 +22,7 @@ pytestmark = [
 
 from lightning.fabric import Fabric  # noqa: E402
 
-from paceline.adapters.fabric import PacelineFabricStrategy  # noqa: E402
+from paceline.doors.adapters.fabric import PacelineFabricStrategy  # noqa: E402
 
 
 def train(

@@ -21,7 +21,7 @@ pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from paceline.adapters.hugging_face import PacelineCallback
+from paceline.doors.adapters.hugging_face import PacelineCallback
 
 
 @pytest.fixture(autouse=True)

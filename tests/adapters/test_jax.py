@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 jnp = jax.numpy
 
-from paceline.adapters import jax as door  # noqa: E402
+from paceline.doors.adapters import jax as door  # noqa: E402
 
 
 def params() -> Any:

@@ -26,7 +26,7 @@ from lightning.fabric.plugins import TorchCheckpointIO  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
-from paceline.adapters.lightning import PacelineStrategy  # noqa: E402
+from paceline.doors.adapters.lightning import PacelineStrategy  # noqa: E402
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",

@@ -16,7 +16,7 @@ from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDR
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 import paceline
-from paceline.adapters import sklearn as door
+from paceline.doors.adapters import sklearn as door
 from tests.helpers import same_bits, simulate
 
 X, DIGIT = load_digits(return_X_y=True)

@@ -119,12 +119,12 @@ def test_texts_name_extras_that_exist() -> None:
 
 @pytest.mark.parametrize(("door", "package", "extra"), [(door, *rest) for door, rest in DOORS.items()])
 def test_a_door_says_what_to_install(door: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("paceline.adapters")]:
+    for name in [name for name in sys.modules if name.startswith("paceline.doors.adapters")]:
         monkeypatch.delitem(sys.modules, name)
     for name in {package, *(name for name in sys.modules if name.startswith(f"{package}."))}:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=re.escape(f"pip install 'paceline[{extra}]'")):
-        importlib.import_module(f"paceline.adapters.{door}")
+        importlib.import_module(f"paceline.doors.adapters.{door}")
 
 
 def test_a_package_that_is_there_but_broken_speaks_for_itself() -> None:

@@ -31,7 +31,7 @@ ONE_RUN_OF_MANY = {
     "paceline.communication.sockets.certificates",
     "paceline.communication.ring",
     "paceline.tuning.newbob",
-    "paceline.zero",
+    "paceline.doors.zero",
 }
 """Subsystems that a run loads when it has a use for them."""
 

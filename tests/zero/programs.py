@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core import rng
+from paceline.doors.zero.virtual import Around
 from paceline.sim.simulate import run_script
-from paceline.zero.virtual import Around
 
 
 @contextlib.contextmanager

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.doors.zero import seeds
+from paceline.doors.zero.attachment import Zero
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import Place, from_environment, own_device
+from paceline.doors.zero.refusals import Refusal
+from paceline.doors.zero.words import Words
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
-from paceline.zero import seeds
-from paceline.zero.attachment import Zero
-from paceline.zero.patches import Patches
-from paceline.zero.place import Place, from_environment, own_device
-from paceline.zero.refusals import Refusal
-from paceline.zero.words import Words
 from tests.helpers import make_data, make_net, same_bits, sgd, state_of
 
 
@@ -232,7 +232,7 @@ def test_a_program_that_evaluates_first_is_attached_outside_of_inference(monkeyp
         modes.append(torch.is_inference_mode_enabled())
         return attach(*about, **settings)
 
-    monkeypatch.setattr("paceline.zero.attachment.attach", noting)
+    monkeypatch.setattr("paceline.doors.zero.attachment.attach", noting)
     with zero_lines() as zero:
         model = make_net()
         optimizer = sgd(model.parameters())

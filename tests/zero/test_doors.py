@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.zero.refusals import Refusal
+from paceline.doors.zero.refusals import Refusal
 from tests.zero.programs import each, virtual
 from tests.zero.test_run import paceline_run
 
@@ -35,7 +35,7 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
         (
             "import lightning as L",
             "uses lightning, which makes",
-            "PacelineStrategy(..)) of paceline.adapters.lightning",
+            "PacelineStrategy(..)) of paceline.doors.adapters.lightning",
         ),
         ("from lightning.fabric import Fabric", "uses lightning.fabric", "PacelineFabricStrategy"),
         ("import pytorch_lightning", "uses pytorch_lightning", "PacelineStrategy"),
@@ -44,10 +44,10 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
         ("from trl import SFTTrainer", "uses trl", "PacelineCallback"),
         ("from accelerate import Accelerator", "uses accelerate", "PacelineAccelerator"),
         ("import torch, deepspeed", "uses deepspeed", "take the cluster out"),
-        ("import keras", "trains with keras", "paceline.adapters.keras"),
-        ("import torch, keras", "trains with keras", "paceline.adapters.keras"),
-        ("from sklearn.linear_model import SGDClassifier", "trains with sklearn", "paceline.adapters.sklearn"),
-        ("import jax", "trains with jax", "paceline.adapters.jax"),
+        ("import keras", "trains with keras", "paceline.doors.adapters.keras"),
+        ("import torch, keras", "trains with keras", "paceline.doors.adapters.keras"),
+        ("from sklearn.linear_model import SGDClassifier", "trains with sklearn", "paceline.doors.adapters.sklearn"),
+        ("import jax", "trains with jax", "paceline.doors.adapters.jax"),
         ("import tensorflow as tf", "trains with tensorflow", "no door for TensorFlow"),
         ("import xgboost", "trains with xgboost", "no door for it"),
     ],

@@ -26,8 +26,8 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from paceline.zero.files import Shadows
-from paceline.zero.patches import Patches
+from paceline.doors.zero.files import Shadows
+from paceline.doors.zero.patches import Patches
 
 SCAN, LINK, MAKE_FOLDER = os.scandir, os.link, os.mkdir  # the system's own
 
@@ -375,7 +375,7 @@ def test_a_restart_goes_on_from_what_rank_0_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_when_a_process_began_and_a_file_was_born(tmp_path: Path) -> None:
-    from paceline.zero.overlay import born, process_began
+    from paceline.doors.zero.overlay import born, process_began
 
     assert 0 < time.time() - process_began() < 6 * 3600
     assert abs(process_began() - process_began()) < 1
@@ -388,7 +388,7 @@ def test_when_a_process_began_and_a_file_was_born(tmp_path: Path) -> None:
 
 
 def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:
-    from paceline.zero.listing import in_order
+    from paceline.doors.zero.listing import in_order
 
     names = [f"{n * 7919 % 101:03d}" for n in range(40)]
     for name in names:

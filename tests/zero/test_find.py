@@ -7,38 +7,38 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.zero import find
-from paceline.zero.refusals import Refusal
+from paceline.doors.zero import module_discovery
+from paceline.doors.zero.refusals import Refusal
 
 
 def test_the_outermost_module_that_owns_the_parameters() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
     bystander = nn.Linear(2, 2)
-    assert find.modules([torch.optim.SGD(model.parameters(), lr=0.1)]) == [model]
-    assert find.modules([torch.optim.SGD(bystander.parameters(), lr=0.1)]) == [bystander]
+    assert module_discovery.modules([torch.optim.SGD(model.parameters(), lr=0.1)]) == [model]
+    assert module_discovery.modules([torch.optim.SGD(bystander.parameters(), lr=0.1)]) == [bystander]
 
 
 def test_several_modules_stand_in_the_order_of_the_optimizer() -> None:
     decoder, encoder, head = nn.Linear(2, 1), nn.Linear(3, 2), nn.Linear(1, 1)
     head.requires_grad_(False)
     parameters = [*encoder.parameters(), *decoder.parameters(), *head.parameters()]
-    assert find.modules([torch.optim.Adam(parameters)]) == [encoder, decoder]
+    assert module_discovery.modules([torch.optim.Adam(parameters)]) == [encoder, decoder]
 
 
 def test_a_frozen_part_comes_with_its_model() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     model[0].requires_grad_(False)
-    assert find.modules([torch.optim.SGD(model.parameters(), lr=0.1)]) == [model]
+    assert module_discovery.modules([torch.optim.SGD(model.parameters(), lr=0.1)]) == [model]
 
 
 def test_two_containers_of_one_module_are_one_owner() -> None:
     body, head = nn.Linear(2, 3), nn.Linear(3, 2)
     whole, part = nn.Sequential(body, head), nn.Sequential(body)
-    assert find.modules([torch.optim.SGD(whole.parameters(), lr=0.1)]) == [whole]
+    assert module_discovery.modules([torch.optim.SGD(whole.parameters(), lr=0.1)]) == [whole]
     assert part[0] is whole[0]
 
 
 def test_a_tensor_of_nobody_is_refused() -> None:
     loose = torch.zeros(2, 3, requires_grad=True)
     with pytest.raises(Refusal, match=r"SGD trains a tensor of shape \(2, 3\) that no torch module has"):
-        find.modules([torch.optim.SGD([loose], lr=0.1)])
+        module_discovery.modules([torch.optim.SGD([loose], lr=0.1)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.zero.refusals import Refusal
+from paceline.doors.zero.refusals import Refusal
 from tests.helpers import same_bits
 from tests.zero.programs import each, virtual
 

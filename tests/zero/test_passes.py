@@ -11,8 +11,8 @@ import pytest
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from paceline.doors.zero.refusals import Refusal
 from paceline.run import mistakes
-from paceline.zero.refusals import Refusal
 from tests.zero.worlds import passes, run_program, samples
 
 Found = list[dict[str, Any]]

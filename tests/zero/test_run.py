@@ -208,6 +208,6 @@ def test_wishes_that_cannot_be(
 
 def test_a_program_that_is_not_there() -> None:
     with pytest.raises(SystemExit, match=r"give a program that is there, got 'nowhere.py'"):
-        from paceline.zero.program import main
+        from paceline.doors.zero.program import main
 
         main(["nowhere.py"])

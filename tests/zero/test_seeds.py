@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from paceline.zero import hashing, seeds
-from paceline.zero.agreement import fingerprint
-from paceline.zero.patches import Patches
-from paceline.zero.place import Place
-from paceline.zero.refusals import Refusal
-from paceline.zero.seeds import Streams
+from paceline.doors.zero import hashing, seeds
+from paceline.doors.zero.agreement import fingerprint
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import Place
+from paceline.doors.zero.refusals import Refusal
+from paceline.doors.zero.seeds import Streams
 from tests.zero.programs import each, forgotten, virtual
 from tests.zero.test_run import paceline_run
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from paceline.doors.zero import virtual
 from paceline.sim.simulate import run_script
-from paceline.zero import virtual
 
 HEAD = """
 import torch

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, refuse
+from paceline.doors.zero import cluster_detection, framework_doors, hashing
 from paceline.run import attached
-from paceline.zero import doors, hashing, mentions
 
-SEED = "PACELINE_SEED"  # of paceline.zero.seeds, which loads torch
+SEED = "PACELINE_SEED"  # of paceline.doors.zero.seeds, which loads torch
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ def serves(script: Path, wishes: Wishes, workers: int) -> bool:
         if wishes.force:
             refuse("--as-is and --force-zero-lines exclude each other: give one of them")
         return False
-    names = mentions.imported(script)
+    names = cluster_detection.imported(script)
     own = any(name.split(".")[0] == "paceline" for name in names)
     if wishes.force:
         if own:
             refuse(f"--force-zero-lines is for programs that do not know of paceline, and {script.name} {_why('')}")
         return True
-    if mentions.bare(names):
+    if cluster_detection.bare(names):
         return True
-    other = mentions.other_cluster(names) if not own else ""
+    other = cluster_detection.other_cluster(names) if not own else ""
     if wishes.random_data:
         refuse(f"--random-data is for programs on one device as they are, and {script.name} {_why(other)}")
-    framework, door = doors.of_framework(names) if not own else ("", "")
-    why, door = (_why(other), doors.of_cluster(other)) if other else (f"trains with {framework}", door)
+    framework, door = framework_doors.of_framework(names) if not own else ("", "")
+    why, door = (_why(other), framework_doors.of_cluster(other)) if other else (f"trains with {framework}", door)
     if workers > 1 and (other or framework):
         _refuse_copies(script, workers, why, door)
     if other:
@@ -119,7 +119,7 @@ def refuse_elastic(script: Path | None, wishes: Wishes) -> None:
     for option, given in (("--random-data", wishes.random_data), ("--force-zero-lines", wishes.force)):
         if given:
             refuse(f"{option} is not for --elastic: there the program has to attach paceline itself")
-    if script is not None and not wishes.as_is and mentions.unaware(script):
+    if script is not None and not wishes.as_is and cluster_detection.unaware(script):
         refuse(
             f"{script.name} does not attach paceline, and with --elastic it has to: add run = paceline.attach(model, "
             "optimizer) before its loop, and run.share(loader) to its loop"

@@ -27,7 +27,7 @@ from paceline.update.engine.agreement import MARK
 logger = logging.getLogger("paceline")
 PLAIN = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 """Samplers over all of a data set; another one may know which part is this worker's."""
-OURS = ("/paceline/data/", "/paceline/adapters/", "/paceline/zero/")
+OURS = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
 LARGEST_LOSS = 1e15
 NEAR = 0.02
 _watched: weakref.WeakSet[Mistakes] = weakref.WeakSet()

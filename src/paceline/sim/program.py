@@ -3,7 +3,7 @@
 
     python -m paceline.sim.program WORKERS HOSTS OUTPUT LINES SCRIPT [ARGUMENTS]
 
-LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline.zero.virtual`).
+LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline.doors.zero.virtual`).
 
 The command starts it as it starts a worker, so signals, crashes and the terminal are dealt with there. The first worker
 that fails leaves its traceback in OUTPUT/rank-R.err and its rank in OUTPUT/failed, from where the command tells it.
@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.communication.virtual import transport as virtual
+from paceline.doors.zero import virtual as zero
+from paceline.doors.zero.program import told
 from paceline.sim.output import Output
 from paceline.sim.own import OwnProcess
 from paceline.sim.simulate import Around, run_script
-from paceline.zero import virtual as zero
-from paceline.zero.program import told
 
 FAILED = "failed"
 """Name of the file with the rank of the worker that failed."""

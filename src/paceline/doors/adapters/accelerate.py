@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""accelerate (extra `paceline[accelerate]`)::
+
+    accelerator = PacelineAccelerator("bmuf", period=16)                             # 1
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for batch in accelerator.share(loader):                                          # 2
+        ...
+    accelerator.end_training()
+
+accelerate reads what a launcher puts into the environment, sets up torch.distributed, and would wrap the model in
+DistributedDataParallel and split every loader. `one_device` takes that back: to accelerate, each worker is alone
+with its device, and its place is the worker's rank, so that the main process alone writes and logs. `num_processes` is
+1, a loader that is not shared is whole, and `gather` gives what the worker has (`accelerator.run.messages` gathers).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.core.extras import needed
+from paceline.doors.adapters.door import FOLDER, Door
+from paceline.errors import UnsupportedError
+from paceline.rules.rule import Rule
+from paceline.run.run import Run
+
+with needed("the door for accelerate", "accelerate"):
+    from accelerate import Accelerator
+
+    from paceline.doors.adapters.one_device import PreparedLoader, one_device
+
+
+class PacelineAccelerator(Accelerator):  # type: ignore[misc]
+    """An Accelerator whose training runs under a rule of paceline.
+
+    Args:
+        rule: as for `paceline.attach`.
+        settings: the others of `paceline.attach`, and the rule's, such as `period=16`.
+        accelerator: arguments of `Accelerator`, such as `{"mixed_precision": "bf16"}`.
+    """
+
+    def __init__(
+        self, rule: Rule | str | None = None, *, accelerator: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        arguments = dict(accelerator or {})
+        self.door = Door("accelerate", rule, settings)
+        for name in ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config"):
+            if arguments.get(name) is not None:
+                raise UnsupportedError(f"{name} spreads a model over processes, and paceline's workers hold it whole")
+        one_device(self.door, cpu=bool(arguments.get("cpu")))
+        super().__init__(**arguments)
+        one_device(self.door)
+
+    @property
+    def run(self) -> Run:
+        """The run; attached to all models and optimizers that are prepared by then."""
+        if self.door.run is None:
+            models = [self.unwrap_model(model, keep_torch_compile=False) for model in self._models]
+            optimizers = [prepared.optimizer for prepared in self._optimizers]
+            if not models or not optimizers:
+                raise UnsupportedError(
+                    self.door.world.sign(
+                        f"{len(models)} models and {len(optimizers)} optimizers are prepared; call "
+                        "accelerator.prepare(model, optimizer, ...) first"
+                    )
+                )
+            self.door.attach(models[0] if len(models) == 1 else models, optimizers, self.scaler)
+        assert self.door.run is not None
+        return self.door.run
+
+    def share(self, loader: Any) -> Any:
+        """This worker's part of the training data: every sample of an epoch on exactly one worker."""
+        run = self.run
+        return PreparedLoader(loader, self.door) if self.door.shared else run.share(loader)
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """As Accelerator's; refuses data that nobody has shared."""
+        if self.door.shared and not self.run.samples and not self.run.minibatches and self.run._feed.idle:
+            raise UnsupportedError(
+                self.door.world.sign(
+                    "no batch came from accelerator.share(loader), so every worker would train on the same data; "
+                    "go through `for batch in accelerator.share(loader)`"
+                )
+            )
+        super().backward(loss, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self, model: Any) -> Iterator[None]:
+        """Gradients of the passes inside stay on their worker."""
+        with self.run.no_sync():
+            yield
+
+    def wait_for_everyone(self) -> None:
+        """Return when every worker has come here."""
+        self.door.transport.barrier()
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
+        """The global model, of the one that is trained."""
+        run = self.door.open_run
+        if run is None or len(self._models) != 1 or self.unwrap_model(model) is not self.unwrap_model(self._models[0]):
+            return super().get_state_dict(model, unwrap)
+        return {**super().get_state_dict(model, unwrap), **run.global_state()}
+
+    def save_state(self, output_dir: Any = None, **kwargs: Any) -> Any:
+        """As Accelerator's, with the rest of the run in the folder `paceline` within."""
+        run = self.door.open_run
+        with run.global_model() if run is not None else contextlib.nullcontext():
+            folder = super().save_state(output_dir, **kwargs)
+        if run is not None and self.door.shared:
+            run.save(Path(folder) / FOLDER)
+        return folder
+
+    def load_state(self, input_dir: Any = None, **kwargs: Any) -> None:
+        """As Accelerator's; a loop that is resumed goes on at `accelerator.run.epoch`."""
+        if input_dir is None:
+            raise UnsupportedError("name the checkpoint: accelerator.load_state(folder)")
+        ours = Path(input_dir) / FOLDER
+        if not ours.is_dir() and self.door.open_run is not None and self.door.shared:
+            raise UnsupportedError(
+                self.door.world.sign(
+                    f"{input_dir} was written by one worker, and paceline is attached already; load it before the "
+                    "first accelerator.share"
+                )
+            )
+        super().load_state(input_dir, **kwargs)
+        if ours.is_dir():
+            assert self.run is not None
+            self.door.resume(ours)
+
+    def end_training(self) -> None:
+        """Come to the end together; the model is the global one then."""
+        self.door.close()
+        super().end_training()

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs whose parameters are arrays of any library: `attach_arrays`, and `run.step()` behind each minibatch.
+
+The arrays become the parameters of a small torch module, without a copy (:mod:`.views`), and beside it stands an
+optimizer whose step does nothing, because the program has made it by then. Everything else is that of any run.
+
+Where the rule exchanges gradients, `run.mean(gradients)` comes before the program's own step; blocks need nothing but
+the parameters. What makes the optimizer's step itself cannot be served: that step belongs to the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.doors.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule
+from paceline.doors.adapters.views import Arrays, check_apart, named, view
+from paceline.errors import UnsupportedError
+from paceline.rules.rule import Rule
+from paceline.run.attach import prepare
+from paceline.run.run import Run
+from paceline.update.engine import exit as ending
+from paceline.update.engine.collective import Engine
+from paceline.update.engine.settings import Settings
+
+PATIENCE = 10
+"""Steps after which arrays that never changed are taken for forgotten ones."""
+
+
+class Holder(nn.Module):
+    """Tensors as a module's parameters and buffers, in the same memory."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in parameters.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
+class ArrayRun(Run):
+    """A run over arrays; made by `attach_arrays`.
+
+    Args:
+        parameters: name -> tensor in the memory of the program's array.
+        buffers: the same for what is averaged along and not trained.
+        optimizer: what stands for the program's own.
+        rule, settings: of `paceline.attach.prepare`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        rule: Rule,
+        settings: Settings,
+        *more: Any,
+    ) -> None:
+        check_apart({**parameters, **buffers})
+        holder = Holder(parameters, buffers)
+        self._parameters = dict(holder.named_parameters())
+        trained = list(self._parameters.values())
+        self._stepper: Any = ElsewhereMomentum(trained, *more) if more else Elsewhere(trained)
+        check_rule(rule, momentum=bool(more))
+        self._meant = False
+        super().__init__(holder, self._stepper, rule, settings)
+
+    def mean(self, gradients: Any) -> Any:
+        """The workers' mean of the gradients, written into the same arrays; as they are where none is exchanged.
+
+        Call it before the program's own step, with an array for each parameter, in the structure of those attached.
+        """
+        if not self._gradients_due:
+            return gradients
+        for name, tensor in self._like("gradient", gradients).items():
+            self._parameters[name].grad = tensor
+        self._exchange_gradients()
+        return gradients
+
+    @property
+    def _gradients_due(self) -> bool:
+        return self._engine is not None and self._engine.gradients_due
+
+    def _exchange_gradients(self) -> dict[str, Tensor]:
+        """The mean of the parameters' gradients, in their memory."""
+        assert self._engine is not None
+        try:
+            self._engine.before_step(self._stepper)
+            return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        finally:
+            self._meant = True
+            for parameter in self._parameters.values():
+                parameter.grad = None  # the program's memory is not held on to
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the next step leaves the parameters alone, and does not look at them."""
+        return self._engine is None or (isinstance(self._engine, Engine) and self._engine.quiet)
+
+    def _like(self, what: str, arrays: Any) -> dict[str, Tensor]:
+        """Views of arrays that must look like the parameters, by name."""
+        found = {name: view(f"the {what} {name}", array) for name, array in named(arrays).items()}
+        self._check_like(what, found)
+        return found
+
+    def _check_like(self, what: str, found: Mapping[str, Tensor]) -> None:
+        if found.keys() != self._parameters.keys():
+            odd = ", ".join(sorted(found.keys() ^ self._parameters.keys()))
+            raise UnsupportedError(self.world.sign(f"the {what}s are not those attached: {odd} stand on one side only"))
+        for name, tensor in found.items():
+            known = self._parameters[name]
+            if (tensor.shape, tensor.dtype, tensor.device) != (known.shape, known.dtype, known.device):
+                raise UnsupportedError(
+                    self.world.sign(
+                        f"the {what} {name} has shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}, and "
+                        f"was attached with shape {tuple(known.shape)}, {known.dtype} on {known.device}; keep it so, "
+                        "or close the run and attach again"
+                    )
+                )
+
+    def _step(self) -> None:
+        """The program has made its step: do what is due."""
+        if self._gradients_due and not self._meant:
+            raise UnsupportedError(
+                self.world.sign(
+                    f"{self.rule.text()} exchanges gradients now, and none came: call gradients = run.mean(gradients) "
+                    "before your own step, or use a block rule without warmup"
+                )
+            )
+        self._meant = False
+        self._stepper.step()
+
+
+class WritableRun(ArrayRun):
+    """A run over arrays that are written to where they lie; made by `attach_arrays`."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        buffers: Arrays | None,
+        momentum: Arrays | None,
+        decay: float | None,
+        rule: Rule,
+        settings: Settings,
+    ) -> None:
+        self._arrays = named(arrays)
+        tensors = {name: view(name, array) for name, array in self._arrays.items()}
+        others = {} if buffers is None else {name: view(name, array) for name, array in named(buffers).items()}
+        if others.keys() & tensors.keys():
+            others = {f"buffer/{name}": tensor for name, tensor in others.items()}
+        more = () if momentum is None else _checked_momentum(tensors, momentum, decay)
+        self._unmoved: dict[str, Tensor] = {}
+        super().__init__(tensors, others, rule, settings, *more)
+        ending.claim(self._transport, [(None, list(self._arrays.items()))])
+        if self._engine is not None:
+            self._unmoved = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def step(self, arrays: Arrays | None = None, momentum: Arrays | None = None) -> None:
+        """The program has made a step; everything happens here, in the arrays themselves.
+
+        Args:
+            arrays: the parameters now, where the step has made new arrays of them; None where it wrote into those that
+                were attached.
+            momentum: the same for the momentum.
+
+        Raises:
+            UnsupportedError: arrays have other shapes than at attach, or those attached have never changed; the run
+                goes on with the next right call.
+        """
+        if self._closed:
+            return
+        if arrays is None:
+            self._check_place()
+        else:
+            given, found = named(arrays), self._like("array", arrays)
+            self._check_strides(found)
+            for name, tensor in found.items():
+                self._parameters[name].data = tensor
+            self._arrays, self._unmoved = given, {}
+        if momentum is not None:
+            for name, tensor in self._like("momentum", momentum).items():
+                self._stepper.state[self._parameters[name]]["momentum_buffer"] = tensor
+        self._step()
+
+    def _check_strides(self, found: Mapping[str, Tensor]) -> None:
+        """Numbers are exchanged in the order in which they lie, which has to stay the same."""
+        for name, tensor in found.items():
+            known = self._parameters[name].stride()
+            if tensor.stride() != known and tensor.numel() > 1:
+                raise UnsupportedError(
+                    self.world.sign(
+                        f"the array {name} has strides {tensor.stride()} and was attached with {known}; keep its "
+                        "order, e.g. with numpy.ascontiguousarray"
+                    )
+                )
+
+    def _check_place(self) -> None:
+        """Refuse arrays that have gone elsewhere, or that nobody trains."""
+        for name, array in self._arrays.items():
+            known = self._parameters[name]
+            if tuple(array.shape if hasattr(array, "shape") else known.shape) != tuple(known.shape):
+                raise UnsupportedError(
+                    self.world.sign(
+                        f"the array {name} had shape {tuple(known.shape)} at attach and has {tuple(array.shape)} now; "
+                        "keep its shape while it is attached"
+                    )
+                )
+        if self._unmoved:
+            if any(not torch.equal(self._parameters[name], then) for name, then in self._unmoved.items()):
+                self._unmoved = {}
+            elif self.minibatches + 1 >= PATIENCE:
+                raise UnsupportedError(
+                    self.world.sign(
+                        f"the arrays attached have not changed in {PATIENCE} steps; write into them (w -= rate * g, "
+                        "w[...] = new) and not beside them (w = w - rate * g), or hand the new ones over: run.step([w])"
+                    )
+                )
+
+    @contextlib.contextmanager
+    def global_model(self) -> Iterator[Any]:
+        """Inside, the arrays hold the global parameters (for evaluation); afterwards their own again."""
+        with super().global_model():
+            yield self._arrays
+
+
+def attach_arrays(
+    arrays: Arrays,
+    rule: Rule | str | None = None,
+    *,
+    buffers: Arrays | None = None,
+    momentum: Arrays | None = None,
+    decay: float | None = None,
+    **settings: Any,
+) -> WritableRun:
+    """Attach paceline to a program whose parameters are arrays; `run.step()` then stands behind each of its steps.
+
+    Arrays are seen where they lie, without a copy, and are written to: all workers start from rank 0's, and exchanges
+    change them in place. With one worker nothing is exchanged and the program is what it was.
+
+    >>> import numpy, paceline
+    >>> weights = numpy.ones(3)
+    >>> run = paceline.attach_arrays([weights], "bmuf", period=4)
+    >>> for inputs in run.share([numpy.eye(3)] * 8):
+    ...     weights -= 0.1 * inputs @ weights
+    ...     run.step()
+    >>> run.close()
+    >>> run.minibatches
+    8
+
+    Args:
+        arrays: a list or a dictionary of arrays of floating-point numbers: NumPy's, and whatever speaks DLPack or the
+            buffer protocol and may be written to. (For JAX see :mod:`paceline.doors.adapters.jax`.)
+        rule: as for `attach`. Where it exchanges gradients, call `gradients = run.mean(gradients)` before your step.
+        buffers: arrays that are averaged along with blocks and not trained, such as running means.
+        momentum: the momentum that your program keeps, an array for each of `arrays`. Block rules then treat it as they
+            do that of torch's SGD: it restarts with each block, or is averaged, by `local_state`. Else it is kept.
+        decay: by which your program multiplies the momentum at each step.
+        settings: all others of `attach`, and those of the rule.
+
+    Raises:
+        UnsupportedError: an array, or the rule, cannot be served so; nothing has been changed.
+        MismatchError: the workers' arrays differ in names, shapes or dtypes (on every worker alike).
+    """
+    return WritableRun(arrays, buffers, momentum, decay, *prepare(rule, **settings))
+
+
+def _checked_momentum(
+    tensors: Mapping[str, Tensor], momentum: Arrays, decay: float | None
+) -> tuple[list[Tensor], float]:
+    """Views of the momentum, in the order of the parameters, and its decay."""
+    if decay is None or not 0 < decay < 1:
+        raise UnsupportedError(f"decay must say what the momentum is multiplied by, above 0 and below 1, got {decay!r}")
+    found = {name: view(f"the momentum {name}", array) for name, array in named(momentum).items()}
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    if {name: tuple(t.shape) for name, t in found.items()} != shapes:
+        raise UnsupportedError(f"momentum must be an array for each of the arrays, in their shapes: {shapes}")
+    return [found[name] for name in tensors], decay

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras 3 on the JAX and torch backends: one callback.
+
+    model.compile(...)
+    paceline = Paceline(model, rule="bmuf", period=16)
+    x, y = paceline.part(x, y)                       # this worker's samples
+    model.fit(x, y, epochs=5, callbacks=[paceline])  # the global model is in `model` afterwards
+
+Block rules only, since `fit` keeps its gradients to itself. On torch the variables are exchanged where they lie; on JAX
+the trainer's state is taken over where an exchange begins or lands, and left alone in all other steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.core.extras import needed
+from paceline.doors.adapters.arrays import WritableRun
+from paceline.doors.adapters.elsewhere import refuse_gradients
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.rules.rule import Rule
+from paceline.run.attach import prepare
+from paceline.run.run import Run
+
+with needed("the door for Keras", "keras"):
+    import keras
+
+
+class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
+    """Attaches paceline to a model that is built and compiled, for one `fit` with all its epochs.
+
+    All workers start from rank 0's variables. Running means and variances are averaged along.
+
+    Args:
+        model: the model.
+        rule: a rule that exchanges blocks.
+        settings: as for `paceline.attach`.
+
+    Attributes:
+        run: the :class:`paceline.Run`, e.g. for `run.save`, `run.resume` and `run.world`.
+
+    Raises:
+        UnsupportedError: the model, the backend or the rule cannot be served so.
+    """
+
+    def __init__(self, model: Any, rule: Rule | str | None = None, **settings: Any) -> None:
+        super().__init__()
+        chosen, how = prepare(rule, **settings)
+        refuse_gradients(chosen, "Keras", "inside fit")
+        _check(model)
+        self.set_model(model)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)  # what a resume fills
+        floats = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+        parameters, buffers = _named("trained", model.trainable_variables), _named("along", floats)
+        if keras.backend.backend() == "jax":
+            self._door: _OnTorch | _OnJax = _OnJax(parameters, buffers, chosen, how)
+        else:
+            self._door = _OnTorch(parameters, buffers, chosen, how)
+        self.run: Run = self._door.run
+        self.run.include(optimizer=_OfOptimizer(model))
+
+    def part(self, *arrays: Any) -> Any:
+        """This worker's samples of arrays that every worker has: each sample on exactly one worker.
+
+        Returns an array for one array, else a tuple.
+        """
+        world = self.run.world
+        found = tuple(array[world.rank :: world.size] if world.size > 1 else array for array in arrays)
+        return found if len(found) > 1 else found[0]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step was made: do what is due."""
+        self._door.stepped(self.model)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Come to the end together, with the global model in the variables."""
+        self._door.close()
+
+
+class _OnTorch:
+    """Variables are torch parameters, which the trainer changes in place."""
+
+    def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], rule: Rule, settings: Any) -> None:
+        tensors = {name: v.value for name, v in parameters.items()}
+        self._run = WritableRun(tensors, {n: v.value for n, v in buffers.items()} or None, None, None, rule, settings)
+        self.run = self._run
+
+    def stepped(self, model: Any) -> None:
+        self._run.step()
+
+    def close(self) -> None:
+        self._run.close()
+
+
+class _OnJax:
+    """Variables hold JAX arrays, which the trainer keeps to itself while an epoch goes on."""
+
+    def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], rule: Rule, settings: Any) -> None:
+        from paceline.doors.adapters.fresh import FreshRun
+
+        door = self
+
+        class VariablesRun(FreshRun):
+            """Looks for the newest arrays in the variables, and leaves what comes there."""
+
+            def _bring(self) -> None:
+                self.leaves = door.read()
+                super()._bring()
+
+            def _hand_out(self) -> None:
+                super()._hand_out()
+                door.write(self.leaves)
+
+        self._variables = {**parameters, **buffers}
+        arrays = {name: v.value for name, v in parameters.items()}
+        self.run = VariablesRun(arrays, {name: v.value for name, v in buffers.items()}, rule, settings)
+
+    def read(self) -> dict[str, Any]:
+        return {name: v.value for name, v in self._variables.items()}
+
+    def write(self, leaves: dict[str, Any]) -> None:
+        for name, array in leaves.items():
+            self._variables[name].assign(array)
+
+    def stepped(self, model: Any) -> None:
+        if not self.run.quiet:
+            model.jax_state_sync()
+        self.run.advance(self.run.leaves)
+
+    def close(self) -> None:
+        self.run.close()
+
+
+class _OfOptimizer:
+    """The variables of a model's optimizer, for checkpoints."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(k): np.array(v) for k, v in enumerate(self._model.optimizer.variables)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        variables = self._model.optimizer.variables
+        if len(variables) != len(state):
+            raise CheckpointError(
+                f"the optimizer saved had {len(state)} variables, and this one has {len(variables)}; compile the same"
+            )
+        for k, variable in enumerate(variables):
+            variable.assign(state[str(k)])
+
+
+def _named(kind: str, variables: list[Any]) -> dict[str, Any]:
+    """By number and name: paths count the layers of a process, and may differ between workers."""
+    return {f"{kind}/{k}/{v.name.replace('.', '/')}": v for k, v in enumerate(variables)}
+
+
+def _check(model: Any) -> None:
+    backend = keras.backend.backend()
+    if backend not in ("jax", "torch"):
+        raise UnsupportedError(
+            f"Keras runs on {backend}, and paceline serves it on jax and torch; set KERAS_BACKEND before keras is "
+            "imported"
+        )
+    if not model.built or not getattr(model, "compiled", False):
+        raise UnsupportedError(
+            "the model has no variables, or no optimizer, yet: build it (an Input layer does) and call model.compile, "
+            "then make the callback"
+        )
+    if model.steps_per_execution != 1:
+        raise UnsupportedError(
+            f"steps_per_execution={model.steps_per_execution} makes several steps between two callbacks, and "
+            "paceline counts each; use steps_per_execution=1"
+        )
+    if keras.distribution.distribution() is not None:
+        raise UnsupportedError(
+            "a keras.distribution spreads the variables over devices; a worker is one device: start a process for each"
+        )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's Trainer (extra `paceline[lightning]`)::
+
+    trainer = Trainer(strategy=PacelineStrategy("bmuf", period=16), max_epochs=5)
+
+started with `paceline run --workers 4 train.py`. Lightning starts no process. The training data are shared, so that
+each sample is used once an epoch; validation takes the global model and all data, on every worker alike, so
+`EarlyStopping` and `ModelCheckpoint` decide alike. What is logged and written is rank 0's, the weights in a checkpoint
+are the global model, and what else a resume needs lies in a folder beside the file (`last.ckpt.paceline`).
+
+`Trainer(devices=...)` says which devices of a host its workers take in turn. Steps (`max_steps`, schedules,
+`trainer.global_step`) are those of one worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.core.extras import needed
+from paceline.doors.adapters.door import FOLDER, Door, SharedLoader
+from paceline.doors.adapters.lightning_workers import Workers, beside
+from paceline.errors import UnsupportedError
+from paceline.rules.rule import Rule, steps_with_gradients
+
+with needed("the door for Lightning", "lightning"):
+    from lightning.pytorch.strategies import ParallelStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
+
+OTHERS = (
+    "the steps and epochs that Lightning counts in it are not those of this number of workers; resume with as many as "
+    "wrote it, or begin anew from its weights with load_from_checkpoint"
+)
+
+
+class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
+    """Trains under a rule of paceline.
+
+    Args:
+        rule: as for `paceline.attach`.
+        accelerator, checkpoint_io, precision_plugin: as for every strategy of Lightning.
+        settings: the others of `paceline.attach`, and the rule's, such as `period=16`.
+    """
+
+    strategy_name = "paceline"
+    is_distributed = property(lambda self: self.door.shared)  # so that sync_dist=True goes over the workers
+
+    def __init__(
+        self,
+        rule: Rule | str | None = None,
+        *,
+        accelerator: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
+        self.door = Door("Lightning", rule, settings)
+        self._evaluating = contextlib.ExitStack()
+        self._from: tuple[Path, int] | None = None  # folder and minibatches of the checkpoint to resume from
+
+    @property
+    def _trainer(self) -> Any:
+        return self.lightning_module.trainer if self.lightning_module is not None else None
+
+    # -- setting up -------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        if self._layer_sync is not None:
+            raise UnsupportedError(
+                "sync_batchnorm=True exchanges in every forward pass, which paceline's rules do not; leave it away "
+                "(running statistics are averaged with the model)"
+            )
+        # no sampler of Lightning's own: the training data are shared, and every worker evaluates on all
+        self._trainer._accelerator_connector.use_distributed_sampler = False
+        super().setup_environment()
+        self.set_world_ranks()
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if not self.door.shared or not self._trainer.training:
+            return dataloader
+        return SharedLoader(dataloader, self.door, lambda: int(self._trainer.current_epoch))
+
+    def on_train_start(self) -> None:
+        # here, and not in setup: model and optimizers have what a checkpoint brings
+        if self._trainer.ckpt_path is not None and self.door.shared and self._from is None:
+            raise UnsupportedError(
+                self.door.world.sign(f"{self._trainer.ckpt_path} was written by one worker, and {OTHERS}")
+            )
+        self.door.attach(self.lightning_module, self.optimizers, getattr(self.precision_plugin, "scaler", None))
+        if self._from is not None:
+            self.door.resume(*self._from)
+            self._from = None
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        run, plugin = self.door.open_run, self.precision_plugin
+        gradients = run is not None and run.world.size > 1 and steps_with_gradients(run.rule)
+        if not gradients or getattr(plugin, "scaler", None) is not None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        # gradients travel between backward and step, so the closure comes before the step and not within it
+        result = plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
+        optimizer.step(**kwargs)
+        return result
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        with self.door.open_run.no_sync() if self.door.open_run is not None else contextlib.nullcontext():
+            yield
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return self.reduced(tensor, reduce_op)
+
+    # -- the global model -------------------------------------------------------------------------
+
+    def on_validation_start(self) -> None:
+        if self.door.open_run is not None:
+            self._evaluating.enter_context(self.door.open_run.global_model())
+
+    def on_validation_end(self) -> None:
+        self._evaluating.close()
+
+    @contextlib.contextmanager
+    def _own_model(self) -> Iterator[None]:
+        """Inside, the model holds the worker's own values, in the middle of a validation too."""
+        again = self._trainer.validating and self.door.open_run is not None
+        self._evaluating.close()
+        try:
+            yield
+        finally:
+            if again:
+                self.on_validation_start()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        run = self.door.open_run
+        return {**super().lightning_module_state_dict(), **(run.global_state() if run is not None else {})}
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        run = self.door.open_run
+        if run is not None and self.door.shared and "optimizer_states" in checkpoint:
+            filepath = self.broadcast(str(filepath))  # a name may hold a metric that is each worker's own
+            with self._own_model():
+                run.save(beside(filepath))
+            checkpoint[FOLDER] = {"workers": run.world.size, "minibatches": run.minibatches}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        made = checkpoint.get(FOLDER)
+        if made is not None and self._trainer.state.fn == TrainerFn.FITTING:
+            if made["workers"] != self.door.world.size:
+                raise UnsupportedError(
+                    self.door.world.sign(f"{checkpoint_path} was written by {made['workers']} workers, and {OTHERS}")
+                )
+            self._from = beside(checkpoint_path), made["minibatches"]
+        return checkpoint
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero and "://" not in str(filepath):
+            shutil.rmtree(beside(filepath), ignore_errors=True)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def on_train_end(self) -> None:
+        self._evaluating.close()
+        self.door.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._evaluating.close()
+        self.door.abandon()
+        super().on_exception(exception)

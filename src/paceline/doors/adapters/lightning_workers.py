@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Trainer and Fabric of Lightning ask a strategy of the workers, and where our part of their files lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.extras import needed
+from paceline.doors.adapters.door import FOLDER, Door
+from paceline.errors import UnsupportedError
+from paceline.run.run import Run
+
+with needed("the door for Lightning", "lightning"):
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda rows: rows.to(torch.promote_types(rows.dtype, torch.float32)).mean(0),
+    "sum": lambda rows: rows.sum(0),
+    "max": lambda rows: rows.amax(0),
+    "min": lambda rows: rows.amin(0),
+}
+
+
+class Workers:
+    """What both kinds of strategy of Lightning say of the workers, and do among them."""
+
+    door: Door
+    parallel_devices: Any
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the last training."""
+        return self.door.run
+
+    world_size = property(lambda self: self.door.world.size)
+    global_rank = property(lambda self: self.door.world.rank)
+    local_rank = property(lambda self: self.door.world.local_rank)
+    is_global_zero = property(lambda self: self.door.world.rank == 0)
+
+    @property
+    def node_rank(self) -> int:
+        """This worker's host, in the order of the ranks."""
+        world = self.door.world
+        return list(dict.fromkeys(world.hosts)).index(world.host) if world.host in world.hosts else 0
+
+    @property
+    def root_device(self) -> torch.device:
+        """The workers of a host take its devices in turn."""
+        devices = self.parallel_devices or [torch.device("cpu")]
+        found: torch.device = devices[self.local_rank % len(devices)]
+        return found
+
+    def set_world_ranks(self) -> None:
+        """Let Lightning's loggers and messages know who this is."""
+        rank_zero_only.rank = self.global_rank
+        self.door.belongs(_Rank(self.global_rank))
+
+    def barrier(self, name: str | None = None) -> None:
+        self.door.transport.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return self.door.told(obj, src)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        if sync_grads:
+            raise UnsupportedError(
+                self.door.world.sign("all_gather(sync_grads=True) would send gradients back; gather without them")
+            )
+        return self.door.rows(tensor) if self.door.shared else tensor
+
+    def reduced(self, tensor: Any, operation: Any) -> Any:
+        """A tensor, over the workers in rank order; anything else stays as it is."""
+        if not isinstance(tensor, Tensor) or not self.door.shared:
+            return tensor
+        name = str(getattr(operation, "name", operation) or "mean").lower().replace("avg", "mean")
+        if name not in OPERATIONS:
+            raise UnsupportedError(f"cannot reduce by {name!r}; take one of {', '.join(OPERATIONS)}")
+        return OPERATIONS[name](self.door.rows(tensor))
+
+
+class _Rank:
+    """Under a simulation: whose turn it is."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def take(self) -> None:
+        rank_zero_only.rank = 0
+
+    def put(self) -> None:
+        rank_zero_only.rank = self._rank
+
+
+def beside(filepath: Any) -> Path:
+    """Where paceline's part of a checkpoint file lies.
+
+    Raises:
+        UnsupportedError: the file is not on a file system of this host.
+    """
+    if "://" in str(filepath):
+        raise UnsupportedError(
+            f"paceline's part of a checkpoint goes into a folder beside it, which cannot be at {filepath}; write "
+            "checkpoints to a directory that the workers see"
+        )
+    return Path(f"{filepath}.{FOLDER}")

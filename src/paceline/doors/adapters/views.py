@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries as tensors that lie in the same memory: nothing is copied, and what is written is seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from paceline.core.flat import outer_dtype
+from paceline.errors import UnsupportedError
+
+IMMUTABLE = {
+    "jax": "attach it through paceline.doors.adapters.jax",
+    "jaxlib": "attach it through paceline.doors.adapters.jax",
+    "tensorflow": "take its values out with numpy(), and put them back after each step",
+}
+"""Libraries whose arrays speak DLPack, but must never be written to; and what to do instead."""
+
+Arrays = Mapping[str, Any] | Sequence[Any]
+
+
+def named(arrays: Arrays) -> dict[str, Any]:
+    """Name -> array; a sequence's are numbered."""
+    pairs: Iterable[tuple[str, Any]]
+    if isinstance(arrays, Mapping):
+        pairs = ((str(name), array) for name, array in arrays.items())
+    elif isinstance(arrays, (list, tuple)):
+        pairs = ((str(number), array) for number, array in enumerate(arrays))
+    else:
+        raise UnsupportedError(
+            f"arrays must be a list or a dictionary of arrays, got {type(arrays).__name__}; put a single one in a list"
+        )
+    found: dict[str, Any] = {}
+    for name, array in pairs:
+        plain = name.replace(".", "/")  # torch keeps the dot for modules inside modules
+        if not plain or plain in found:
+            raise UnsupportedError(f"{name!r} names no array, or two; give each array a name of its own")
+        found[plain] = array
+    if not found:
+        raise UnsupportedError("there is no array to attach")
+    return found
+
+
+def view(name: str, array: Any) -> Tensor:
+    """The array as a tensor of the same shape in the same memory.
+
+    Raises:
+        UnsupportedError: it holds no floating-point numbers, must not be written to, has holes between its numbers, or
+            belongs to a library that shares no memory.
+    """
+    tensor = _shared(name, array)
+    check_trainable(name, tensor)
+    if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        raise UnsupportedError(
+            f"{name} of shape {tuple(tensor.shape)} has holes between its numbers, or repeats them (strides "
+            f"{tensor.stride()}); attach a contiguous copy and train that, e.g. array.copy()"
+        )
+    return tensor
+
+
+def check_trainable(name: str, tensor: Tensor) -> None:
+    """Refuse numbers that cannot be trained."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise UnsupportedError(
+            f"{name} holds {_plain(tensor)}, and only floating-point numbers can be trained; leave it away, or "
+            "convert it, e.g. array.astype('float32')"
+        )
+    outer_dtype(tensor.dtype)
+
+
+def check_apart(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse arrays that share memory: they would be moved twice."""
+    places = sorted(
+        (str(t.device), t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name)
+        for name, t in tensors.items()
+        if t.numel()
+    )
+    for one, other in itertools.pairwise(places):
+        if one[0] == other[0] and other[1] < one[2]:
+            raise UnsupportedError(f"{one[3]} and {other[3]} lie in the same memory; attach one of them")
+
+
+def _plain(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shared(name: str, array: Any) -> Tensor:
+    library = type(array).__module__.partition(".")[0]
+    if library in IMMUTABLE:
+        raise UnsupportedError(f"{name} is an array of {library}, which must not be written to; {IMMUTABLE[library]}")
+    if isinstance(array, Tensor):
+        return array.detach()
+    if isinstance(array, np.ndarray):
+        return _of_numpy(name, array)
+    if hasattr(array, "__dlpack__"):
+        try:
+            return from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
+            raise UnsupportedError(f"{name} ({type(array).__name__}) cannot be shared with torch: {error}") from error
+    try:
+        memory = memoryview(array)
+    except TypeError:
+        raise UnsupportedError(
+            f"{name} is a {type(array).__name__}, which speaks neither DLPack nor the buffer protocol; "
+            "attach arrays, e.g. of NumPy"
+        ) from None
+    return _of_numpy(name, np.asarray(memory))
+
+
+def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    if not array.flags.writeable:
+        raise UnsupportedError(
+            f"{name} is read-only, and training writes to it; attach a copy and train that: array.copy()"
+        )
+    if array.dtype.name == "bfloat16":  # a type of ml_dtypes, which torch knows under its own name only
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedError(
+            f"{name} of {array.dtype} and shape {array.shape} cannot be shared with torch ({error}); "
+            "use float64, float32 or float16, in an array of its own"
+        ) from error

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program is alone, as far as it can see: it is written for one device.
+
+The launcher's variables (RANK, WORLD_SIZE, LOCAL_RANK, a scheduler's) are there only while the rule attaches, and
+torch.distributed is not initialized for anybody but paceline and torch itself: a library that asks would else make
+exchanges of its own among paceline's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed
+
+from paceline.communication import schedulers
+from paceline.doors.zero import refusals
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.words import VIRTUAL
+from paceline.run.run import Run
+
+INSIDERS = ("paceline", "torch")
+
+
+class Alone:
+    """Hides the cluster from the program.
+
+    Args:
+        where: says where in the program something happens.
+    """
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self._where = where
+        self._hidden: dict[str, str] = {}
+
+    def install(self, patches: Patches) -> None:
+        """From here on, until the patches are taken back."""
+        environment = dict(os.environ)
+        left = schedulers.alone(environment)
+        self._hidden = {name: value for name, value in environment.items() if name not in left}
+        patches.callback(os.environ.update, self._hidden)
+        self._hide()
+        patches.replace(Run, "__init__", self._connecting)  # whoever attaches, zero lines or a library of the program
+        if torch.distributed.is_available():
+            patches.replace(torch.distributed, "is_initialized", self._initialized)
+            patches.replace(torch.distributed, "init_process_group", self._starting)
+
+    def _hide(self) -> None:
+        for name in self._hidden:
+            os.environ.pop(name, None)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside, the launcher's variables are there: a connection is made from them."""
+        os.environ.update(self._hidden)
+        try:
+            yield
+        finally:
+            self._hide()
+
+    def _connecting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def connecting(*args: Any, **kwargs: Any) -> None:
+            with self.shown():
+                original(*args, **kwargs)
+
+        return connecting
+
+    def _initialized(self, original: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: bool(_asked_by_an_insider() and original())
+
+    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            if _asked_by_an_insider():
+                return original(*args, **kwargs)
+            raise refusals.distributed(self._where())
+
+        return init_process_group
+
+
+def _asked_by_an_insider() -> bool:
+    """Whether paceline or torch asks the function that asks this."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "").split(".")[0] in INSIDERS

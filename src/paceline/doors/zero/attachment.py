@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the rule attaches to a program that does not know of it, and what every step then goes through.
+
+Optimizers are noticed when they are made. The rule attaches when one is there and the program comes to a loader, or to
+a forward pass in training: before the first gradient, so that all workers train from one start. A program that makes
+another optimizer and trains with that one (the next fold, the next phase) begins a new run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from paceline.doors.zero import module_discovery, refusals, schedules
+from paceline.doors.zero.agreement import Agreement
+from paceline.doors.zero.alone import Alone
+from paceline.doors.zero.loaders import Loaders
+from paceline.doors.zero.models import GlobalView, StateDicts
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import Place
+from paceline.doors.zero.seeds import Streams
+from paceline.doors.zero.words import Words, here
+from paceline.rules.rule import is_block
+from paceline.run.attach import attach
+from paceline.run.attached import asks_for_help
+from paceline.run.run import Run
+from paceline.update.engine.agreement import MARK
+
+BY_HAND = 10
+"""Backward passes without any optimizer, after which it is clear that the program steps by hand."""
+
+
+class Zero:
+    """One worker of a program as it is.
+
+    Args:
+        script: the program.
+        place: this worker.
+        words: what is said.
+        streams: what this worker draws at random; None of a worker that is alone.
+    """
+
+    def __init__(self, script: Path, place: Place, words: Words, streams: Streams | None = None) -> None:
+        self._script, self._place, self._words = script, place, words
+        self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
+        self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
+        self._fresh = False  # an optimizer was made since the last attachment
+        self._states = StateDicts()
+        around = () if streams is None else (Agreement(streams).around,)
+        self._loaders = Loaders(place.size, words, self._here, self._comes, *around)
+        self._view: GlobalView | None = None
+        self._own = False  # the program attaches by itself
+        self._backwards = 0
+
+    def _here(self) -> str:
+        return here(self._script)
+
+    # -- standing in ------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Hook the optimizers, the modules and the loaders of this process."""
+        patches.hook(register_optimizer_step_pre_hook, self._before_step)
+        patches.hook(register_module_forward_pre_hook, self._before_forward)
+        patches.replace(Optimizer, "__init__", self._noticing)
+        self._loaders.install(patches)
+        Alone(self._here).install(patches)
+        if self._place.size > 1:
+            patches.replace(torch.autograd, "backward", self._backward)
+            patches.hook(register_optimizer_step_post_hook, self._after_step)
+            patches.replace(nn.Module, "state_dict", self._states.state_dict)
+            patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
+            patches.replace(torch, "save", self._saving)
+
+    def _noticing(self, original: Any) -> Any:
+        """`Optimizer.__init__`."""
+
+        def noticed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._made[optimizer] = None
+            self._fresh = True
+
+        return noticed
+
+    def _backward(self, original: Any) -> Any:
+        """`torch.autograd.backward`: a program that computes gradients and has no optimizer steps by hand."""
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not self._made and self._view is None and not self._own and not multiprocessing.parent_process():
+                self._backwards += 1
+                if self._backwards == BY_HAND:
+                    raise refusals.by_hand(self._here(), self._place.size)
+            return original(*args, **kwargs)
+
+        return backward
+
+    def _saving(self, original: Any) -> Any:
+        """`torch.save`: a model, or parts of it, with the global parameters."""
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if self._view is None:
+                return original(*args, **kwargs)
+            with self._view.shown():
+                return original(*args, **kwargs)
+
+        return save
+
+    # -- attaching --------------------------------------------------------------------------------
+
+    def _comes(self) -> GlobalView | None:
+        """The program comes to where training may begin: attach, if there is something to attach to."""
+        if not self._fresh or self._own or (self._view is not None and self._loaders.passes):
+            return self._view
+        waiting = [one for one in self._made if one not in self._served and module_discovery.trained(one)]
+        if self._view is None:
+            self._own = any(getattr(one, MARK, None) is not None for one in waiting)
+            if waiting and not self._own:
+                self._attach(waiting, module_discovery.modules(waiting))
+        elif waiting and torch.is_grad_enabled():
+            roots = module_discovery.modules(waiting)
+            if any(root.training for root in roots):
+                self._loaders.new_run()
+                self._end_run()
+                self._attach(waiting, roots)
+        return self._view
+
+    def _attach(self, optimizers: list[Optimizer], roots: list[nn.Module]) -> None:
+        if self._view is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise refusals.distributed(self._here())
+        with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
+            chosen = optimizers[0] if len(optimizers) == 1 else optimizers
+            run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split")
+        self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
+        self._view.catch_up = self._loaders.settle
+        self._served.update(optimizers)
+        self._fresh = False
+        numbers = sum(p.numel() for one in optimizers for p in module_discovery.trained(one))
+        workers = f"{run.world.size} workers" if run.world.size > 1 else "one worker"
+        names = ", ".join(module_discovery.name(root) for root in roots)
+        steppers = [type(one).__name__ for one in optimizers]
+        whose = f"its {steppers[0]}" if len(steppers) == 1 else f"{', '.join(steppers)}; the last closes a minibatch"
+        self._words.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
+        for one in optimizers if run.world.size > 1 else ():
+            if advice := schedules.advice(run.rule, one):
+                self._words.say(advice)
+
+    # -- what the program does --------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if self._fresh and module.training and torch.is_grad_enabled():
+            self._comes()
+        if self._view is not None and self._view.has(module):
+            self._loaders.forward()
+            if not torch.is_grad_enabled() and not self._view.trains:
+                self._loaders.judge()
+            self._view.before_forward(module)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._own or optimizer not in self._made:
+            return
+        view = self._view or (self._comes() if module_discovery.trained(optimizer) else None)
+        if view is None:
+            return
+        if getattr(optimizer, MARK, None) is not view.run:
+            if module_discovery.trained(optimizer):
+                refused = refusals.earlier_optimizer if optimizer in self._served else refusals.later_optimizer
+                raise refused(self._here(), type(optimizer).__name__)
+            return
+        view.leave()
+        if self._place.size == 1:
+            return
+        if not self._place.random_data:
+            self._loaders.step(type(optimizer).__name__)
+        if not self._loaders.split and not self._place.random_data:
+            raise refusals.no_loader(self._here(), type(optimizer).__name__, self._place.size)
+        if view.loaded_at and is_block(view.run.rule):
+            raise refusals.other_weights(view.loaded_at)
+        view.loaded_at = ""
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._view is not None and getattr(optimizer, MARK, None) is self._view.run:
+            self._view.stepped()
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run | None:
+        """What was attached, if anything."""
+        return self._view.run if self._view is not None else None
+
+    def finish(self) -> None:
+        """The program has come to its end: all workers end together."""
+        if self._view is not None:
+            self._loaders.finish()
+            self._end_run()
+        elif not self._own:
+            if self._place.size > 1 and not asks_for_help(sys.argv):
+                raise refusals.nothing_attached(self._script.name, self._place.size)
+            self._words.say("no optimizer of torch trained anything")
+
+    def _end_run(self) -> None:
+        assert self._view is not None
+        self._view.close()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a program knows of a cluster, read from its source and that of the modules beside it; nothing is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.doors.zero import framework_doors
+
+OTHERS = (
+    "accelerate",
+    "deepspeed",
+    "horovod",
+    "lightning",
+    "pytorch_lightning",
+    "ray",
+    "torchft",
+    "hivemind",
+    "mpi4py",
+)
+"""Libraries that make a cluster themselves."""
+ON_TORCH = (
+    "torchvision",
+    "torchaudio",
+    "timm",
+    "transformers",
+    "diffusers",
+    "skorch",
+    "torch_geometric",
+    "monai",
+    "ignite",
+)
+"""Libraries by which a program uses torch without naming it."""
+REACHED = ("torch", "transformers")
+"""Modules whose attributes say what a program uses."""
+OWNERS = ("lightning", "pytorch_lightning", "transformers", "trl")
+"""Those that own the training loop."""
+MOST_FILES = 500
+
+
+def imported(script: Path) -> set[str]:
+    """Dotted names that the program and its local modules import, or reach through attributes of `torch`."""
+    folder, found = script.resolve().parent, set[str]()
+    waiting, seen = [script.resolve()], set[Path]()
+    while waiting and len(seen) < MOST_FILES:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        names = set(_names(path))
+        found |= names
+        waiting += [local for name in names for local in _local(folder, name)]
+    return found
+
+
+def _names(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # whoever runs it says what is wrong
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in REACHED:
+            yield f"{node.value.id}.{node.attr}"
+
+
+def _local(folder: Path, name: str) -> Iterator[Path]:
+    """Files beside the program that the name may stand for."""
+    place = folder.joinpath(*name.split("."))
+    for path in (place.with_suffix(".py"), place / "__init__.py"):
+        if path.is_file():
+            yield path
+
+
+def other_cluster(names: set[str]) -> str:
+    """What the program makes a cluster by; empty where there is nothing.
+
+    A framework that owns the training loop comes first: what it rests upon (accelerate) may be there, too.
+    """
+    found = [name for name in sorted(names) if _makes_cluster(name)]
+    return next((name for name in found if name.split(".")[0] in OWNERS), found[0] if found else "")
+
+
+def _makes_cluster(name: str) -> bool:
+    first = name.split(".")[0]
+    if first in OTHERS or name.startswith("torch.distributed") or "DistributedDataParallel" in name:
+        return True
+    return first == "trl" or (first == "transformers" and name.endswith("Trainer")) or "transformers.trainer" in name
+
+
+def unaware(script: Path) -> bool:
+    """Whether it is a program for torch on one device that mentions neither paceline nor another cluster."""
+    return bare(imported(script))
+
+
+def bare(names: set[str]) -> bool:
+    """The same of the names that it imports."""
+    tops = {name.split(".")[0] for name in names}
+    on_torch = "torch" in tops or not tops.isdisjoint(ON_TORCH)
+    return (
+        on_torch and "paceline" not in tops and not other_cluster(names) and not framework_doors.of_framework(names)[0]
+    )

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program is told when it asks how long a loader is: the batches of a worker's part where it trains from it.
+
+That has to be guessed, too, where it asks before it goes through the loader. A wrong answer is told, and an evaluation
+that ended where a part would is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.doors.zero.passes import History, Pass, Passes, in_turn
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.words import PACKAGE, TORCH, VIRTUAL, Words, asked_by_paceline
+
+PROGRESS = "tqdm"
+"""A module that asks for lengths to show them only."""
+
+
+class Lengths:
+    """Of the program's loaders and of their data.
+
+    Args:
+        workers: N.
+        words: what is said.
+        where: says where in the program something happens.
+        passes: those that are under way.
+        history: what loaders were used for.
+        trains: whether the model is in training mode, as far as there is one.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        words: Words,
+        where: Callable[[], str],
+        passes: Passes,
+        history: History,
+        trains: Callable[[], bool],
+    ) -> None:
+        self._workers, self._words, self._where = workers, words, where
+        self._passes, self._history, self._trains = passes, history, trains
+        self._made: weakref.WeakKeyDictionary[DataLoader[Any], None] = weakref.WeakKeyDictionary()  # in their order
+        # loader -> where its length was asked for, whether as a part
+        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, bool]] = weakref.WeakKeyDictionary()
+        self._patches: Patches | None = None
+        self._as_it_is = False
+        self._kinds: set[type] = set()  # whose `__len__` we stand in for
+        self._split: list[weakref.ref[Any]] = []  # data that are trained on in parts
+
+    def install(self, patches: Patches) -> None:
+        """Stand in for the length of loaders."""
+        self._patches = patches
+        patches.replace(DataLoader, "__len__", self.of_loader)
+
+    def noticed(self, loader: DataLoader[Any]) -> None:
+        """The program has made a loader, perhaps of a class of its own that says itself how long it is."""
+        self._made[loader] = None
+        for kind in type(loader).__mro__:
+            if kind is not DataLoader and issubclass(kind, DataLoader) and "__len__" in vars(kind):
+                self._stand_in(kind, self.of_loader)
+
+    def was_told_part(self, loader: DataLoader[Any]) -> bool:
+        """Whether the program was told the batches of a part."""
+        return self._asked.get(loader, ("", False))[1]
+
+    def was_asked(self, loader: DataLoader[Any]) -> bool:
+        """Whether the program has asked for its length."""
+        return loader in self._asked
+
+    def whole(self, loader: DataLoader[Any]) -> int:
+        """All batches of a loader; 0 if that is not known."""
+        self._as_it_is = True
+        try:
+            return len(loader)
+        except TypeError:
+            return 0
+        finally:
+            self._as_it_is = False
+
+    def of_loader(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
+        """`DataLoader.__len__`."""
+
+        def length(loader: DataLoader[Any]) -> int:
+            whole = original(loader)
+            if self._as_it_is or asked_by_paceline() or self._workers == 1:
+                return whole
+            where = self._where()
+            part = self._is_part(loader, where, _by_a_library(sys._getframe(1), where))
+            self._asked.setdefault(loader, (where, part))
+            return -(-whole // self._workers) if part else whole
+
+        return length
+
+    def _is_part(self, loader: DataLoader[Any], where: str, library: bool) -> bool:
+        """Whether the length that is asked for is that of a worker's part."""
+        if not torch.is_grad_enabled():  # also while a training pass is open, as when an engine evaluates within it
+            return False
+        for one in reversed(self._passes.open):
+            if one.loader is loader:
+                return one.split
+        here = self._history.at(where, loader)
+        if len(here) == 1:
+            return True in here
+        training, uses = self._trains(), self._history.uses(loader)
+        if library and not here and any(trained for _, trained in uses):
+            return False  # an engine that goes so far: not the one that has trained from it
+        for known in ({trained for mode, trained in uses if mode is training}, {trained for _, trained in uses}):
+            if len(known) == 1:
+                return known.pop()
+        if uses or not training:
+            return training
+        return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
+
+    def used(self, one: Pass) -> None:
+        """It is known what a pass is for: say where the length that was told before is that of the other kind."""
+        asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
+        if said_part != one.split and self._workers > 1:
+            told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
+            self._words.say(
+                f"{asked} asked for the length of the loader of {one.where} and was told the batches of {told}; a pass "
+                f"has those of {made}: look whether a schedule or a mean was made from it"
+            )
+            self._asked[one.loader] = (asked, one.split)
+        if one.split and self._workers > 1:
+            self._watch(one.loader.dataset)
+
+    # -- data -------------------------------------------------------------------------------------
+
+    def _watch(self, data: Any) -> None:
+        """Data that are trained on in parts: who asks how many there are may divide by it."""
+        if isinstance(data, Dataset) and hasattr(data, "__len__"):
+            self._split = [*(one for one in self._split if one() not in (None, data)), weakref.ref(data)]
+            self._stand_in(type(data), self._of_data)
+
+    def _of_data(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
+        def length(data: Any) -> int:
+            count = original(data)
+            asks = _caller(sys._getframe(1)).f_code.co_filename
+            if not asks.startswith((PACKAGE, TORCH)) and any(one() is data for one in self._split):
+                self._words.once(
+                    "data",
+                    f"{self._where()} asks how many training samples there are ({count:,}); each worker trains on 1/"
+                    f"{self._workers} of them: a sum of its losses divided by that number is too small (divide by the "
+                    "samples that it saw, or by len(loader)), and steps made from it are more than it makes",
+                )
+            return count
+
+        return length
+
+    def _stand_in(self, kind: type, make: Callable[[Callable[[Any], int]], Callable[[Any], int]]) -> None:
+        if kind not in self._kinds and self._patches is not None:
+            self._kinds.add(kind)
+            self._patches.replace(kind, "__len__", make)
+
+
+def _caller(frame: FrameType) -> FrameType:
+    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
+        frame = frame.f_back
+    return frame
+
+
+def _by_a_library(frame: FrameType, where: str) -> bool:
+    """Whether the program itself asks, or what it calls, such as an engine that then goes so far."""
+    code = _caller(frame)
+    name = code.f_code.co_filename
+    module = str(code.f_globals.get("__name__", ""))
+    own = name.endswith("/" + where.rsplit(":", 1)[0]) or module == "__main__"
+    return not own and not name.startswith((PACKAGE, TORCH)) and not module.startswith(PROGRESS)

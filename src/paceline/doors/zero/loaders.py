@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program's DataLoaders: those that it trains from give each worker its part, others are whole.
+
+A pass in which steps were made ends with a merge, so that what the program evaluates or saves behind it has the work of
+all workers. A pass that was split, and in which no step was made, was an evaluation: the worker goes on with what
+the others have, where that can be done without changing what the program sees, and the pass is refused elsewhere. A
+step in a pass that was not split is refused at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.data.sharing.shared_loader import Share
+from paceline.doors.zero import refusals
+from paceline.doors.zero.lengths import Lengths
+from paceline.doors.zero.models import GlobalView
+from paceline.doors.zero.passes import History, Pass, Passes, at_random
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.schedules import Schedules
+from paceline.doors.zero.words import Words, asked_by_paceline
+from paceline.run.run import Run
+
+Around = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
+
+
+class Loaders:
+    """What becomes of the program's loaders.
+
+    Args:
+        workers: N.
+        words: what is said.
+        where: says where in the program something happens.
+        comes: called when a loader is gone through; gives the attached model, if it can be by now.
+        around: a context around every pass in training over a loader, made from the run, the loader and the place.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        words: Words,
+        where: Callable[[], str],
+        comes: Callable[[], GlobalView | None],
+        around: Around = lambda run, loader, where: contextlib.nullcontext(),
+    ) -> None:
+        self._around = around
+        self._workers, self._words, self._where, self._comes = workers, words, where, comes
+        self._passes, self._history = Passes(), History()
+        self._view: GlobalView | None = None
+        self._schedules = Schedules(workers, words, where)
+        self._lengths = Lengths(workers, words, where, self._passes, self._history, self._is_training)
+        self.split = False
+        """Whether steps were made of anything that was split in this run."""
+
+    @property
+    def passes(self) -> int:
+        """Of training, that are under way."""
+        return self._passes.in_training
+
+    def _is_training(self) -> bool:
+        return self._view is None or self._view.trains
+
+    # -- standing in ------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Hook the loaders, and what tells a training from an evaluation."""
+
+        def noticing(original: Callable[..., None]) -> Callable[..., None]:
+            @functools.wraps(original)
+            def noticed(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+                original(loader, *args, **kwargs)
+                self._lengths.noticed(loader)
+
+            return noticed
+
+        self._lengths.install(patches)
+        self._schedules.install(patches)
+        patches.replace(DataLoader, "__iter__", self.iterate)
+        patches.replace(DataLoader, "__init__", noticing)
+        patches.replace(torch.autograd, "backward", self.backward)
+        patches.replace(torch.amp.GradScaler, "step", self.scaled_step)
+
+    def iterate(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        """`DataLoader.__iter__`."""
+
+        def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
+            if asked_by_paceline() or multiprocessing.parent_process() is not None:
+                return original(loader)
+            view, where = self._comes(), self._where()
+            if self._workers > 1:
+                return self._pass(original, loader, where)  # what it is for is seen when the first batch is asked for
+            if view is None:
+                return original(loader)
+            if view.trains and torch.is_grad_enabled():
+                return self._alone(loader, view, where)
+            self._words.say(f"{where}: {_samples(loader)}, for evaluation: all of them, on every worker")
+            return original(loader)
+
+        return iterate
+
+    def backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.autograd.backward`."""
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._passes.backward()
+            return original(*args, **kwargs)
+
+        return backward
+
+    def scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`GradScaler.step`, which leaves a step out where gradients overflow."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._passes.stepped()
+            return original(*args, **kwargs)
+
+        return step
+
+    def forward(self) -> None:
+        """The model is called."""
+        self._passes.forward(torch.is_grad_enabled())
+
+    def step(self, optimizer: str) -> None:
+        """An optimizer steps.
+
+        Raises:
+            Refusal: in a pass that all workers make in whole.
+        """
+        whole = self._passes.whole_of_step()
+        if whole is not None:
+            raise refusals.step_in_whole_pass(
+                self._where(), optimizer, whole.where, _samples(whole.loader), self._workers, whole.gradients
+            )
+        for one in self._passes.stepped():
+            self.split = True
+            if one.over and one.steps == 1:
+                self._history.add(one, True)
+
+    def judge(self) -> None:
+        """The program goes on to something else than the last pass, or ends.
+
+        Raises:
+            Refusal: a part of a pass was given to this worker, and no step was made of it.
+        """
+        for one in self._passes.left:
+            refused = refusals.pass_without_step if one.split else refusals.pass_cut_short
+            raise refused(one.where, _samples(one.loader), _batches(one))
+
+    def settle(self) -> None:
+        """Judge, and bring in what was done in a pass that the program has left early."""
+        self.judge()
+        view = self._view
+        if self._passes.unmerged and view is not None and not view.loaded_at and sys.exc_info()[0] is None:
+            self._merge(view)
+
+    def finish(self) -> None:
+        """The program has come to its end."""
+        self.judge()
+        if self._workers > 1:
+            self._schedules.ended()
+
+    def _tell_schedules(self, one: Pass) -> None:
+        """A pass of training is over, from a loader whose part the program was never told."""
+        whole = self._lengths.whole(one.loader)
+        if whole and not one.asked:
+            self._schedules.passed(one.rates, one.steps, whole)
+
+    def new_run(self) -> None:
+        """The run has ended, and a new one begins."""
+        self.judge()
+        self.split = False
+
+    # -- a pass -----------------------------------------------------------------------------------
+
+    def _alone(self, loader: DataLoader[Any], view: GlobalView, where: str) -> Iterator[Any]:
+        """With one worker."""
+        one = self._begin(where, loader, view, split=True)
+        self._say(one)
+        try:
+            for batch in view.run.share(loader):
+                view.leave()
+                yield batch
+        finally:
+            self._passes.close(one, complete=False)
+        self._merge(view)
+
+    def _pass(self, original: Callable[[Any], Iterator[Any]], loader: DataLoader[Any], where: str) -> Iterator[Any]:
+        """One of several workers goes through a loader."""
+        view = self._view = self._comes()
+        if view is None:
+            yield from original(loader)
+            return
+        self.settle()
+        one = self._begin(where, loader, view, self._trains(where, loader, view))
+        complete = False
+        try:
+            if one.split:
+                yield from self._part(one, view)
+            else:
+                self._say(one)
+                yield from self._noted(one, original(loader))
+            complete = True
+        finally:
+            self._close(one, complete)
+        if one.split:
+            self._ended(one, view)
+
+    def _trains(self, where: str, loader: DataLoader[Any], view: GlobalView) -> bool:
+        """Whether the pass that begins is taken for training."""
+        if not torch.is_grad_enabled():
+            return False
+        known = self._history.trains(where, loader, view.trains)
+        if known is not None:
+            return known
+        if not view.trains:  # it may be either; a pass in any order can become whole later on
+            return at_random(loader) and view.run.share(loader).completes
+        new = self._history.trained and not self._history.uses(loader)
+        return not new or at_random(loader) or view.run.share(loader).full_batch
+
+    def _begin(self, where: str, loader: DataLoader[Any], view: GlobalView, split: bool) -> Pass:
+        one = Pass(where, loader, view.trains, torch.is_grad_enabled(), split)
+        one.asked, one.told_part = self._lengths.was_asked(loader), self._lengths.was_told_part(loader)
+        one.rates = self._schedules.begin()
+        self._passes.open.append(one)
+        return one
+
+    def _noted(self, one: Pass, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._passes.handed(one)
+            yield batch
+
+    def _part(self, one: Pass, view: GlobalView) -> Iterator[Any]:
+        """This worker's part; behind it that of all others, where the pass turns out to be an evaluation."""
+        share, epoch = view.run.share(one.loader), 0
+        with self._around(view.run, one.loader, one.where), contextlib.closing(share.batches()) as batches:
+            for batch in batches:
+                epoch, one.full = share.epoch, share.full_batch
+                view.leave()
+                self._passes.handed(one)
+                yield batch
+                if one.steps:
+                    self._say(one)
+                elif one.batches == 1 and one.evaluates and self._can_complete(one, share):
+                    break
+        if one.batches and not one.steps and not one.backward and self._can_complete(one, share):
+            one.split = False
+            self._say(one)
+            yield from self._noted(one, share.rest(epoch, one.batches))
+
+    def _can_complete(self, one: Pass, share: Share) -> bool:
+        """Whether the program sees what it would see alone, or samples in any order in any order."""
+        return share.completes and (at_random(one.loader) or (one.full and one.batches == 1))
+
+    def _close(self, one: Pass, complete: bool) -> None:
+        """A pass is over; nothing can be raised here, where the program may have left it."""
+        self._passes.close(one, complete)
+        if one.steps or (not one.split and (complete or one.evaluates)):
+            self._history.add(one, one.steps > 0)
+        if one.suspicious or (not complete and not one.steps and one.batches and self._was_cut(one)):
+            self._passes.left.append(one)
+
+    def _was_cut(self, one: Pass) -> bool:
+        """Whether the program left a pass where it was told that it ends, which is the end of a part only."""
+        whole = self._lengths.whole(one.loader)
+        told = one.told_part or (one.split and self._lengths.was_told_part(one.loader))
+        return told and one.batches > 1 and one.batches == -(-whole // self._workers) < whole
+
+    def _ended(self, one: Pass, view: GlobalView) -> None:
+        """This worker has gone through its part."""
+        if one.steps or not one.batches:
+            if not one.batches:  # the others have some, and train from it
+                self._history.add(one, True)
+            self._say(one)
+            self._merge(view)
+            self._tell_schedules(one)
+        elif one.backward:
+            self._passes.left.append(one)  # gradients were added up, and the step comes next
+        else:
+            raise refusals.pass_without_step(one.where, _samples(one.loader), _batches(one))
+
+    def _merge(self, view: GlobalView) -> None:
+        self._passes.unmerged = False
+        view.merge()
+
+    def _say(self, one: Pass) -> None:
+        """What it was taken for, once."""
+        if one.said == one.split:
+            return
+        one.said = one.split
+        about = (
+            f"training: split among {self._workers} workers"
+            if one.split
+            else "evaluation: all of them, on every worker"
+        )
+        self._words.say(f"{one.where}: {_samples(one.loader)}, for {about}")
+        self._lengths.used(one)
+
+
+def _samples(loader: DataLoader[Any]) -> str:
+    try:
+        return f"{len(loader.dataset):,} samples"  # type: ignore[arg-type]
+    except TypeError:
+        return "a stream of samples"
+
+
+def _batches(one: Pass) -> str:
+    return f"{one.batches} batches" if one.batches > 1 else "one batch"

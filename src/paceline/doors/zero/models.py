@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model as the program is to see it: a worker's own in training, the global one in evaluation and in what is saved.
+
+Evaluation is a forward pass without gradients while the model is in evaluation mode. The global parameters come in
+behind a pass over training data, with the first evaluation, or when the program asks for a state dictionary; the
+worker's own come back before anything trains. What the program writes in between is its own, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.flat import local
+from paceline.doors.zero.words import Words, asked_by_paceline
+from paceline.rules.rule import is_asynchronous, is_block
+from paceline.run.run import Run
+
+FIRST = 8
+"""Values of a tensor that are compared one by one."""
+MARKS = 3
+"""Parameters that are looked at behind every step."""
+
+
+class GlobalView:
+    """Swaps the global parameters in and out, and sees what the program writes into the model meanwhile.
+
+    Args:
+        run: the run.
+        roots: its modules.
+        where: says where in the program something happens.
+        words: what is said.
+    """
+
+    def __init__(self, run: Run, roots: list[nn.Module], where: Callable[[], str], words: Words) -> None:
+        self.run, self.roots = run, roots
+        self._where, self._words = where, words
+        self._members = {id(module) for root in roots for module in root.modules()}
+        self._inside: contextlib.ExitStack | None = None
+        self._entered: list[Tensor] = []  # what the model held then, in short
+        self._mark = Mark(self)
+        self._in_step = False  # a loss of a step was computed, and the step is not yet made
+        self.catch_up: Callable[[], None] = lambda: None
+        """Called before the global parameters come in."""
+        self.loaded_at = ""
+        """Where the program put weights of its own into the model, since the last step."""
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether it is a part of what is trained."""
+        return id(module) in self._members
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model is in training mode."""
+        return any(root.training for root in self.roots)
+
+    def before_forward(self, module: nn.Module) -> None:
+        """A module of the model is called."""
+        if torch.is_grad_enabled() or self.trains:
+            self.leave()
+            self._in_step = self._in_step or (self.trains and torch.is_grad_enabled())
+        else:
+            self.enter()
+
+    def stepped(self) -> None:
+        """An optimizer has made its step, and what is exchanged in it has been."""
+        self._in_step = False
+        self._mark.set()
+
+    def merge(self) -> None:
+        """A pass is over: all bring in what they have done, and until the program trains on it sees the result."""
+        self.leave()
+        self.run.merge()
+        self._in_step = False
+        self._mark.set()
+        self.enter()
+
+    # -- in and out -------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """The global parameters, where the program did not put in others."""
+        if self._inside is not None or self.loaded_at:
+            return
+        self.catch_up()
+        if self._inside is not None:
+            return
+        if self._mark.is_changed():
+            self._words.say(
+                f"{self._where()}: the program wrote into the model: it is evaluated and saved as it stands"
+            )
+            return
+        self._inside = contextlib.ExitStack()
+        with torch.inference_mode(False):  # what is kept has to serve training later
+            self._inside.enter_context(self.run.global_model())
+        self._entered = in_short(self._swapped())
+
+    def look(self) -> None:
+        """The program asks for the parameters, to read them or to write into them: until it trains on they are the
+        global ones."""
+        if not self._in_step:
+            self.enter()
+
+    def leave(self) -> None:
+        """The worker's own parameters; what the program has written over the global ones stays."""
+        if self._inside is None:
+            return
+        if not _same(self._entered, in_short(self._swapped())):
+            self.loaded_at = self.loaded_at or self._where()
+        self._come_out()
+
+    def _come_out(self) -> None:
+        assert self._inside is not None
+        inside, self._inside, self._entered = self._inside, None, []
+        with torch.inference_mode(False), self._kept() if self.loaded_at else contextlib.nullcontext():
+            inside.close()
+
+    def load(self, original: Callable[[], Any]) -> Any:
+        """What loads weights, and what it gives: they take the place of the global ones."""
+        self.enter()
+        before = in_short(self._tensors()) if self._is_shared else []
+        found = original()
+        if self._is_shared and not _same(before, in_short(self._tensors())):
+            self.loaded_at = self._where()
+            if self._inside is not None:
+                self._come_out()
+        return found
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside, the global parameters; afterwards as before."""
+        was = self._inside is not None
+        self.enter()
+        try:
+            yield
+        finally:
+            if not was:
+                self.leave()
+
+    def close(self) -> None:
+        """End the run; what the program loaded last stays."""
+        self.leave()
+        with self._kept() if self.loaded_at else contextlib.nullcontext():
+            self.run.close()
+
+    # -- what the model holds ---------------------------------------------------------------------
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether there are other workers, or a global model that is another than this worker's."""
+        return self.run.world.size > 1 or self.run._ahead is not None
+
+    def _tensors(self) -> list[Tensor]:
+        return list({id(t): t for root in self.roots for t in (*root.parameters(), *root.buffers())}.values())
+
+    def _swapped(self) -> list[Tensor]:
+        """Those that are exchanged for the global ones."""
+        ahead = self.run._ahead
+        return [] if ahead is None else [tensor for lane in ahead.global_lanes for tensor in lane.fragment.tensors]
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """The model holds afterwards what it held before."""
+        with torch.no_grad():
+            held = [(tensor, local(tensor).clone()) for tensor in self._tensors()]
+            try:
+                yield
+            finally:
+                for tensor, value in held:
+                    local(tensor).copy_(value)
+
+
+class Mark:
+    """What a few parameters held when training last changed them, so that it is seen when the program puts in others.
+
+    Args:
+        view: the model.
+    """
+
+    def __init__(self, view: GlobalView) -> None:
+        self._view = view
+        trained = [p for root in view.roots for p in root.parameters() if p.requires_grad and p.numel()]
+        self._looked_at = trained[:: -(-len(trained) // MARKS) or 1]
+        self._blocks = -1
+        self._held: list[Tensor] = []
+
+    def set(self) -> None:
+        """They are as training left them."""
+        rule = self._view.run.rule
+        if self._view.run._ahead is None or is_asynchronous(rule) or not is_block(rule):
+            return
+        with torch.inference_mode(False):
+            self._held = [_first(tensor) for tensor in self._looked_at]
+        self._blocks = self._view.run.blocks
+
+    def is_changed(self) -> bool:
+        """Whether the program has written into most of them since; no, where an exchange may have done so."""
+        if not self._held or self._blocks != self._view.run.blocks:
+            return False
+        same = [torch.equal(held, _first(tensor)) for held, tensor in zip(self._held, self._looked_at, strict=True)]
+        return 2 * sum(same) < len(same)
+
+
+@torch.no_grad()
+def in_short(tensors: list[Tensor]) -> list[Tensor]:
+    """A few numbers of each tensor, as bits: others where something was written into it."""
+    with torch.inference_mode(False):
+        return [_numbers(local(tensor)) for tensor in tensors if tensor.numel() and tensor.layout == torch.strided]
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Its sum, its norm and its first values."""
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    values = values.view(torch.uint8) if values.is_floating_point() and values.element_size() == 1 else values
+    parts = [values.sum(dtype=torch.float64)]
+    if values.is_floating_point():
+        parts.append(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return torch.cat([torch.stack(parts), values.reshape(-1)[:FIRST].double()]).view(torch.int64)
+
+
+@torch.no_grad()
+def _first(tensor: Tensor) -> Tensor:
+    return local(tensor).reshape(-1)[:FIRST].clone()
+
+
+def _same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+class StateDicts:
+    """`state_dict` and `load_state_dict` of the modules that are trained.
+
+    A state dictionary is the model's own memory, as it always is, which holds the global parameters until the program
+    trains on. What is loaded is the program's own, and stays until the next step.
+    """
+
+    def __init__(self) -> None:
+        self.view: GlobalView | None = None
+        self._depth = 0
+
+    def state_dict(self, original: Any) -> Any:
+        """`nn.Module.state_dict`."""
+
+        def state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._concerns(module) and not asked_by_paceline():
+                assert self.view is not None
+                self.view.look()
+            return original(module, *args, **kwargs)
+
+        return state_dict
+
+    def load_state_dict(self, original: Any) -> Any:
+        """`nn.Module.load_state_dict`."""
+
+        def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self._concerns(module) or asked_by_paceline():
+                return original(module, *args, **kwargs)
+            assert self.view is not None
+            self._depth += 1
+            try:
+                return self.view.load(lambda: original(module, *args, **kwargs))
+            finally:
+                self._depth -= 1
+
+        return load_state_dict
+
+    def _concerns(self, module: nn.Module) -> bool:
+        return self.view is not None and not self._depth and self.view.has(module)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules optimizers train, found among the objects that live: the outermost ones that own its parameters."""
+
+from __future__ import annotations
+
+import gc
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.doors.zero import refusals
+
+
+def trained(optimizer: Optimizer) -> list[Tensor]:
+    """What it trains, in its own order."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
+    """The outermost modules that own what they train, in the order of their first parameter in it.
+
+    Raises:
+        Refusal: one trains a tensor that no module has, or that another trains, too.
+    """
+    gc.collect()  # what the program has dropped is not its model
+    owner_of = _optimizer_of(optimizers)
+    place = {id(parameter): number for number, (parameter, _) in enumerate(owner_of)}
+    living = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    owners = [(owner, owned) for owner in living if (owned := _owned(owner, place))]
+    inner = {id(child) for owner, _ in owners for child in owner.modules() if child is not owner}
+    outermost = [(owner, owned) for owner, owned in owners if id(owner) not in inner]
+    outermost.sort(key=lambda pair: (min(place[number] for number in pair[1]), -len(pair[1])))
+    chosen: list[nn.Module] = []
+    left = set(place)
+    for owner, owned in outermost:
+        if left & owned:
+            chosen.append(owner)
+            left -= owned
+    for parameter, optimizer in owner_of:
+        if id(parameter) in left:
+            raise refusals.homeless(tuple(parameter.shape), optimizer)
+    return chosen
+
+
+def _optimizer_of(optimizers: list[Optimizer]) -> list[tuple[Tensor, str]]:
+    """Each parameter that is trained, with the name of the optimizer that trains it."""
+    pairs = [(parameter, type(one).__name__) for one in optimizers for parameter in trained(one)]
+    seen: dict[int, str] = {}
+    for parameter, name in pairs:
+        if id(parameter) in seen:
+            raise refusals.shared_parameter(tuple(parameter.shape), seen[id(parameter)], name)
+        seen[id(parameter)] = name
+    return pairs
+
+
+def _owned(module: nn.Module, place: dict[int, int]) -> set[int]:
+    if "_parameters" not in vars(module):
+        return set()  # its __init__ is still under way
+    return {id(parameter) for parameter in module.parameters() if id(parameter) in place}
+
+
+def name(thing: object) -> str:
+    """Its class, of the module inside where torch.compile wrapped it."""
+    return type(getattr(thing, "_orig_mod", thing)).__name__

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program as Python would run it, with zero lines around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from paceline.doors.zero import seeds
+from paceline.doors.zero.attachment import Zero
+from paceline.doors.zero.files import Shadows
+from paceline.doors.zero.listing import in_order
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import Place, from_environment, own_device
+from paceline.doors.zero.seeds import Streams
+from paceline.doors.zero.words import PACKAGE, TORCH, Words
+from paceline.errors import PacelineError
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the program that the arguments name."""
+    if not arguments or not Path(arguments[0]).is_file():
+        given = repr(arguments[0]) if arguments else "none"
+        raise SystemExit(f"give a program that is there, got {given}: python -m paceline.zero train.py [ARGUMENTS]")
+    script = Path(arguments[0])
+    place = from_environment(os.environ)
+    device = own_device(place, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    sys.excepthook = _hook(script)
+    with Patches() as patches, zero_lines(script, place, patches):
+        run_as_main(script, arguments)
+
+
+@contextlib.contextmanager
+def zero_lines(script: Path, place: Place, patches: Patches, began: float | None = None) -> Iterator[None]:
+    """Around the program of one worker.
+
+    Args:
+        script: the program.
+        place: the worker.
+        patches: what stands in for functions of libraries while the program runs.
+        began: when the workers began, where they are virtual ones of this process.
+    """
+    streams = Streams(seeds.common(os.environ), place) if place.size > 1 else None
+    zero = Zero(script, place, Words(place), streams)
+    if place.rank:
+        logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
+        Shadows(logs, place.rank, began, alone=began is None).install(patches)
+    elif place.size > 1:
+        in_order(patches)
+    if streams is not None:
+        streams.install(patches)
+    zero.install(patches)
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        zero.finish()
+        raise
+    else:
+        zero.finish()
+    finally:
+        if streams is not None:
+            streams.close()
+
+
+def run_as_main(script: Path, arguments: Sequence[str]) -> None:
+    """What Python does with a script: a fresh `__main__`, the script's folder first, its own arguments."""
+    code = compile(script.read_bytes(), str(script), "exec")
+    module = types.ModuleType("__main__")
+    module.__file__ = os.path.abspath(script)
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module  # where loader processes that are spawned look for it
+    sys.argv = list(arguments)
+    sys.path[0] = str(script.resolve().parent)
+    exec(code, module.__dict__)
+
+
+def told(script: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """A failure with the program's own frames; a refusal's end where the program called us."""
+    frames = traceback.extract_tb(trace)
+    first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
+    last = len(frames)
+    if isinstance(error, PacelineError):
+        while last > first + 1 and frames[last - 1].filename.startswith((PACKAGE, TORCH)):
+            last -= 1
+    failure = traceback.TracebackException(kind, error, trace)
+    failure.stack = traceback.StackSummary.from_list(frames[first:last])
+    return "".join(failure.format())
+
+
+def _hook(script: Path) -> Callable[..., None]:
+    """Prints a failure."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        print(told(script, kind, error, trace), end="", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rate schedules that were made for more steps than a worker makes: with N workers it makes one N-th of them."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.words import Words
+
+TOTALS = ("total_steps", "T_max", "total_iters")
+"""Attributes of torch's schedulers that say how many calls of `step` they are made for."""
+NAMES = (*TOTALS, "num_training_steps", "max_steps", "t_total", "total")
+"""The same in functions that a LambdaLR is given."""
+NEAR = 0.1
+
+
+class Schedules:
+    """The schedulers that the program makes.
+
+    Args:
+        workers: N.
+        words: what is said.
+        where: says where in the program something happens.
+    """
+
+    def __init__(self, workers: int, words: Words, where: Callable[[], str]) -> None:
+        self._workers, self._words, self._where = workers, words, where
+        self._made: weakref.WeakKeyDictionary[LRScheduler, str] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        """Notice them."""
+        patches.replace(LRScheduler, "__init__", self._noticing)
+
+    def _noticing(self, original: Any) -> Any:
+        def noticed(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            original(scheduler, *args, **kwargs)
+            self._made[scheduler] = self._where()
+
+        return noticed
+
+    def begin(self) -> dict[LRScheduler, int]:
+        """A pass begins: how far each is."""
+        return {one: one.last_epoch for one in self._made}
+
+    def passed(self, before: dict[LRScheduler, int], steps: int, whole: int) -> None:
+        """A pass is over, the first of which the program never asked how many batches a worker has.
+
+        Args:
+            before: what `begin` gave.
+            steps: of this worker.
+            whole: batches of the loader.
+        """
+        for one, then in before.items():
+            total = total_of(one)
+            each_step = steps > 1 and one.last_epoch - then >= steps * (1 - NEAR)
+            if total is not None and each_step and whole > steps and total % whole == 0:
+                made = f"{total // whole} passes of {whole:,} steps"
+                self._say(one, f"{made}, and a pass of this worker has {steps:,}")
+
+    def ended(self) -> None:
+        """The program has come to its end."""
+        for one in list(self._made):
+            total, made = total_of(one), one.last_epoch
+            if total is not None and made > 1 and abs(made * self._workers / total - 1) <= NEAR:
+                self._say(one, f"{total:,} steps, and has made {made:,}")
+
+    def _say(self, one: LRScheduler, what: str) -> None:
+        name, where = type(one).__name__, self._made[one]
+        self._words.once(
+            f"schedule {where}",
+            f"{where}: {name} was made for {what}, since each of {self._workers} workers makes 1/{self._workers} "
+            "of the steps: the rate stays in the first part of its course; make it from len(loader), which is that of "
+            "a worker's part, or from epochs",
+        )
+
+
+def total_of(scheduler: Any) -> int | None:
+    """The calls of `step` that it is made for; None where that cannot be seen."""
+    for name in TOTALS:
+        found = getattr(scheduler, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        known = dict(getattr(function, "keywords", None) or {})
+        if inspect.isfunction(function):
+            known |= dict(inspect.getclosurevars(function).nonlocals)
+        for name in NAMES:
+            if isinstance(known.get(name), int) and known[name] > 0:
+                return int(known[name])
+    return None
+
+
+def advice(rule: Any, optimizer: torch.optim.Optimizer) -> str:
+    """What is to be known of block momentum over an optimizer that has momentum of its own kind; "" if nothing."""
+    if rule.name != "bmuf" or "betas" not in optimizer.defaults:
+        return ""
+    return (
+        f"block momentum of bmuf comes on top of {type(optimizer).__name__}'s own moments and takes it too far, "
+        "most where blocks are short; take --rule bmuf_adam, auto or averaging"
+    )

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program draws at random: alike on all workers where it makes its splits, apart where it trains.
+
+A program that sets no seed would draw another split on every worker, and one worker would train on what another holds
+out. So several workers start from one seed, and generators that are made without a seed get theirs from a stream that
+is the same on all. Inside a pass over training data each worker draws from a stream of its own (dropout, augmentation);
+behind the pass the common stream goes on where it was. Seeds that the program sets are what it says. One worker is left
+alone.
+
+Under `--random-data` the program draws its samples itself, so each worker draws from generators of its own: a seed that
+the program sets is a seed of rank 0, and on another rank it is made of the two.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+from paceline.core import rng
+from paceline.core.rng import mix
+from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import Place
+
+VARIABLE = "PACELINE_SEED"
+SHARED = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+"""Variables that name a start, the same on all workers and after a restart."""
+NOT_THE_PROGRAM = ("tempfile",)
+"""Modules whose random names must differ between processes."""
+
+
+def common(environment: Mapping[str, str]) -> int:
+    """The seed that all workers start from: PACELINE_SEED, or made of what names this start.
+
+    Raises:
+        ValueError: PACELINE_SEED is no number.
+    """
+    given = environment.get(VARIABLE)
+    if given:
+        return int(given)
+    return mix(*(zlib.crc32(environment.get(name, "").encode()) for name in SHARED))
+
+
+class Streams:
+    """The random streams of one of several workers.
+
+    Args:
+        seed: the same on all workers.
+        place: this worker.
+    """
+
+    def __init__(self, seed: int, place: Place) -> None:
+        self._place, self._pid = place, os.getpid()
+        own = mix(seed, place.rank) if place.random_data else seed
+        self._start, self._entropy = own, random.Random(mix(own, 1))
+        self._passes, self._under_way = 0, 0
+        self._outside: dict[str, Any] = {}
+        self._over = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether the workers are to draw other samples."""
+        return self._place.random_data
+
+    def install(self, patches: Patches) -> None:
+        """Seed the global generators, and stand in for what draws seeds from the system."""
+        torch.manual_seed(self._start)
+        numpy.random.seed(self._start % 2**32)
+        random.seed(self._start)
+        patches.replace(numpy.random.bit_generator, "randbits", self._bits)  # for whatever NumPy seeds by itself
+        patches.replace(numpy.random, "seed", self._given)
+        patches.replace(random, "seed", self._given)
+        patches.replace(random.Random, "seed", self._method)
+        for owner in (torch, torch.random):
+            patches.replace(owner, "seed", self._drawn)
+        if self.apart:
+            install(patches, self._place.rank)
+
+    # -- seeds that nobody gave -------------------------------------------------------------------
+
+    def _asked(self) -> bool:
+        """Whether a seed comes from the common stream: not in training, and not in processes that load data."""
+        return not self._under_way and os.getpid() == self._pid
+
+    def _bits(self, original: Callable[[int], int]) -> Callable[[int], int]:
+        def randbits(number: int) -> int:
+            return self._entropy.getrandbits(number) if self._asked() else original(number)
+
+        return randbits
+
+    def _given(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if value is None and self._asked():
+                value = self._entropy.getrandbits(32)
+            return original(value, *args, **kwargs)
+
+        return seed
+
+    def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(generator: random.Random, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if value is None and self._asked() and not _of_a_library():
+                value = self._entropy.getrandbits(64)
+            return original(generator, value, *args, **kwargs)
+
+        return seed
+
+    def _drawn(self, original: Callable[[], int]) -> Callable[[], int]:
+        def seed() -> int:
+            if not self._asked():
+                return original()
+            number = self._entropy.getrandbits(63)
+            torch.manual_seed(number)
+            return number
+
+        return seed
+
+    # -- inside and outside of training -----------------------------------------------------------
+
+    def enter(self) -> None:
+        """A pass over training data begins: from here this worker draws for itself."""
+        self._under_way += 1
+        if self._under_way > 1 or self.apart:
+            return
+        self._outside = rng.capture()
+        self._passes += 1
+        own = mix(*positions(), self._passes, self._place.rank)
+        torch.manual_seed(own)
+        numpy.random.seed(own % 2**32)
+        random.seed(own)
+
+    def leave(self) -> None:
+        """It is over: the common stream goes on."""
+        self._under_way -= 1
+        if self._under_way or not self._outside or self._over:
+            return
+        if torch.cuda.is_available() and "cuda" not in self._outside:
+            torch.cuda.manual_seed_all(mix(self._start, self._passes))
+        rng.restore(self._outside)
+        self._outside = {}
+
+    def close(self) -> None:
+        """The program has ended: a pass that it left and that is collected later moves no generator any more."""
+        self._over = True
+
+
+def positions() -> tuple[int, int, int]:
+    """Where the global generators of torch, NumPy and Python stand, a number each."""
+    _, keys, position, *_ = numpy.random.get_state()
+    return (
+        zlib.crc32(torch.get_rng_state().numpy().tobytes()),
+        zlib.crc32(numpy.asarray(keys).tobytes() + str(position).encode()),
+        zlib.crc32(repr(random.getstate()).encode()),
+    )
+
+
+def _of_a_library() -> bool:
+    """Whether a generator is made by a library, for names that have to differ."""
+    frame = sys._getframe(2)
+    for _ in range(3):  # a virtual worker's choice, and `Random.__init__`, stand between
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") in NOT_THE_PROGRAM:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def install(patches: Patches, rank: int) -> None:
+    """Stand in for what sets seeds, under `--random-data`."""
+
+    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
+        def seeds(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+            own = mix(int(seed), rank) % 2**32 if isinstance(seed, int) else seed
+            return original(own, *args, **kwargs)
+
+        return seeds
+
+    if rank:
+        for owner, name in (
+            (torch, "manual_seed"),
+            (random, "seed"),
+            (numpy.random, "seed"),
+            (numpy.random, "default_rng"),
+        ):
+            patches.replace(owner, name, apart)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What zero lines say of themselves, and where in the user's program something happens."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from paceline.doors.zero.rank_discovery import Place
+
+# As they were imported, through links or not: so the names of files in frames begin.
+PACKAGE = str(Path(__file__).parent.parent)
+VIRTUAL = "paceline.doors.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
+BETWEEN = (VIRTUAL, "paceline.run.mistakes")
+"""Modules that stand between a caller and a function, and are not who asks."""
+TORCH = str(Path(torch.__file__).parent)
+
+
+class Words:
+    """Says things once, on rank 0.
+
+    Args:
+        place: this worker.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """One line on stderr, so that what the program prints stays as it is."""
+        if self._place.rank == 0 and text not in self._said:
+            self._said.add(text)
+            print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+    def once(self, about: str, text: str) -> None:
+        """As `say`, once for each `about`, whatever the text."""
+        if about not in self._said:
+            self._said.add(about)
+            self.say(text)
+
+
+def here(script: Path) -> str:
+    """`train.py:31`: the line of the user's code that is being run, of the script itself where it is under way."""
+    frame, nearest = sys._getframe(1), ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == str(script):
+            return f"{script.name}:{frame.f_lineno}"
+        if not nearest and not name.startswith((PACKAGE, TORCH, "<")):
+            nearest = f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return nearest or script.name
+
+
+def asked_by_paceline() -> bool:
+    """Whether the caller of the function that asks is paceline itself, which wants things as they are."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in BETWEEN:
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith("paceline.") and not name.startswith("paceline.doors.zero")
