@@ -2,9 +2,9 @@
 """Methods with blocks on a small language model: against one worker, by number of workers, gain and period.
 
 A perceptron guesses the next character of Python's own library from the last twelve. N workers are simulated stacked
-(:func:`paceline.sim.simulate_stacked`). All trainings see the same number of minibatches in all, in the same order, and
-a learning rate that follows the samples seen in the same way; the loss is the mean cross-entropy on held-out files, in
-nats, once at the end.
+(:func:`paceline.forecast.sim.simulate_stacked`). All trainings see the same number of minibatches in all, in the same
+order, and a learning rate that follows the samples seen in the same way; the loss is the mean cross-entropy on held-out
+files, in nats, once at the end.
 
     python benchmarks/blocks.py table  [--workers 1 4 16 64]   every method at every N
     python benchmarks/blocks.py gain   [--workers 4 16 64]     ours at gains of N^p: which p is best, and how surely
@@ -56,7 +56,7 @@ from _block_methods import Plan, Training
 from torch import Tensor, nn
 
 from paceline.errors import NonFiniteError
-from paceline.sim import StackedResult, simulate_stacked
+from paceline.forecast.sim import StackedResult, simulate_stacked
 
 WORKERS = {"table": [1, 4, 16, 64], "gain": [4, 16, 64], "period": [8], "rate": [1, 16]}
 Batch = tuple[Tensor, Tensor]

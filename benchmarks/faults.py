@@ -62,7 +62,7 @@ from model import CharLM, validation_loss
 from safetensors.torch import load_file, save_file
 
 from data import load_corpus
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 
 RATE_MBIT, DELAY_MS = 200.0, 1.0
 EXPECTED = 0.88  # part of the workers' time that becomes useful work, to choose the number of samples

@@ -35,12 +35,12 @@ import _quick
 import network as emulated
 import torch
 
-from paceline.planner import Conditions, Link, LogNormal, Network, Workload, forecast
-from paceline.planner.timing import LATER, NotedWire
+from paceline.forecast.planner import Conditions, Link, LogNormal, Network, Workload, forecast
+from paceline.forecast.planner.timing import LATER, NotedWire
+from paceline.forecast.sim.network import EmulatedNetwork
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
-from paceline.sim.network import EmulatedNetwork
 
 RULES = "sync;one_bit(warmup=2);bmuf(period=16);streaming_diloco(period=16)"
 PAYLOAD = 1448 / 1514

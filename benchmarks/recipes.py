@@ -31,9 +31,9 @@ from _chars import Perceptron, batches, judged, loss_of, text
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
+from paceline.forecast.sim import Clock, uniform
 from paceline.rules.recipes import RECIPES
 from paceline.rules.rule import is_asynchronous
-from paceline.sim import Clock, uniform
 
 WORKERS = 4
 SIZE, HIDDEN, EMBEDDING = 16, 64, 16

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.sim import StackedResult, simulate_stacked
+from paceline.forecast.sim import StackedResult, simulate_stacked
 
 FEATURES, CLASSES = 32, 10
 

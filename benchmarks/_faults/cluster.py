@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _faults.job import Job
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 
 PROGRAM = Path(__file__).with_name("program.py")
 PORT = 29600

@@ -17,7 +17,7 @@ from _faults import judge
 from _faults.cluster import POLL_S, Cluster
 from _faults.job import Job
 from _faults.storm import Storm
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 
 PROGRAM = Path(__file__).with_name("torchft_program.py")
 LIGHTHOUSE_PORT = 29510

@@ -11,7 +11,7 @@ from typing import Any
 from _faults import count, judge
 from _faults.cluster import Cluster
 from _faults.job import Job
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 
 HOSTS, RATE_MBIT, DELAY_MS = 4, 10.0, 10.0
 HIDDEN = 488  # 4.0 MB at 32 bits

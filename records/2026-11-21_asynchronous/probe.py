@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
+from paceline.forecast.sim import simulate
+from paceline.forecast.sim.clock import Clock, exponential
 from paceline.rules.outer import DelayCompensated
 from paceline.rules.outer.arrival import Push
 from paceline.rules.recipes import rule_from_text
-from paceline.sim import simulate
-from paceline.sim.clock import Clock, exponential
 
 QUICK = "--quick" in sys.argv
 OUT = Path(__file__).resolve().parent / ("quick/probe.jsonl" if QUICK else "probe.jsonl")

@@ -29,8 +29,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
-from paceline.sim import simulate
-from paceline.sim.clock import Clock, exponential, uniform
+from paceline.forecast.sim import simulate
+from paceline.forecast.sim.clock import Clock, exponential, uniform
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"

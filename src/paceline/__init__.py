@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from paceline.communication.sockets.tls import TLS
     from paceline.core.world import World
     from paceline.doors.adapters.arrays import attach_arrays
+    from paceline.forecast.sim.clock import Clock
+    from paceline.forecast.sim.simulate import simulate
     from paceline.rules.recipes import RECIPES, rule_from_text
     from paceline.rules.rule import Rule
     from paceline.run.attach import attach
     from paceline.run.run import Run
-    from paceline.sim.clock import Clock
-    from paceline.sim.simulate import simulate
     from paceline.update.exchange.outliers import Guard
 else:
     __getattr__, __dir__ = lazily(
@@ -51,7 +51,7 @@ else:
         {
             "RECIPES": "rules.recipes",
             "TLS": "communication.sockets.tls",
-            "Clock": "sim.clock",
+            "Clock": "forecast.sim.clock",
             "Guard": "update.exchange.outliers",
             "Rule": "rules.rule",
             "Run": "run.run",
@@ -59,7 +59,7 @@ else:
             "attach": "run.attach",
             "attach_arrays": "doors.adapters.arrays",
             "rule_from_text": "rules.recipes",
-            "simulate": "sim.simulate",
+            "simulate": "forecast.sim.simulate",
         },
     )
 

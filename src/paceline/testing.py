@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.errors import RuleError
+from paceline.forecast.sim import simulate
 from paceline.rules.outer.base import Coefficients, Outer
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.run.attach import attach
-from paceline.sim import simulate
 
 __all__ = ["agree", "check_outer", "check_rule", "one_worker_is_the_program", "repeat", "resume", "slices"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.sim import Clock, uniform
+from paceline.forecast.sim import Clock, uniform
 
 RECIPES = [
     "asgd()",

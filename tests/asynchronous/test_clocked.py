@@ -12,11 +12,11 @@ import torch
 
 import paceline
 from paceline.communication.calls import WORDS
+from paceline.forecast.sim import Clock, exponential, link, uniform
 from paceline.rules.outer import Sum
 from paceline.rules.rule import FRAME_BYTES
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.sim import Clock, exponential, link, uniform
 from paceline.update.monitor import Watch
 from paceline.update.server.shard import Piece
 from paceline.update.server.shard_updates import Adds, Arriving

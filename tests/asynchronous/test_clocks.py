@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.forecast.sim import Clock, exponential
 from paceline.rules.outer import Sum
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.sim import Clock, exponential
 from paceline.update.server.staleness import Clocks
 
 

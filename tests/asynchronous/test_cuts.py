@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 from tests.asynchronous.test_threads import Faulty, events, until_lost
 from tests.processes.launch import Launch
 

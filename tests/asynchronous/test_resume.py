@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import paceline
-from paceline.sim import Clock, link, uniform
+from paceline.forecast.sim import Clock, link, uniform
 from tests.asynchronous.programs import RECIPES, Numbers, rank, simulate
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, same_bits, sgd
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 from paceline.update.server import membership as members
 from tests.helpers import same_bits
 from tests.processes.asynchronous_programs import RULES

@@ -15,12 +15,12 @@ from torch.nn.utils import clip_grad_norm_
 
 import paceline
 from paceline import UnsupportedError
+from paceline.forecast.sim import Clock, exponential
 from paceline.rules.outer import Sum
 from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.sim import Clock, exponential
 from tests.asynchronous.programs import RECIPES, Numbers, finite, lines, rank, simulate
 from tests.helpers import Place, Program, adam, make_data, make_net, momentum_sgd, same_bits, sgd, state_of
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.sim import simulate_stacked
+from paceline.forecast.sim import simulate_stacked
 
 FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
 B, T, F, H = 3, 9, 7, 5

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.sim.network import EmulatedNetwork
+from paceline.forecast.sim.network import EmulatedNetwork
 from tests.ports import free_port
 
 DEADLINE_S = 120.0

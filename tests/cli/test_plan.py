@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app, plan_inputs
 from paceline.errors import UnsupportedError
-from paceline.planner import busy
-from paceline.planner.stopwatch import Timed
+from paceline.forecast.planner import busy
+from paceline.forecast.planner.stopwatch import Timed
 
 GIVEN = ("--step-time", 0.1, "--parameters", "1M", "--workers", "1,4", "--rule", "sync", "--rule", "bmuf(period=8)")
 

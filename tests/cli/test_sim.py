@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.sim import program
+from paceline.forecast.sim import program
 
 SOURCE = str(Path(paceline.__file__).parents[1])
 TRAIN = """
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(options: list[object],
 
 
 def test_the_panel_names_the_worker_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process itself is played: it leaves what `paceline.sim.program` leaves."""
+    """The process itself is played: it leaves what `paceline.forecast.sim.program` leaves."""
     from paceline.cli import sim
     from paceline.cli.launch import Outcome
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.sim import Clock
+from paceline.forecast.sim import Clock
 
 NAMES = [f"{k:02d}.wav" for k in range(11)]
 

@@ -17,7 +17,7 @@ import paceline
 from paceline.core.state_tree import build, flatten
 from paceline.data.sampling.shard_progress import Consumed
 from paceline.data.sharing.position import Position
-from paceline.sim import Clock
+from paceline.forecast.sim import Clock
 from tests.data.test_share import Buckets, Numbers, Reversed
 
 Seen = list[tuple[int, list[int]]]

@@ -22,7 +22,7 @@ from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.shard_progress import Consumed
 from paceline.data.sharing.position import Position
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
-from paceline.sim import Clock
+from paceline.forecast.sim import Clock
 from tests.data.test_share import SAMPLERS, Batches, Numbers, Stream
 
 # -- under every family of rules ------------------------------------------------------------------

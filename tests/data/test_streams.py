@@ -17,7 +17,7 @@ from paceline.data import ShardStream
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.shard_progress import UNIT, Consumed, dealt, pieces
 from paceline.data.streams.reader import Pieces, ShardReading
-from paceline.sim import Clock
+from paceline.forecast.sim import Clock
 
 Batch = list[int]
 SIZES = [7, 12, 1, 9, 16, 5, 8, 11, 3]

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from paceline.doctor import Place, place_from
-from paceline.doctor.machine import examine, gloo_address
-from paceline.doctor.probe import transfers
-from paceline.doctor.wire import MOST_BYTES, Server, call, give, ping, receive, send
+from paceline.forecast.doctor import Place, place_from
+from paceline.forecast.doctor.machine import examine, gloo_address
+from paceline.forecast.doctor.probe import transfers
+from paceline.forecast.doctor.wire import MOST_BYTES, Server, call, give, ping, receive, send
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 

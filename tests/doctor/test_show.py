@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.doctor import Measurements, judge
-from paceline.doctor.measured import link_from_json, machine_from_json
-from paceline.doctor.show import as_json, print_all, write_report
+from paceline.forecast.doctor import Measurements, judge
+from paceline.forecast.doctor.measured import link_from_json, machine_from_json
+from paceline.forecast.doctor.show import as_json, print_all, write_report
 
 from .made import GBIT, broken, cluster, with_links
 

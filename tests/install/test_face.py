@@ -34,7 +34,7 @@ from paceline.rules.outer import BlockMomentum
 from paceline.rules.payload import Delta
 from paceline.rules.recipes import Recipe
 from paceline.rules.schedule import EveryBlock
-from paceline.sim import link
+from paceline.forecast.sim import link
 from paceline.observe.sinks import Sink
 from paceline.rules.topology import Ordered
 

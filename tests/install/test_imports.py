@@ -26,8 +26,8 @@ ONE_RUN_OF_MANY = {
     "paceline.data.packed",
     "paceline.flow.engine",
     "paceline.observe",
-    "paceline.planner",
-    "paceline.sim",
+    "paceline.forecast.planner",
+    "paceline.forecast.sim",
     "paceline.communication.sockets.certificates",
     "paceline.communication.ring",
     "paceline.tuning.newbob",
@@ -124,8 +124,8 @@ def test_what_loads_later_is_what_type_checkers_see(package: str) -> None:
 
 
 def test_modules_are_found_without_an_import_of_their_own() -> None:
-    modules = loaded("import paceline", "paceline.data.Files; paceline.sim.link")
-    assert {"paceline.data.cache.files", "paceline.sim.clock"} <= modules
+    modules = loaded("import paceline", "paceline.data.Files; paceline.forecast.sim.link")
+    assert {"paceline.data.cache.files", "paceline.forecast.sim.clock"} <= modules
 
 
 @pytest.mark.parametrize("module", [paceline, paceline.data])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.planner import Link, LogNormal, Network, Workload
+from paceline.forecast.planner import Link, LogNormal, Network, Workload
 from paceline.rules.codec import Layout
 
 NUMEL = 1 << 20

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import RuleError
-from paceline.planner import Advice, recommend
-from paceline.planner.advice import exchange_share, least_period
+from paceline.forecast.planner import Advice, recommend
+from paceline.forecast.planner.advice import exchange_share, least_period
 from paceline.rules.recipes import rule_from_text
 
 from .made import NOTHING, wire, work

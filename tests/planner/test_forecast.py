@@ -8,7 +8,7 @@ import math
 import pytest
 
 from paceline.errors import RuleError
-from paceline.planner import Conditions, Forecast, forecast, forecasts
+from paceline.forecast.planner import Conditions, Forecast, forecast, forecasts
 from paceline.rules.recipes import RECIPES, rule_from_text
 from paceline.rules.rule import is_asynchronous
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner import LogNormal
-from paceline.planner.lockstep import barrier, overlapped
+from paceline.forecast.planner import LogNormal
+from paceline.forecast.planner.lockstep import barrier, overlapped
 from paceline.rules.schedule import EveryBlock
 
 EVEN = LogNormal(0.1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from paceline.doctor.measured import Link as Seen
-from paceline.doctor.measured import Machine, Measurements
 from paceline.errors import RuleError
-from paceline.planner import PRESETS, Link, Network, network_from_text
+from paceline.forecast.doctor.measured import Link as Seen
+from paceline.forecast.doctor.measured import Machine, Measurements
+from paceline.forecast.planner import PRESETS, Link, Network, network_from_text
 
 
 def test_presets_go_by_their_names() -> None:

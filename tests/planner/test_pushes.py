@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 import paceline
-from paceline.planner import LogNormal
-from paceline.planner.pushes import Trip, block_s
+from paceline.forecast.planner import LogNormal
+from paceline.forecast.planner.pushes import Trip, block_s
+from paceline.forecast.sim import Clock, simulate
 from paceline.rules.schedule import Bounded
-from paceline.sim import Clock, simulate
 from tests.helpers import make_net
 
 EVEN = LogNormal(0.1)

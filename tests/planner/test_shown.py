@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from paceline.errors import RuleError
-from paceline.planner import Forecast, forecasts, recommend
-from paceline.planner.plot import draw, save
-from paceline.planner.table import as_json, at, details, efficiencies
+from paceline.forecast.planner import Forecast, forecasts, recommend
+from paceline.forecast.planner.plot import draw, save
+from paceline.forecast.planner.table import as_json, at, details, efficiencies
 from paceline.rules.recipes import rule_from_text
 
 from .made import wire, work

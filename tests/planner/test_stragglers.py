@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import RuleError
-from paceline.planner.stragglers import LogNormal, Measured, maximum_weights, step_times, times_from_text
+from paceline.forecast.planner.stragglers import LogNormal, Measured, maximum_weights, step_times, times_from_text
 
 
 def test_the_same_time_always_has_no_slowest() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner import Link, Network
-from paceline.planner.timing import (
+from paceline.forecast.planner import Link, Network
+from paceline.forecast.planner.timing import (
     ALL_TO_ALL,
     SUM,
     Exchange,

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import paceline
+from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
-from paceline.sim import Clock
 from tests.helpers import same_bits
 from tests.processes.launch import run
 from tests.processes.pace_programs import SAVED_AT, program

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sim.network import PREFIX, EmulatedNetwork, EmulationError, sweep
+from paceline.forecast.sim.network import PREFIX, EmulatedNetwork, EmulationError, sweep
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,7 +235,7 @@ def test_nothing_is_left_when_building_fails(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.processes
 def test_the_next_network_removes_what_a_killed_process_left() -> None:
     program = """
-        from paceline.sim.network import EmulatedNetwork
+        from paceline.forecast.sim.network import EmulatedNetwork
         with EmulatedNetwork(hosts=2, delay_ms=1):
             print("up", flush=True)
             input()

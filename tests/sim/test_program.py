@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sim import program
-from paceline.sim.own import one_process
+from paceline.forecast.sim import program
+from paceline.forecast.sim.process_isolation import one_process
 
 Write = Callable[..., Path]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.sim import Clock, exponential, link, uniform
+from paceline.forecast.sim import Clock, exponential, link, uniform
 
 
 def play(clock: Clock) -> list[tuple[float, Any]]:

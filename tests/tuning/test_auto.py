@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.forecast.sim import Clock, simulate_stacked
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.tables import tuned_rows
 from paceline.rules.payload import Delta
-from paceline.sim import Clock, simulate_stacked
 from paceline.tuning import period_controller
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from paceline.forecast.sim import Clock, link
 from paceline.rules.schedule import Paced
-from paceline.sim import Clock, link
 from paceline.tuning import timers as timed
 from paceline.tuning.period_controller import AGAIN, FIRST, Pacer, reason
 from paceline.tuning.timers import Clocked, Real, Still

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.core import rng
 from paceline.doors.zero.virtual import Around
-from paceline.sim.simulate import run_script
+from paceline.forecast.sim.simulate import run_script
 
 
 @contextlib.contextmanager

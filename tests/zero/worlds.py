@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.doors.zero import virtual
-from paceline.sim.simulate import run_script
+from paceline.forecast.sim.simulate import run_script
 
 HEAD = """
 import torch

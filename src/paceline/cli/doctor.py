@@ -26,8 +26,8 @@ from paceline.cli.explain import parse_count
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.doctor.measured import Measurements
-    from paceline.doctor.probe import Place
+    from paceline.forecast.doctor.measured import Measurements
+    from paceline.forecast.doctor.probe import Place
 
 UNFIT = 1
 LEAVE_S = 5.0  # for a worker that knows how it ended
@@ -60,7 +60,7 @@ def command(
     if not 0.05 <= seconds <= 60:
         refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    from paceline.doctor.probe import Place, place_from  # here, because torch loads for seconds
+    from paceline.forecast.doctor.probe import Place, place_from  # here, because torch loads for seconds
 
     try:
         place = place_from(os.environ)
@@ -80,7 +80,7 @@ def _examine(
     place: Place, timeout_s: float, seconds: float, parameters: int | None, report: Path | None, as_json: bool
 ) -> int:
     """Be one worker, to the end; the exit code."""
-    from paceline.doctor.probe import Probe
+    from paceline.forecast.doctor.probe import Probe
 
     probe = Probe(place, timeout_s, seconds)
     try:
@@ -98,7 +98,7 @@ def _examine(
 
 def _tell(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
     """Print, write the page, and return whether the cluster is fit."""
-    from paceline.doctor import fit, judge, show
+    from paceline.forecast.doctor import fit, judge, show
 
     findings = judge(found, parameters)
     if as_json:

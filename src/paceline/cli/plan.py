@@ -16,10 +16,10 @@ from paceline.cli.console import err, out, refuse, refusing
 from paceline.cli.explain import UNITS
 
 if TYPE_CHECKING:
-    from paceline.planner.advice import Advice
-    from paceline.planner.network import Network
-    from paceline.planner.table import Rows
-    from paceline.planner.workload import Workload
+    from paceline.forecast.planner.advice import Advice
+    from paceline.forecast.planner.network import Network
+    from paceline.forecast.planner.table import Rows
+    from paceline.forecast.planner.workload import Workload
 
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # what follows the script is its own
@@ -93,7 +93,7 @@ def command(
         script, own, step_time, size, moments, epoch, spread, step_times, codec_time, pack_time, steps, timeout
     )
     with refusing():
-        from paceline.planner import Conditions, forecasts, network_from_text, recommend
+        from paceline.forecast.planner import Conditions, forecasts, network_from_text, recommend
         from paceline.rules.recipes import RECIPES, rule_from_text
 
         net, texts = network_from_text(network), rule or list(RECIPES)
@@ -108,7 +108,7 @@ def command(
         else:
             _print(rows, advice, work, net, focus, price > 0)
         if plot is not None:
-            from paceline.planner.plot import save
+            from paceline.forecast.planner.plot import save
 
             save(rows, plot)
             err().print(f"plot: {plot}", soft_wrap=True, markup=False)
@@ -135,8 +135,8 @@ def _size(text: str, option: str) -> int:
 
 
 def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, priced: bool) -> None:
+    from paceline.forecast.planner.table import details, efficiencies
     from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
-    from paceline.planner.table import details, efficiencies
 
     console = out()
     console.print(Text(f"for {focus} workers: {advice.rule}", style="bold"))
@@ -155,7 +155,7 @@ def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int,
 
 
 def _print_json(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int) -> None:
-    from paceline.planner.table import as_json
+    from paceline.forecast.planner.table import as_json
 
     setting = {
         "network": net.name,

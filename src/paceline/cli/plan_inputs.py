@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.errors import RuleError
+from paceline.forecast.planner.busy import Others
+from paceline.forecast.planner.stopwatch import Timed, time_script
+from paceline.forecast.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
+from paceline.forecast.planner.workload import Workload
 from paceline.observe.reports.summary import seconds_text
-from paceline.planner.busy import Others
-from paceline.planner.stopwatch import Timed, time_script
-from paceline.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
-from paceline.planner.workload import Workload
 from paceline.rules.codec import Layout
 
 EPOCH = 1000.0

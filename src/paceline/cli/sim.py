@@ -105,14 +105,14 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
         old.unlink(missing_ok=True)
     if program[2:3] == ["--"]:
         del program[2]
-    start = [sys.executable, "-u", "-m", "paceline.sim.program", *map(str, size), str(output)]
+    start = [sys.executable, "-u", "-m", "paceline.forecast.sim.program", *map(str, size), str(output)]
     alone = Cluster(1)
     what = Command([*start, *program], environment(alone, rule, directory), output)
     with shown(directory, size[0], quiet, first_alone=program[0] != "as-is") as show:
         return follow(alone, what, show)
 
 
-FAILED = "failed"  # of paceline.sim.program, which loads torch
+FAILED = "failed"  # of paceline.forecast.sim.program, which loads torch
 
 
 def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, quiet: bool) -> int:

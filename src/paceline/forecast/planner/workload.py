@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.errors import RuleError
-from paceline.planner.stragglers import StepTimes
+from paceline.forecast.planner.stragglers import StepTimes
 from paceline.rules.codec import Layout
 
 BACKWARD = 2 / 3

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.planner.forecast import Forecast, forecast
-from paceline.planner.network import Network
-from paceline.planner.workload import Conditions, Workload
+from paceline.forecast.planner.forecast import Forecast, forecast
+from paceline.forecast.planner.network import Network
+from paceline.forecast.planner.workload import Conditions, Workload
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import paced
 

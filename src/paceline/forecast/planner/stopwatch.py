@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the steps of a user's script, which stays as it is: one process, a few steps, and what its optimizer holds.
 
-The script runs in a process of its own (`python -m paceline.planner.stopwatch`), alone as on a cluster of one. torch
-calls a hook behind every optimizer's step, whichever optimizer it is. From one step's end to the next is a step time,
-loading of data included; the first few, in which memory is found and kernels are chosen, are left out. Where the script
-steps several optimizers in turn, the one that made the first step marks the time, and the numbers of all are added up.
-When enough steps are made the script is ended as by `sys.exit()`, so that its `finally` blocks run.
+The script runs in a process of its own (`python -m paceline.forecast.planner.stopwatch`), alone as on a cluster of one.
+torch calls a hook behind every optimizer's step, whichever optimizer it is. From one step's end to the next is a step
+time, loading of data included; the first few, in which memory is found and kernels are chosen, are left out. Where the
+script steps several optimizers in turn, the one that made the first step marks the time, and the numbers of all are
+added up. When enough steps are made the script is ended as by `sys.exit()`, so that its `finally` blocks run.
 
 The answer comes as JSON in a file.
 """
@@ -70,7 +70,15 @@ def time_script(script: Path, arguments: Sequence[str] = (), steps: int = 20, ti
     with tempfile.TemporaryDirectory() as directory:
         answer, said, log = (Path(directory) / name for name in ("answer.json", "said", "log"))
         environment = alone(os.environ) | {"PACELINE_LOG": str(log)}
-        command = [sys.executable, "-m", "paceline.planner.stopwatch", str(answer), str(steps), str(script), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "paceline.forecast.planner.stopwatch",
+            str(answer),
+            str(steps),
+            str(script),
+            *arguments,
+        ]
         how = _finish(command, environment, said, timeout_s)
         if not answer.is_file():
             raise StopwatchError(f"{script} {how}, and no optimizer of torch made {LEAST_STEPS + WARM_STEPS} steps; "
@@ -158,7 +166,7 @@ class _Hook:
 
 
 def main() -> None:
-    """python -m paceline.planner.stopwatch ANSWER STEPS SCRIPT ARGUMENTS..."""
+    """python -m paceline.forecast.planner.stopwatch ANSWER STEPS SCRIPT ARGUMENTS..."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     answer, steps, script, *arguments = sys.argv[1:]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.planner.stragglers import LogNormal, StepTimes
+from paceline.forecast.planner.stragglers import LogNormal, StepTimes
 from paceline.rules.schedule import EveryBlock
 
 BLOCKS = 96

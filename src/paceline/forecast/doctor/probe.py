@@ -25,10 +25,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.doctor.machine import examine
-from paceline.doctor.measured import Link, Machine, Measurements, link_from_json, machine_from_json
-from paceline.doctor.wire import Server, call, give, ping
 from paceline.errors import PacelineError, PeerLostError
+from paceline.forecast.doctor.machine import examine
+from paceline.forecast.doctor.measured import Link, Machine, Measurements, link_from_json, machine_from_json
+from paceline.forecast.doctor.wire import Server, call, give, ping
 
 c10d: Any = dist  # whose stubs leave the stores out
 

@@ -7,8 +7,8 @@
 A host is a namespace with one interface, `eth0`, and a name of its own, `host0`, `host1` and so on, by which the others
 find it. Its cable leads to a bridge in one more namespace; both ends of the cable are shaped (tbf), so sending and
 receiving are limited each for itself, as in a switched network. The delay is the time that a packet takes from any host
-to any other, one way; it is added on arrival by :mod:`paceline.sim.delay`, because many kernels have no netem. A link
-can be cut, slowed, and made to lose packets (:mod:`paceline.sim.loss`).
+to any other, one way; it is added on arrival by :mod:`paceline.forecast.sim.delay`, because many kernels have no netem.
+A link can be cut, slowed, and made to lose packets (:mod:`paceline.forecast.sim.loss`).
 
 Needs Linux, root and iproute2 (`possible()` says what is missing). Nothing outlives the `with`: not after an exception,
 not after Ctrl-C; and what a killed process left behind, the next network removes. All hosts share this machine's
@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.sim.loss import set_losses
+from paceline.forecast.sim.loss import set_losses
 
 PREFIX = "pacenet"
 SUBNET = "10.83.48"

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any
 
 from paceline.core.parse import like, read_call
-from paceline.doctor.measured import Link as Seen
-from paceline.doctor.measured import Machine, link_from_json, machine_from_json
 from paceline.errors import RuleError
+from paceline.forecast.doctor.measured import Link as Seen
+from paceline.forecast.doctor.measured import Machine, link_from_json, machine_from_json
 
 ETHERNET = 1448 / 1538
 """Share of an Ethernet wire that is payload of TCP, at the usual frame of 1500 bytes."""

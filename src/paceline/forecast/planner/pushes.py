@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from paceline.communication.virtual.clock import Clock
-from paceline.planner.stragglers import StepTimes
+from paceline.forecast.planner.stragglers import StepTimes
 from paceline.rules.schedule import Bounded
 
 BLOCKS = 4096

@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from paceline.doctor.judge import Finding, fit, judge
-from paceline.doctor.measured import Link, Machine, Measurements
-from paceline.doctor.probe import Place, Probe, place_from
+from paceline.forecast.doctor.judge import Finding, fit, judge
+from paceline.forecast.doctor.measured import Link, Machine, Measurements
+from paceline.forecast.doctor.probe import Place, Probe, place_from
 
 __all__ = ["Finding", "Link", "Machine", "Measurements", "Place", "Probe", "fit", "judge", "place_from"]

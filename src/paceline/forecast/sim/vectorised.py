@@ -26,10 +26,10 @@ from torch.func import vmap
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.forecast.sim.vectorised_blocks import StackedBlocks, check_rule
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
-from paceline.sim.stacked_blocks import StackedBlocks, check_rule
 
 Loss = Callable[..., Tensor]
 Batch = Tensor | Sequence[Tensor]

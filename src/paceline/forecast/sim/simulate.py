@@ -14,7 +14,7 @@ from typing import Any, TextIO, TypeVar
 
 from paceline.communication.virtual import transport as virtual
 from paceline.communication.virtual.clock import Clock
-from paceline.sim.own import Start, one_process, script_of
+from paceline.forecast.sim.process_isolation import Start, one_process, script_of
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,8 @@ def simulate(
         workers: N, at least 1.
         arguments: the script's command line.
         hosts: a name for each worker's host, for what depends on who is near whom; all are on this one by default.
-        clock: how long computing and messages take (:class:`paceline.sim.Clock`), which decides the order of events
+        clock: how long computing and messages take (:class:`paceline.forecast.sim.Clock`), which decides the order of
+        events
             under asynchronous rules; by default every minibatch takes a second and messages take no time.
 
     Returns:
@@ -109,7 +110,7 @@ def run_script(
     Raises:
         ValueError: there is no such script.
         UnsupportedError: the script does to its process what cannot be done for one virtual worker alone
-            (:mod:`paceline.sim.own`).
+            (:mod:`paceline.forecast.sim.process_isolation`).
         Whatever the first failing worker raised.
     """
     if not path.is_file():

@@ -16,7 +16,7 @@ import numpy
 import torch
 
 from paceline.core.world import host_name
-from paceline.doctor.measured import Machine
+from paceline.forecast.doctor.measured import Machine
 from paceline.version import __version__
 
 LOOKUP_S = 5.0  # for the host's own name; a name server that is down must not stop the examination

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.doctor.judge import Finding, exchange_s, fit, latency_text, rate_text, slowest_bytes_s
-from paceline.doctor.measured import Link, Measurements
+from paceline.forecast.doctor.judge import Finding, exchange_s, fit, latency_text, rate_text, slowest_bytes_s
+from paceline.forecast.doctor.measured import Link, Measurements
 from paceline.observe.reports import page
 from paceline.observe.reports.canvas import new_figure, style
 from paceline.observe.reports.summary import seconds_text

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from paceline.sim.clock import Clock, exponential, link, uniform
-from paceline.sim.simulate import simulate
-from paceline.sim.stacked import StackedResult, simulate_stacked
+from paceline.forecast.sim.clock import Clock, exponential, link, uniform
+from paceline.forecast.sim.simulate import simulate
+from paceline.forecast.sim.vectorised import StackedResult, simulate_stacked
 
 __all__ = ["Clock", "StackedResult", "exponential", "link", "simulate", "simulate_stacked", "uniform"]

@@ -17,11 +17,11 @@
 
 from __future__ import annotations
 
-from paceline.planner.advice import Advice, recommend
-from paceline.planner.forecast import Forecast, forecast, forecasts
-from paceline.planner.network import PRESETS, Link, Network, network_from_text
-from paceline.planner.stragglers import LogNormal, Measured, StepTimes
-from paceline.planner.workload import Conditions, Workload
+from paceline.forecast.planner.advice import Advice, recommend
+from paceline.forecast.planner.forecast import Forecast, forecast, forecasts
+from paceline.forecast.planner.network import PRESETS, Link, Network, network_from_text
+from paceline.forecast.planner.stragglers import LogNormal, Measured, StepTimes
+from paceline.forecast.planner.workload import Conditions, Workload
 
 __all__ = [
     "PRESETS",

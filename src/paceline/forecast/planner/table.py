@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from paceline.forecast.planner.advice import Advice
+from paceline.forecast.planner.forecast import Forecast
 from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
-from paceline.planner.advice import Advice
-from paceline.planner.forecast import Forecast
 
 Rows = Sequence[Sequence[Forecast]]
 """For each rule the forecast at each number of workers, the same numbers for all."""

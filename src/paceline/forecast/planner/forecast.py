@@ -6,8 +6,9 @@
     cost       = N * epoch * price
 
 t is a block's time over its minibatches: computing, waiting for the slowest, and the part of exchanges that nothing
-hides (:mod:`paceline.planner.lockstep`), or what the simulated clock says where each exchanges by itself
-(:mod:`paceline.planner.pushes`). It is the pace after every warm-up. How much a model learns from a minibatch is not
+hides (:mod:`paceline.forecast.planner.lockstep`), or what the simulated clock says where each exchanges by itself
+(:mod:`paceline.forecast.planner.pushes`). It is the pace after every warm-up. How much a model learns from a minibatch
+is not
 forecast: efficiencies of rules compare speeds.
 """
 
@@ -19,11 +20,11 @@ from itertools import pairwise
 from typing import Any
 
 from paceline.errors import RuleError
-from paceline.planner.lockstep import Block, barrier, overlapped
-from paceline.planner.network import Network
-from paceline.planner.pushes import Trip, block_s
-from paceline.planner.timing import chunked_s, exchange, operation, scattered_s
-from paceline.planner.workload import Conditions, Workload
+from paceline.forecast.planner.lockstep import Block, barrier, overlapped
+from paceline.forecast.planner.network import Network
+from paceline.forecast.planner.pushes import Trip, block_s
+from paceline.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
+from paceline.forecast.planner.workload import Conditions, Workload
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule, is_asynchronous, is_block
 from paceline.rules.schedule import Bounded, EveryBlock, Paced

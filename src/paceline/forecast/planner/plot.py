@@ -9,9 +9,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from paceline.errors import RuleError
+from paceline.forecast.planner.forecast import Forecast
+from paceline.forecast.planner.table import Rows
 from paceline.observe.reports.canvas import GRID, colour, legend_above, new_figure, style
-from paceline.planner.forecast import Forecast
-from paceline.planner.table import Rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

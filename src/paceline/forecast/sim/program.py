@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of `paceline sim`: a script under N virtual workers, each with files of its own for what it prints.
 
-    python -m paceline.sim.program WORKERS HOSTS OUTPUT LINES SCRIPT [ARGUMENTS]
+    python -m paceline.forecast.sim.program WORKERS HOSTS OUTPUT LINES SCRIPT [ARGUMENTS]
 
 LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline.doors.zero.virtual`).
 
@@ -22,9 +22,9 @@ from pathlib import Path
 from paceline.communication.virtual import transport as virtual
 from paceline.doors.zero import virtual as zero
 from paceline.doors.zero.program import told
-from paceline.sim.output import Output
-from paceline.sim.own import OwnProcess
-from paceline.sim.simulate import Around, run_script
+from paceline.forecast.sim.output import Output
+from paceline.forecast.sim.process_isolation import OwnProcess
+from paceline.forecast.sim.simulate import Around, run_script
 
 FAILED = "failed"
 """Name of the file with the rank of the worker that failed."""

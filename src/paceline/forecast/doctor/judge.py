@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.doctor.measured import Link, Measurements
+from paceline.forecast.doctor.measured import Link, Measurements
 
 Severity = Literal["wrong", "note", "good"]
 SLOW = 0.5  # of the median speed

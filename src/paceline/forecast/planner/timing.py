@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import Done
-from paceline.planner.network import Network
+from paceline.forecast.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
 from paceline.rules.topology import Hierarchical, Ordered
