@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from paceline.cli import app, console, failure, lines
+from paceline.cli import app, console
+from paceline.cli.run import failure
+from paceline.cli.run import output as lines
 from paceline.core.printable import CONTROL, coloured, deeply, plain, visible
 from paceline.observe.reports.elastic_events import event_text
 

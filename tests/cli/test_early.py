@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import early as early_module
-from paceline.cli.cluster import Cluster
-from paceline.cli.early import begun, environment
-from paceline.cli.rendezvous import meeting
-from paceline.cli.spawn import Command
+from paceline.cli.launch import prestart as early_module
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.prestart import begun, environment
+from paceline.cli.launch.rendezvous import meeting
+from paceline.cli.launch.spawn import Command
 
 TELL = "import json, os, sys; json.dump(dict(os.environ), sys.stdout)"
 STAY = "import sys; sys.stdin.read(); import time; time.sleep(600)"
@@ -65,7 +65,7 @@ def test_what_torchrun_would_say_is_said() -> None:
     assert environment("run")["TORCHELASTIC_USE_AGENT_STORE"] == str(handler.use_agent_store)
 
 
-@pytest.mark.parametrize("name", ["cluster", "early", "leash", "signals", "spawn"])
+@pytest.mark.parametrize("name", ["cluster", "prestart", "parent_death", "signals", "spawn"])
 def test_it_needs_no_torch(name: str) -> None:
     path = Path(early_module.__file__).with_name(f"{name}.py")
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from paceline.cli import kept, supervise
+from paceline.cli.launch import saved_plan, supervisor
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
 
@@ -104,7 +104,7 @@ def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_p
     path = script(MEMBER.format(then=""))
     with started("--elastic", "1:2", "--workers", 2, "--timeout", 60, "--log", log, path) as first:
         until(lambda: len(events(log, "joined")) == 2)
-        record = json.loads((log / kept.NAME).read_text())
+        record = json.loads((log / saved_plan.NAME).read_text())
         assert record["plan"]["control"][1] > 0 and "PACELINE_LOG" in record["plan"]["environment"]
         first.kill()
         first.communicate(timeout=DEADLINE_S)
@@ -161,7 +161,7 @@ def test_a_program_that_always_fails_is_not_started_for_ever(
     script: Script,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervise, "PAUSES_S", (0.0,) * 5)
+    monkeypatch.setattr(supervisor, "PAUSES_S", (0.0,) * 5)
     result = plain(script, "raise ValueError('odd')")
     assert result.exit_code == 1
     assert "5 in a row died here before an exchange of theirs counted, so no more are started" in result.stderr

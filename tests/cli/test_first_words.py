@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import paceline
-from paceline.cli import app, checks, elastic_checks
-from paceline.cli.cluster import Cluster
-from paceline.cli.launch import _waits_for
+from paceline.cli import app
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.launch import _waits_for
+from paceline.cli.run import checks, elastic_checks
 from tests.helpers import make_net, sgd
 
 

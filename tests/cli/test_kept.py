@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import kept
+from paceline.cli.launch import saved_plan
 from paceline.errors import CheckpointError, UnsupportedError
 
-PLAN = kept.Plan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
+PLAN = saved_plan.Plan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     places = [{"place": 0, "turn": 2}]
-    kept.write(tmp_path, PLAN, places)
-    assert kept.read(tmp_path) == (PLAN, places)
-    assert [path.name for path in tmp_path.iterdir()] == [kept.NAME]
+    saved_plan.write(tmp_path, PLAN, places)
+    assert saved_plan.read(tmp_path) == (PLAN, places)
+    assert [path.name for path in tmp_path.iterdir()] == [saved_plan.NAME]
     assert PLAN.address == "[::1]:7000"
 
 
@@ -35,17 +35,17 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
     if text is not None:
-        (tmp_path / kept.NAME).write_text(text)
+        (tmp_path / saved_plan.NAME).write_text(text)
     with pytest.raises(CheckpointError, match=says):
-        kept.read(tmp_path)
+        saved_plan.read(tmp_path)
 
 
 def test_there_is_one_launcher(tmp_path: Path) -> None:
-    lock = kept.Lock(tmp_path)
+    lock = saved_plan.Lock(tmp_path)
     with pytest.raises(UnsupportedError, match=r"still runs \(process \d+\)"):
-        kept.Lock(tmp_path)
+        saved_plan.Lock(tmp_path)
     lock.release()
-    kept.Lock(tmp_path).release()
+    saved_plan.Lock(tmp_path).release()
 
 
 @pytest.mark.processes
@@ -58,7 +58,9 @@ lock = kept.Lock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), 9)
 """
     assert (
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(Path(kept.__file__).parents[2])}).returncode
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONPATH": str(Path(saved_plan.__file__).parents[3])}
+        ).returncode
         == -9
     )
-    kept.Lock(tmp_path).release()
+    saved_plan.Lock(tmp_path).release()

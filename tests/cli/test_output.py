@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli import failure, lines, output_files, room
-from paceline.cli.process import Files, Process
-from paceline.cli.status import Status, describe
+import paceline
+from paceline.cli.launch.process import Files, Process
+from paceline.cli.run import disk_full, failure, output_files
+from paceline.cli.run import output as lines
+from paceline.cli.run.status import Status, describe
 from paceline.observe.reports.live import Live, Snapshot
 
 Shown = list[tuple[int, str, bool]]
@@ -209,9 +211,9 @@ def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path)
 def test_a_full_disk_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(room, "ROOM_BYTES", 1 << 80)
+    monkeypatch.setattr(disk_full, "ROOM_BYTES", 1 << 80)
     times = iter(range(0, 100, 10))
-    look = room.Room(tmp_path, lambda: float(next(times)))
+    look = disk_full.Room(tmp_path, lambda: float(next(times)))
     for _ in range(3):
         look.look()
     assert capsys.readouterr().err.count("is on a full disk") == 1
@@ -224,7 +226,7 @@ def trace(*frames: str, end: str) -> list[str]:
 
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py"
-OURS = str(Path(failure.__file__).parents[1] / "session.py")
+OURS = str(Path(paceline.__file__).parent / "run" / "run.py")
 
 
 def test_frames_that_are_not_the_users_are_folded(tmp_path: Path) -> None:

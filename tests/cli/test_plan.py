@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app, plan_inputs
+from paceline.cli import app
+from paceline.cli.plan import inputs
 from paceline.errors import UnsupportedError
 from paceline.forecast.planner import busy
 from paceline.forecast.planner.stopwatch import Timed
@@ -71,7 +72,7 @@ def test_a_program_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(arguments)
         return Timed((0.1, 0.2, 0.3), ((10, 10), (10,)), moments=2, batches=50)
 
-    monkeypatch.setattr(plan_inputs, "time_script", timed)
+    monkeypatch.setattr(inputs, "time_script", timed)
     result = plan("--workers", 2, "--rule", "sync", "--json", script, "--lr", 1)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.strip().splitlines()[-1])["setting"]
@@ -117,7 +118,7 @@ def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     def fails(*arguments: object) -> Timed:
         raise UnsupportedError("no optimizer made a step")
 
-    monkeypatch.setattr(plan_inputs, "time_script", fails)
+    monkeypatch.setattr(inputs, "time_script", fails)
     result = plan(script)
     assert result.exit_code == 2 and "no optimizer made a step" in said(result)
 
@@ -133,7 +134,7 @@ def test_the_answer_comes_first_and_80_columns_hold_it() -> None:
 
 def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(plan_inputs, "time_script", lambda *_: Timed((0.1,) * 5, ((1000,),), 1))
+    monkeypatch.setattr(inputs, "time_script", lambda *_: Timed((0.1,) * 5, ((1000,),), 1))
     clock = iter((100.0, 100.0 + 1e6))  # of whatever time passes, others use more than there is
     monkeypatch.setattr(busy, "_busy_s", lambda: next(clock))
     result = plan("--workers", 2, "--rule", "sync", tmp_path / "train.py")

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.cli.launch import Outcome
-from paceline.cli.restarts import SUCCESS_S, started_again
-from paceline.cli.spawn import Command
+from paceline.cli.launch.launch import Outcome
+from paceline.cli.launch.spawn import Command
+from paceline.cli.run.restarts import SUCCESS_S, started_again
 
 FAILED, WELL = Outcome({1: 7}), Outcome()
 

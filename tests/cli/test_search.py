@@ -17,11 +17,11 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import paceline
-from paceline.cli import search_run
-from paceline.cli.cluster import Cluster
-from paceline.cli.launch import Outcome
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.launch import Outcome
+from paceline.cli.launch.spawn import Command, Worker
 from paceline.cli.main import app
-from paceline.cli.spawn import Command, Worker
+from paceline.cli.tune import search_rounds
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.tuning.search_round import Round, RoundOver
 
@@ -142,7 +142,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ending], None]:
     def launched(ending: Ending, cluster: Cluster, commands: Sequence[Command], look: object) -> list[Outcome]:
         return [_ended(ending, command) for command in commands]
 
-    return lambda ending: monkeypatch.setattr(search_run, "side_by_side", lambda *about: launched(ending, *about))
+    return lambda ending: monkeypatch.setattr(search_rounds, "side_by_side", lambda *about: launched(ending, *about))
 
 
 def _ended(ending: Ending, command: Command) -> Outcome:

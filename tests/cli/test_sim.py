@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(options: list[object],
 def test_the_panel_names_the_worker_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself is played: it leaves what `paceline.forecast.sim.program` leaves."""
     from paceline.cli import sim
-    from paceline.cli.launch import Outcome
+    from paceline.cli.launch.launch import Outcome
 
     def process(size: tuple[int, int], what: list[str], rule: str | None, log: Path, quiet: bool) -> Outcome:
         (log / "output").mkdir()
@@ -145,7 +145,7 @@ def test_the_panel_names_the_worker_that_failed(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_crash_of_the_whole_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli import sim
-    from paceline.cli.launch import Outcome
+    from paceline.cli.launch.launch import Outcome
 
     def process(size: tuple[int, int], what: list[str], rule: str | None, log: Path, quiet: bool) -> Outcome:
         (log / "output").mkdir()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import keeper, supervise
-from paceline.cli.process import UNKNOWN, Files, Identity, Process
-from paceline.cli.supervise import MOST, PAUSES_S, Supervisor, What
+from paceline.cli.launch import exit_watcher, supervisor
+from paceline.cli.launch.process import UNKNOWN, Files, Identity, Process
+from paceline.cli.launch.supervisor import MOST, PAUSES_S, Supervisor, What
 from tests.cli.test_run import alive, assert_gone
 
 DEADLINE_S = 60.0
@@ -61,7 +61,7 @@ def test_the_code_is_the_workers(start: Start, code: str, wanted: int) -> None:
 @pytest.mark.processes
 def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
     files = Files.of(tmp_path, 0, 1)
-    assert ended(Process.start(["/no/such/program"], os.environ, files)) == keeper.NOT_STARTED
+    assert ended(Process.start(["/no/such/program"], os.environ, files)) == exit_watcher.NOT_STARTED
     assert "cannot start /no/such/program" in files.stderr.read_text()
 
 
@@ -90,7 +90,7 @@ def test_a_request_to_end_is_heard_by_the_worker_and_its_answer_is_known(start: 
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from paceline.cli.process import Files, Process
+from paceline.cli.launch.process import Files, Process
 process = Process.start([sys.executable, "-S", "-c", sys.argv[2]], os.environ, Files.of(Path(sys.argv[1]), 0, 1))
 print(process.identity.pid, process.identity.began, flush=True)
 os.kill(os.getpid(), 9)
@@ -101,7 +101,8 @@ def orphan(directory: Path, code: str) -> tuple[Files, Identity]:
     """A worker whose launcher was killed."""
     said = subprocess.run(
         [sys.executable, "-c", LAUNCHER, str(directory), code],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path(keeper.__file__).parents[2])},
+        stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(exit_watcher.__file__).parents[3])},
     )  # fmt: skip
     assert said.returncode == -9
     pid, began = map(int, said.stdout.split())
@@ -150,7 +151,7 @@ def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
     """The record names a pid and a beginning; another process has the pid now."""
     with subprocess.Popen(["sleep", "300"], start_new_session=True) as stranger:
         try:
-            stale = Identity(stranger.pid, keeper.began(stranger.pid) - 1)
+            stale = Identity(stranger.pid, exit_watcher.began(stranger.pid) - 1)
             assert not stale.lives and Identity(stranger.pid, stale.began + 1).lives
             taken = Process.find(Files.of(tmp_path, 0, 1), stale)
             assert taken is not None and taken.poll() == UNKNOWN
@@ -181,7 +182,7 @@ class Shop:
             self.started.append((environment["LOCAL_RANK"], files.stdout.name))
             return FakeProcess(files)
 
-        monkeypatch.setattr(supervise.Process, "start", begin)
+        monkeypatch.setattr(supervisor.Process, "start", begin)
         self.workers = Supervisor(
             What(["x"], {}, tmp_path),
             places,
@@ -271,7 +272,7 @@ def test_the_next_launcher_knows_where_the_last_one_stood(monkeypatch: pytest.Mo
     shop = Shop(monkeypatch, tmp_path, 4)
     shop.workers.look()
     shop.end(1, 1)
-    monkeypatch.setattr(supervise.Process, "find", lambda files, identity: FakeProcess(files) if identity else None)
+    monkeypatch.setattr(supervisor.Process, "find", lambda files, identity: FakeProcess(files) if identity else None)
     state = shop.workers.state()
     state[2] |= {"process": None}  # the last one died while it started this one
     state[3] |= {"process": None, "given_up": True}

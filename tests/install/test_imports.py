@@ -57,8 +57,9 @@ def test_the_import_alone_brings_nothing_of_others() -> None:
     modules = loaded("", "import paceline")
     assert not others(modules)
     assert {name for name in modules if name.startswith("paceline.")} == {
-        "paceline.errors",
+        "paceline.core",
         "paceline.core.lazy",
+        "paceline.errors",
         "paceline.version",
     }
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.elastic_words import of_control, of_process
-from paceline.cli.status import describe
+from paceline.cli.run.elastic_messages import of_control, of_process
+from paceline.cli.run.status import describe
 from paceline.observe.reports.elastic_events import QUIET, Event, Standing, event_text, read_events
 from paceline.observe.reports.live import Live, Snapshot
 from paceline.observe.reports.read import read_run

@@ -12,8 +12,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 import paceline
-from paceline.cli import app, doors
-from paceline.cli.cluster import Cluster
+from paceline.cli import app
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.run import certificates as doors
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS
 from tests.transport.connections import pair

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import doors
-from paceline.cli.cluster import Cluster
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.run import certificates as doors
 from paceline.communication.torch.store import listen
 from tests.security.sockets import listening, loopback
 

@@ -12,7 +12,7 @@ import pytest
 import paceline
 
 ROOT = Path(paceline.__file__).parent
-RUNNERS = (ROOT / "sim" / "simulate.py", ROOT / "zero" / "program.py")
+RUNNERS = (ROOT / "forecast" / "sim" / "simulate.py", ROOT / "doors" / "zero" / "program.py")
 """They run the user's script."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path not in RUNNERS)
 MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli import checks
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, out, refuse
 from paceline.cli.explain import parse_count
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.run import checks
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import out, refuse
-from paceline.cli.explained import choices, numbers, sent
+from paceline.cli.explain_text import choices, numbers, sent
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
-from paceline.cli import checks, doors, failure, run
-from paceline.cli.conclusion import conclude
 from paceline.cli.console import refuse
 from paceline.cli.lightrnn_report import write_page
 from paceline.cli.lightrnn_show import Shown, shown
+from paceline.cli.run import certificates as doors
+from paceline.cli.run import checks, failure
+from paceline.cli.run import command as run
+from paceline.cli.run.conclusion import conclude
 from paceline.errors import PacelineError
 from paceline.lightrnn.building import build
 from paceline.lightrnn.preparing import await_prepared, prepare
@@ -74,7 +76,7 @@ def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> 
     speaks = checks.check_rule(rule)
     with shown() as show:
         prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
-    from paceline.cli.spawn import Command
+    from paceline.cli.launch.spawn import Command
 
     directory = checks.log_directory(folder / LOGS, cluster, overwrite=True)
     tls = doors.for_workers(cluster, directory, None, speaks)

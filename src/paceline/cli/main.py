@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import data, doctor, dual, explain, lightrnn, plan, report, run, search, sim, trace, tune, watch
+from paceline.cli import data, doctor, dual, explain, lightrnn, report, sim, trace, watch
+from paceline.cli.plan import command as plan
 from paceline.cli.program_options import ProgramCommand
+from paceline.cli.run import command as run
+from paceline.cli.tune import command as tune
+from paceline.cli.tune import search
 
 app = typer.Typer(
     name="paceline",

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli import checks, failure, zero
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, near, refuse
-from paceline.cli.run import environment, follow, shown
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.run import checks, failure, zero_lines
+from paceline.cli.run.command import environment, follow, shown
 from paceline.observe.reports.read import has_run
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
-    from paceline.cli.launch import Outcome
+    from paceline.cli.launch.launch import Outcome
 
 MOST = 4096
 """Virtual workers; each is a thread with a model of its own."""
@@ -76,13 +76,13 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     checks.check_script(script)
     checks.check_rule(rule)
-    wishes = zero.Wishes(as_is, force_zero_lines, random_data)
-    lines = "as-is" if not zero.serves(script, wishes, workers) else "random-data" if random_data else "zero"
+    wishes = zero_lines.Wishes(as_is, force_zero_lines, random_data)
+    lines = "as-is" if not zero_lines.serves(script, wishes, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, Cluster(workers), overwrite)
     started = time.monotonic()
     outcome = _run((workers, hosts), [lines, str(script), *(arguments or [])], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero.all_alone(directory, wishes, arguments, workers, rule):
+    if code == 0 and zero_lines.all_alone(directory, wishes, arguments, workers, rule):
         code = 1
     raise typer.Exit(code)
 
@@ -97,7 +97,7 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
         directory: of the logs.
         quiet: no status.
     """
-    from paceline.cli.spawn import Command
+    from paceline.cli.launch.spawn import Command
 
     output = directory / "output"
     output.mkdir(exist_ok=True)

@@ -16,9 +16,9 @@ from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.checks import LOGS
 from paceline.cli.console import err, near, out, refuse
-from paceline.cli.status import POLL_EVERY_S, describe
+from paceline.cli.run.checks import LOGS
+from paceline.cli.run.status import POLL_EVERY_S, describe
 from paceline.observe.reports.live import Follower, Live, Snapshot
 from paceline.observe.reports.notices import CONTROL
 from paceline.observe.reports.read import LOG_NAME

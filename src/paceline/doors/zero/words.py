@@ -11,7 +11,7 @@ import torch
 from paceline.doors.zero.rank_discovery import Place
 
 # As they were imported, through links or not: so the names of files in frames begin.
-PACKAGE = str(Path(__file__).parent.parent)
+PACKAGE = str(Path(__file__).parents[2])
 VIRTUAL = "paceline.doors.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
 BETWEEN = (VIRTUAL, "paceline.run.mistakes")
 """Modules that stand between a caller and a function, and are not who asks."""

@@ -16,19 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live as Screen
 
-from paceline.cli import checks, doors, dry, elastic_checks, elastic_run, failure, lines, zero
-from paceline.cli import hosts as host_options
-from paceline.cli.cluster import Cluster
-from paceline.cli.conclusion import conclude, failed
 from paceline.cli.console import out, refuse
-from paceline.cli.early import begun
-from paceline.cli.room import Room
-from paceline.cli.status import Status
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.prestart import begun
+from paceline.cli.run import certificates as doors
+from paceline.cli.run import checks, dry_run, elastic_checks, failure, zero_lines
+from paceline.cli.run import elastic as elastic_run
+from paceline.cli.run import hosts as host_options
+from paceline.cli.run import output as lines
+from paceline.cli.run.conclusion import conclude, failed
+from paceline.cli.run.disk_full import Room
+from paceline.cli.run.status import Status
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
-    from paceline.cli.launch import Outcome
-    from paceline.cli.spawn import Command, Worker
+    from paceline.cli.launch.launch import Outcome
+    from paceline.cli.launch.spawn import Command, Worker
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
@@ -142,10 +145,10 @@ def command(
     elif elastic is None or workers != 0:
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
     speaks = checks.check_rule(rule)
-    wishes = zero.Wishes(as_is, force_zero_lines, random_data)
+    wishes = zero_lines.Wishes(as_is, force_zero_lines, random_data)
     doors.check(tls, job, in_the_clear)
     if elastic is not None or join is not None:
-        zero.refuse_elastic(script, wishes)
+        zero_lines.refuse_elastic(script, wishes)
         if elastic is not None:
             host_options.one_launcher()
         asked = elastic_run.Asked(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
@@ -155,13 +158,13 @@ def command(
         raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
     assert script is not None
     cluster, found = host_options.cluster(host_options.Asked(workers, hosts, host_index, master), timeout)
-    bare = zero.serves(script, wishes, cluster.size)
+    bare = zero_lines.serves(script, wishes, cluster.size)
     what = program(script, arguments or [], bare)
     log = log or host_options.logs(found)
     if print_only:
-        place = dry.directory(log)
-        added = environment(cluster, rule, place) | dry.environment(cluster, tls, in_the_clear, place)
-        return dry.run(ctx, cluster, found, what, added | zero.environment(cluster, bare, random_data), place)
+        place = dry_run.directory(log)
+        added = environment(cluster, rule, place) | dry_run.environment(cluster, tls, in_the_clear, place)
+        return dry_run.run(ctx, cluster, found, what, added | zero_lines.environment(cluster, bare, random_data), place)
     checks.free_port(cluster)
     checks.crowd(cluster.workers, quiet)
     directory = checks.log_directory(log, cluster, overwrite)
@@ -170,11 +173,11 @@ def command(
     elif not in_the_clear and tls is None:
         tls = doors.for_workers(cluster, directory, job, speaks and not quiet)
     added = environment(cluster, rule, directory) | doors.environment(cluster, tls, in_the_clear)
-    added |= zero.environment(cluster, bare, random_data)
+    added |= zero_lines.environment(cluster, bare, random_data)
     started = time.monotonic()
     outcome = _run(cluster, what, added, directory, quiet, restarts, bare)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero.all_alone(directory, wishes, arguments, cluster.size, rule):
+    if code == 0 and zero_lines.all_alone(directory, wishes, arguments, cluster.size, rule):
         code = 1
     if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
         sys.stdout.flush()
@@ -225,8 +228,8 @@ def _run(
     restarts: int,
     first_alone: bool,
 ) -> Outcome:
-    from paceline.cli.restarts import started_again
-    from paceline.cli.spawn import Command
+    from paceline.cli.launch.spawn import Command
+    from paceline.cli.run.restarts import started_again
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
@@ -277,7 +280,7 @@ def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
             show(rank, f"this worker is lost: {failure.how_text(lost[rank])}; the others go on without it", True)
 
     with begun(cluster, what) as early:
-        from paceline.cli.launch import (
+        from paceline.cli.launch.launch import (
             launch,  # here, because torch loads for seconds: the workers load it at the same time
         )
 

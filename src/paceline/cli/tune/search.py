@@ -11,10 +11,10 @@ import typer
 import typer.core
 import typer.main
 
-from paceline.cli import checks
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import refuse
+from paceline.cli.launch.cluster import Cluster
 from paceline.cli.program_options import ProgramCommand
+from paceline.cli.run import checks
 
 EPILOG = (
     'To search for settings: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]; '
@@ -77,8 +77,8 @@ def command(
     of the best quarter, and goes on with values near theirs. The program stays as it is; it has to call run.resume()
     before its training loop, and run.log(loss=...) within it.
     """
-    from paceline.cli.search_plan import Plan  # here, because torch loads for seconds and --help must not wait
-    from paceline.cli.search_run import Search
+    from paceline.cli.tune.search_plan import Plan  # here, because torch loads for seconds and --help must not wait
+    from paceline.cli.tune.search_rounds import Search
 
     if again is not None:
         checks.alone(ctx, "again")

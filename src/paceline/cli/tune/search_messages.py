@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.tune import show
+from paceline.cli.tune.command import show
 from paceline.tuning.population import Member
 
 

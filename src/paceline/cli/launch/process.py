@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import keeper
-from paceline.cli.output_files import output_files
+from paceline.cli.launch import exit_watcher
+from paceline.cli.run.output_files import output_files
 
 UNKNOWN = -int(signal.SIGKILL)
 """The code of a worker whose keeper was killed before it could write one: the keeper cannot die of anything else."""
@@ -53,7 +53,7 @@ class Identity:
 
     Attributes:
         pid: of the keeper.
-        began: when it began, as :func:`paceline.cli.keeper.began` says.
+        began: when it began, as :func:`paceline.cli.launch.exit_watcher.began` says.
     """
 
     pid: int
@@ -62,7 +62,7 @@ class Identity:
     @property
     def lives(self) -> bool:
         """Whether it runs."""
-        return self.began > 0 and keeper.began(self.pid) == self.began
+        return self.began > 0 and exit_watcher.began(self.pid) == self.began
 
     def state(self) -> dict[str, int]:
         """For the launcher's record."""
@@ -90,7 +90,7 @@ class Process:
                 path.unlink()
         with output_files(files.stdout, files.stderr) as (out, err):
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(files.notes), *command],
+                [sys.executable, "-I", "-S", exit_watcher.__file__, str(files.notes), *command],
                 env=dict(environment),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -98,7 +98,7 @@ class Process:
                 stderr=err,
                 start_new_session=True,
             )
-        return cls(Identity(child.pid, keeper.began(child.pid)), files, child)
+        return cls(Identity(child.pid, exit_watcher.began(child.pid)), files, child)
 
     @classmethod
     def find(cls, files: Files, identity: Identity | None) -> Process | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.process import Files, Identity, Process
+from paceline.cli.launch.process import Files, Identity, Process
 
 EXPELLED = 75
 """Exit code of a worker that the control plane has given up: a fresh one may come."""

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline.cli.cluster import Cluster
-from paceline.cli.signals import Listener
-from paceline.cli.spawn import Command, Worker, signal_session, spawn
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.signals import Listener
+from paceline.cli.launch.spawn import Command, Worker, signal_session, spawn
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048  # workers connect all at once

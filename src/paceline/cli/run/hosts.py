@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cli import checks
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import refuse
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.run import checks
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Hosts
 from paceline.errors import PacelineError

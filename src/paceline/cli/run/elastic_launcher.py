@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.cli import failure, kept, lines
-from paceline.cli.kept import Plan
-from paceline.cli.process import Files
-from paceline.cli.signals import Listener
-from paceline.cli.supervise import Death, Supervisor, What
+from paceline.cli.launch import saved_plan
+from paceline.cli.launch.process import Files
+from paceline.cli.launch.saved_plan import Plan
+from paceline.cli.launch.signals import Listener
+from paceline.cli.launch.supervisor import Death, Supervisor, What
+from paceline.cli.run import failure
+from paceline.cli.run import output as lines
 from paceline.observe.event_file import EventFile
 
 LOOK_EVERY_S = 0.05
@@ -109,7 +111,7 @@ def control(plan: Plan, directory: Path, events: Events) -> Iterator[tuple[Plan,
     if not plan.leads:
         yield plan, None
         return
-    server = host(plan, directory / kept.CONTROL, events.write)
+    server = host(plan, directory / saved_plan.CONTROL, events.write)
     try:
         server.start()
         yield Plan(**{**vars(plan), "control": (plan.control[0], server.port)}), server
@@ -209,11 +211,11 @@ class Launcher:
 
     def _write(self) -> None:
         try:
-            kept.write(self.directory, self.plan, self.workers.state())
+            saved_plan.write(self.directory, self.plan, self.workers.state())
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                self.events.write("launcher record", {"path": str(self.directory / kept.NAME), "why": str(error)})
+                self.events.write("launcher record", {"path": str(self.directory / saved_plan.NAME), "why": str(error)})
 
     def _may_start(self) -> bool:
         """Where the control plane is elsewhere, a fresh worker has something to join only while that can be reached."""

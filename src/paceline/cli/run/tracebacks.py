@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGE = str(Path(__file__).parents[1])  # as it was imported, through links or not
+PACKAGE = str(Path(__file__).parents[2])  # as it was imported, through links or not
 LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 BEGINS = "Traceback (most recent call last)"
 _FRAME = re.compile(r'  File "(.+)", line \d+')

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import doors, dry, elastic_checks, elastic_words, kept, lines
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, refuse
-from paceline.cli.elastic import Ending, Events, Launcher, control
-from paceline.cli.kept import Plan
-from paceline.cli.room import Room
-from paceline.cli.signals import Listener
+from paceline.cli.launch import saved_plan
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.saved_plan import Plan
+from paceline.cli.launch.signals import Listener
+from paceline.cli.run import certificates as doors
+from paceline.cli.run import dry_run, elastic_checks, elastic_messages, output
+from paceline.cli.run.disk_full import Room
+from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import Event, Standing
 
-Shown = Callable[[Path, int], contextlib.AbstractContextManager[lines.Show]]
+Shown = Callable[[Path, int], contextlib.AbstractContextManager[output.Show]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def show(
     """`--print`: the workers of this host, and what to type on the others."""
     where = asked.where()
     check_secret(asked, door)
-    place = dry.directory(log)
+    place = dry_run.directory(log)
     cluster = Cluster(max(1, asked.workers), timeout_s=asked.timeout_s)
     added = environment(cluster, asked.rule, place)
     tls = door[0] or _ambient()
@@ -97,8 +99,8 @@ def show(
     if tls is not None:
         added["PACELINE_TLS"] = str(tls.absolute())
     secret = "--open" if door[2] else f"--tls {door[0]}" if door[0] else "--job FILE"
-    leads, port = asked.elastic is not None, where[1] or dry.FREE
-    dry.elastic(leads, f"{where[0]}:{port}", asked.workers, command, added, place, secret)
+    leads, port = asked.elastic is not None, where[1] or dry_run.FREE
+    dry_run.elastic(leads, f"{where[0]}:{port}", asked.workers, command, added, place, secret)
 
 
 def check_secret(asked: Asked, door: tuple[Path | None, Path | None, bool]) -> None:
@@ -169,7 +171,7 @@ def begin(
 def again(directory: Path, shown: Shown, quiet: bool) -> int:
     """Go on where a launcher was killed; the exit code."""
     try:
-        plan, places = kept.read(directory)
+        plan, places = saved_plan.read(directory)
     except PacelineError as error:
         refuse(f"--again: {error}")
     return _run(plan, directory, places, shown, quiet)
@@ -181,14 +183,14 @@ def _run(plan: Plan, directory: Path, places: list[dict[str, Any]] | None, shown
     try:
         with _locked(directory), _events(plan, directory) as events, control(plan, directory, events) as (plan, server):
             with shown(directory, plan.workers) as show:
-                launcher = Launcher(plan, directory, events, server, lines.Tails(show))
+                launcher = Launcher(plan, directory, events, server, output.Tails(show))
                 _begin(launcher, places, quiet)
                 news = _News(events, launcher, show, quiet)
                 with Listener() as listener:
                     ending: Ending = launcher.follow(listener, news.tell)
     except PacelineError as error:
         refuse(str(error))
-    return elastic_words.conclude(ending, plan.workers, time.monotonic() - started, quiet)
+    return elastic_messages.conclude(ending, plan.workers, time.monotonic() - started, quiet)
 
 
 def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool) -> None:
@@ -225,7 +227,7 @@ def _how_to_join(plan: Plan) -> str:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    lock = kept.Lock(directory)
+    lock = saved_plan.Lock(directory)
     try:
         yield
     finally:
@@ -234,7 +236,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _events(plan: Plan, directory: Path) -> Iterator[Events]:
-    events = Events(directory / kept.EVENTS, plan.unix_s)
+    events = Events(directory / saved_plan.EVENTS, plan.unix_s)
     try:
         yield events
     finally:
@@ -244,7 +246,7 @@ def _events(plan: Plan, directory: Path) -> Iterator[Events]:
 class _News:
     """Tells people what happens, among the lines of the workers."""
 
-    def __init__(self, events: Events, launcher: Launcher, show: lines.Show, quiet: bool) -> None:
+    def __init__(self, events: Events, launcher: Launcher, show: output.Show, quiet: bool) -> None:
         self.events, self.launcher, self.show, self.quiet = events, launcher, show, quiet
         self.standing, self.room = Standing(), Room(launcher.directory)
         self._told: set[str] = set()  # what is said once
@@ -254,12 +256,12 @@ class _News:
         self.room.look()
         while not self.events.news.empty():
             kind, facts = self.events.news.get()
-            line = elastic_words.of_process(kind, facts, self.launcher.workers.over)
+            line = elastic_messages.of_process(kind, facts, self.launcher.workers.over)
             if line:
                 self.show(int(facts["place"]), line, True)
             self.standing.add(Event(0.0, kind, facts))
-            said = "" if self.quiet else elastic_words.of_control(kind, facts, self.standing)
-            if kind in elastic_words.ONCE and kind in self._told:
+            said = "" if self.quiet else elastic_messages.of_control(kind, facts, self.standing)
+            if kind in elastic_messages.ONCE and kind in self._told:
                 continue
             self._told.add(kind)
             if said:

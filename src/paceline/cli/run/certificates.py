@@ -13,8 +13,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, near, refuse
+from paceline.cli.launch.cluster import Cluster
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli import checks, doors
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import near
-from paceline.cli.kept import address_text
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.saved_plan import address_text
+from paceline.cli.run import certificates as doors
+from paceline.cli.run import checks
 from paceline.communication.schedulers import Hosts
 
 FREE = "(a free port)"

@@ -19,13 +19,13 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err
-from paceline.cli.early import Begun
-from paceline.cli.rendezvous import meeting
-from paceline.cli.signals import Listener
-from paceline.cli.spawn import Command, Worker
-from paceline.cli.workers import GRACE_S, LINGER_S, Agent
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.prestart import Begun
+from paceline.cli.launch.rendezvous import meeting
+from paceline.cli.launch.signals import Listener
+from paceline.cli.launch.spawn import Command, Worker
+from paceline.cli.launch.workers import GRACE_S, LINGER_S, Agent
 
 LOOK_EVERY_S = 0.05
 SAY_AFTER_S = 3.0

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
-from paceline.cli import failure
 from paceline.cli.console import err, error_panel
-from paceline.cli.elastic import Ending, came_too_late
-from paceline.cli.supervise import EXPELLED, MOST, Death
+from paceline.cli.launch.supervisor import EXPELLED, MOST, Death
+from paceline.cli.run import failure
+from paceline.cli.run.elastic_launcher import Ending, came_too_late
 from paceline.observe.reports.elastic_events import Standing, event_text, tells
 from paceline.observe.reports.summary import seconds_text
 

@@ -29,14 +29,15 @@ import typer
 from rich.live import Live
 
 from paceline.checkpoint.store import Directory
-from paceline.cli import doors, failure
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, near, out, refuse
-from paceline.cli.launch import Outcome, side_by_side
-from paceline.cli.run import environment
-from paceline.cli.search_plan import Plan
-from paceline.cli.search_words import best_text, table
-from paceline.cli.spawn import Command
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.launch import Outcome, side_by_side
+from paceline.cli.launch.spawn import Command
+from paceline.cli.run import certificates as doors
+from paceline.cli.run import failure
+from paceline.cli.run.command import environment
+from paceline.cli.tune.search_messages import best_text, table
+from paceline.cli.tune.search_plan import Plan
 from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import request_files
 from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores

@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from paceline.cli.console import error_panel, near
-from paceline.cli.frames import folded, ranks_span, without_rank
-from paceline.cli.lines import decode
+from paceline.cli.run.output import decode
+from paceline.cli.run.tracebacks import folded, ranks_span, without_rank
 from paceline.core.printable import plain
 from paceline.observe.reports.read import LOG_NAME
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, refuse
+from paceline.cli.launch.cluster import Cluster
 from paceline.doors.zero import cluster_detection, framework_doors, hashing
 from paceline.run import attached
 

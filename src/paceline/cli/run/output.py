@@ -13,7 +13,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.frames import Repeats
+from paceline.cli.run.tracebacks import Repeats
 from paceline.core.printable import coloured
 
 CHUNK_BYTES = 1 << 18  # read at one look, so that a talkative worker cannot starve the others

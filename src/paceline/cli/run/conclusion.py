@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from paceline.cli import failure
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, error_panel, near
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.run import failure
 from paceline.errors import PacelineError
 from paceline.observe.reports.read import has_run
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
-    from paceline.cli.launch import Outcome
+    from paceline.cli.launch.launch import Outcome
 
 
 def conclude(outcome: Outcome, cluster: Cluster, directory: Path, seconds: float, quiet: bool) -> int:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from paceline.cli import checks
 from paceline.cli.console import err, out, refuse, refusing
 from paceline.cli.explain import UNITS
+from paceline.cli.run import checks
 
 if TYPE_CHECKING:
     from paceline.forecast.planner.advice import Advice
@@ -87,7 +87,7 @@ def command(
     if parameters is not None:
         size = _size(parameters, "--parameters")
     own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
-    from paceline.cli.plan_inputs import Asked, workload  # here, because torch loads for seconds
+    from paceline.cli.plan.inputs import Asked, workload  # here, because torch loads for seconds
 
     asked = Asked(
         script, own, step_time, size, moments, epoch, spread, step_times, codec_time, pack_time, steps, timeout

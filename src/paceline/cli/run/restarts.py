@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from paceline.cli.console import err
 
 if TYPE_CHECKING:
-    from paceline.cli.launch import Outcome
-    from paceline.cli.spawn import Command
+    from paceline.cli.launch.launch import Outcome
+    from paceline.cli.launch.spawn import Command
 
 SUCCESS_S = 3600.0
 """After so long without a failure the restarts are counted anew."""

@@ -27,9 +27,9 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.cli.cluster import Cluster
-from paceline.cli.early import environment as of_torchrun
-from paceline.cli.spawn import Command, Worker, signal_session, spawn
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.prestart import environment as of_torchrun
+from paceline.cli.launch.spawn import Command, Worker, signal_session, spawn
 from paceline.errors import PacelineError
 
 GRACE_S = 5.0  # between the request to stop and the order

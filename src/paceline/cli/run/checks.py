@@ -14,8 +14,8 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.cluster import Cluster
 from paceline.cli.console import err, refuse
+from paceline.cli.launch.cluster import Cluster
 from paceline.errors import PacelineError
 from paceline.observe.reports.read import LOG_NAME
 

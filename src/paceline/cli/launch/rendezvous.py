@@ -10,8 +10,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from paceline.cli.cluster import Cluster
-from paceline.cli.early import Begun
+from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.prestart import Begun
 from paceline.communication.torch.store import LOOPBACK, open_store
 
 

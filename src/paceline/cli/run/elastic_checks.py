@@ -8,9 +8,9 @@ import socket
 import time
 from pathlib import Path
 
-from paceline.cli import kept
 from paceline.cli.console import err, refuse
-from paceline.cli.elastic import reachable
+from paceline.cli.launch import saved_plan
+from paceline.cli.run.elastic_launcher import reachable
 
 SAY_AFTER_S = 2.0
 FIND_S = 60.0  # that a launcher waits at most for the one that it is to join
@@ -83,7 +83,9 @@ def listen(text: str | None) -> tuple[str, int]:
         family, _, _, _, found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
         socket.create_server((str(found[0]), where[1]), family=family).close()
     except OSError as error:
-        refuse(f"--listen: cannot listen at {kept.address_text(*where)}: {error.strerror or error}; choose another")
+        refuse(
+            f"--listen: cannot listen at {saved_plan.address_text(*where)}: {error.strerror or error}; choose another"
+        )
     return where
 
 
@@ -112,7 +114,11 @@ def join(text: str, timeout_s: float) -> tuple[str, int]:
 
 def vacant(directory: Path, overwrite: bool) -> None:
     """No elastic run is begun in another's logs."""
-    old = [directory / name for name in (kept.NAME, kept.CONTROL, kept.EVENTS) if (directory / name).exists()]
+    old = [
+        directory / name
+        for name in (saved_plan.NAME, saved_plan.CONTROL, saved_plan.EVENTS)
+        if (directory / name).exists()
+    ]
     if old and not overwrite:
         refuse(
             f"the log directory {directory} already holds an elastic run ({old[0].name}): go on with it by "

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cli import leash
-from paceline.cli.output_files import output_files
+from paceline.cli.launch import parent_death
+from paceline.cli.run.output_files import output_files
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
     stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
     with output_files(stdout, stderr) as (out, err):
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command.arguments],
+            [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command.arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,
