@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from paceline.flow.control import EXPELLED, GivenUpError
+from paceline.errors import EXPELLED, GivenUpError
 from tests.control.cluster import member, work
 
 

@@ -13,8 +13,8 @@ import pytest
 from paceline.communication.sockets.channel import connect
 from paceline.communication.sockets.frames import MAGIC, Header, write_note
 from paceline.data.ledger.epoch_ledger import Question
-from paceline.errors import PacelineError
-from paceline.flow.control import GivenUpError, Terms, server, wire
+from paceline.errors import GivenUpError, PacelineError
+from paceline.flow.control import Terms, server, wire
 from paceline.flow.control.membership import REMEMBERED
 from tests.control.cluster import HERE, SOON, begin, control, member, together
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.flow.control import EXPELLED, Terms
+from paceline.errors import EXPELLED
+from paceline.flow.control import Terms
 from tests.control.cluster import SOON, control
 
 ROOT = Path(__file__).parents[2]

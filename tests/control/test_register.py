@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.data.ledger.epoch_ledger import ENDLESS, Question
-from paceline.errors import MismatchError
-from paceline.flow.control import About, GivenUpError, RefusedError, Terms, recovery
+from paceline.errors import GivenUpError, MismatchError, RefusedError
+from paceline.flow.control import About, Terms, recovery
 from paceline.flow.control.ledger import NOTHING, WORK
 from paceline.flow.control.state_machine import RESTORES, Register
 from paceline.flow.control.worker_record import Commit

@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 
 from paceline.data.ledger.epoch_ledger import Question
-from paceline.errors import CheckpointError, ClosedError, MismatchError, PeerLostError
-from paceline.flow.control import Control, GivenUpError, OverError, RefusedError, Terms
+from paceline.errors import (
+    CheckpointError,
+    ClosedError,
+    GivenUpError,
+    MismatchError,
+    OverError,
+    PeerLostError,
+    RefusedError,
+)
+from paceline.flow.control import Control, Terms
 from paceline.flow.control.client import Member
 from tests.control.cluster import HERE, SOON, Log, begin, control, member, together, work
 from tests.transport.test_tls import Authority

@@ -12,10 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.errors import UnsupportedError
+
+Named = list[tuple[str, nn.Parameter]]
+"""Parameters with their names."""
+Owned = list[tuple[Optimizer, Named]]
+"""Optimizers with the parameters that each of them trains."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import DesyncError, MismatchError, PeerLostError
-from paceline.flow.control import Generation, GivenUpError
+from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
+from paceline.flow.control import Generation
 from paceline.rules.codec import Codec, State
 from paceline.rules.topology import Topology
 from paceline.tuning.tuner import Heard, Tuner

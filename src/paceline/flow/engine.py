@@ -19,6 +19,7 @@ from paceline.checkpoint import Moment
 from paceline.checkpoint.reshard import Old
 from paceline.communication.base import Pending
 from paceline.core.flat import Modules
+from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.sharing.loader_registry import Feed
@@ -33,7 +34,7 @@ from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement as checks
 from paceline.update.engine import exit as ending
 from paceline.update.engine import global_model
-from paceline.update.engine.blocks.schedule import Blocks, Owned
+from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.common_start import exchanged_parts, layout, untrained
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.settings import Settings

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.communication.calls import AGREEMENT
-from paceline.errors import CheckpointError, PeerLostError
-from paceline.flow.control import GivenUpError
+from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import Live
 from paceline.flow.state_transfer import Given, take
 from paceline.update.engine import agreement as checks
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.flat import Fragment
-    from paceline.update.engine.blocks.schedule import Blocks, Owned
+    from paceline.core.optimizer_state import Owned
+    from paceline.update.engine.blocks.schedule import Blocks
 
 logger = logging.getLogger("paceline")
 

@@ -17,9 +17,9 @@ from paceline.communication.ring import Door, RingTransport
 from paceline.communication.torch.store import own_address
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import PeerLostError
+from paceline.errors import GivenUpError, PeerLostError
 from paceline.flow.commit import LiveExchanger
-from paceline.flow.control import About, Generation, GivenUpError, Member
+from paceline.flow.control import About, Generation, Member
 from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings
 

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from paceline.communication.sockets.tls import TLS
 from paceline.core.flat import Modules
-from paceline.errors import RuleError, UnsupportedError
-from paceline.flow.control.errors import OverError
+from paceline.errors import OverError, RuleError, UnsupportedError
 from paceline.observe.standard_streams import bear_a_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule, is_asynchronous

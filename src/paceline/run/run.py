@@ -30,7 +30,6 @@ from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.observe.event_log import Journal
 from paceline.observe.sinks.dispatcher import Outlets
 from paceline.rules.rule import Rule, is_asynchronous, is_block
-from paceline.run.collective_calls import by_all
 from paceline.run.messages import Messages
 from paceline.run.mistakes import Mistakes
 from paceline.tuning.period_controller import pacer_for
@@ -45,6 +44,7 @@ from paceline.update.engine import exit as ending
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.collective import Engine
+from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.grad_scaler import skipped
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.protocol import Driver, GlobalModel

@@ -20,13 +20,12 @@ from typing import Any
 
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
-from paceline.core.optimizer_state import moments
+from paceline.core.optimizer_state import Owned, moments
 from paceline.rules.codec import Layout
 from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
 from paceline.tuning.timers import Clocked, Real, Still, Stopwatch
-from paceline.update.engine.blocks.schedule import Owned
 
 logger = logging.getLogger("paceline")
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
-from paceline.errors import MismatchError, PacelineError, PeerLostError
+from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, PeerLostError, RefusedError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.errors import GivenUpError, OverError, RefusedError
 
 ATTEMPT_S = 2.0
 """For one attempt to come back."""

@@ -13,8 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paceline.errors import MismatchError
-from paceline.flow.control.errors import GivenUpError, OverError, RefusedError
+from paceline.errors import GivenUpError, MismatchError, OverError, RefusedError
 from paceline.flow.control.ledger import Books
 from paceline.flow.control.messages import About, Generation, Place, Terms
 from paceline.flow.control.stragglers import Calls

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.flow.control.errors import GivenUpError
+from paceline.errors import GivenUpError
 from paceline.flow.control.messages import Generation, Place
 from paceline.flow.control.state_machine import Register
 from paceline.flow.control.worker_record import Person

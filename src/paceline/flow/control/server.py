@@ -17,11 +17,10 @@ from typing import Any
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Late, Listener
 from paceline.communication.sockets.rejected import turned_away
-from paceline.errors import MismatchError, PacelineError
+from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
 from paceline.flow.control import log_file as record
 from paceline.flow.control import recovery, validation, wire
 from paceline.flow.control.dispatch import dispatch
-from paceline.flow.control.errors import GivenUpError, OverError, RefusedError
 from paceline.flow.control.event_sender import Teller
 from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.server_connection import Line

@@ -14,11 +14,11 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules, module_list, trainable
+from paceline.core.optimizer_state import Named
 from paceline.core.world import World
 from paceline.errors import MismatchError, UnsupportedError
 from paceline.rules.payload import Delta, FirstMoment
 from paceline.rules.rule import Rule, is_block, steps_with_gradients
-from paceline.update.engine.blocks.update import Named
 
 MARK = "_paceline_run"
 

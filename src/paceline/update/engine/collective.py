@@ -15,17 +15,18 @@ from paceline.checkpoint import Moment
 from paceline.checkpoint.reshard import Old
 from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules
+from paceline.core.optimizer_state import Owned
 from paceline.data.ledger.assignment import Leases
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.topology import Flat
-from paceline.run.collective_calls import MergePoint
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement as checks
 from paceline.update.engine import exit as ending
 from paceline.update.engine import global_model
-from paceline.update.engine.blocks.schedule import Blocks, Owned
+from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.blocks.update import Work
+from paceline.update.engine.collective_calls import MergePoint
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.grad_scaler import ScalerHook, stepping_scaler
 from paceline.update.engine.gradients.hooks import PassEnd

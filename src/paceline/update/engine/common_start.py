@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
+from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement as checks
 from paceline.update.engine import exit as ending
-from paceline.update.engine.blocks.schedule import Owned
 
 PIECE_BYTES = 1 << 24
 """What is broadcast at a time."""

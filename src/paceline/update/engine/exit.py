@@ -14,9 +14,8 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.virtual import transport as virtual
-from paceline.errors import UnsupportedError
-from paceline.flow.control.errors import EXPELLED, GivenUpError, OverError
-from paceline.update.engine.blocks.update import Named
+from paceline.core.optimizer_state import Named
+from paceline.errors import EXPELLED, GivenUpError, OverError, UnsupportedError
 
 trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 """The parameters of the runs that are attached, by id."""

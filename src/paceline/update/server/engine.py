@@ -16,6 +16,7 @@ from paceline.checkpoint.reshard import Old
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
+from paceline.core.optimizer_state import Owned
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ledger import Ledger
@@ -28,7 +29,6 @@ from paceline.rules.topology.sharded import Sharded
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement as checks
 from paceline.update.engine import exit as ending
-from paceline.update.engine.blocks.schedule import Owned
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.grad_scaler import skipped, stepping_scaler
 from paceline.update.engine.progress import Flow

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import Old
 from paceline.core.flat import Modules, averaged_buffers, fragments
+from paceline.core.optimizer_state import Owned
 from paceline.errors import CheckpointError
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule, is_asynchronous
 from paceline.rules.topology.sharded import Cut, Sharded
-from paceline.update.engine.blocks.schedule import Owned
 from paceline.update.server.optimizer_support import begun
 from paceline.update.server.sharding import Layout, Span
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.core.flat import Fragment, fragments, local
+from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
 from paceline.rules.topology.sharded import Cut, Sharded
-from paceline.update.engine.blocks.update import Named
 from paceline.update.server.protocol import Ask
 from paceline.update.server.shard_updates import STAYS_AT_HOME, Settings
 

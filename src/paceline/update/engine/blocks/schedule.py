@@ -14,20 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import Old
 from paceline.core.flat import Modules
+from paceline.core.optimizer_state import Owned
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.update.engine.blocks.buffers import BufferLane
 from paceline.update.engine.blocks.outer_state import Lane, ParameterLane
-from paceline.update.engine.blocks.update import BlockUpdate, Named, Work
+from paceline.update.engine.blocks.update import BlockUpdate, Work
 from paceline.update.exchange.exchanger import BLOCK, Exchanger, Meeting, combine
 from paceline.update.exchange.outliers import Guard
-
-Owned = list[tuple[Optimizer, Named]]
 
 
 @dataclass

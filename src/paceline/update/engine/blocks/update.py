@@ -11,12 +11,13 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.core.flat import Modules, fragments
 from paceline.core.optimizer_state import (
     Moment,
+    Named,
     ensure_state,
     moments,
     parameter_state,
@@ -39,8 +40,6 @@ SMALL_ELEMENTS = 1 << 18
 """An exchange of fewer elements than this goes in one chunk."""
 SMALL_CODED = 1 << 20
 """No chunk is smaller where a codec makes the bytes few: messages cost more than what is in them."""
-
-Named = list[tuple[str, nn.Parameter]]
 
 
 @dataclass(frozen=True)

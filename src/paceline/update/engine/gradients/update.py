@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.core.flat import Modules, fragments, local
+from paceline.core.optimizer_state import Named
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.rules.codec import Dense
 from paceline.rules.outer.base import Coefficients
@@ -40,7 +41,7 @@ from paceline.rules.payload import FirstMoment
 from paceline.rules.rule import Rule, is_block
 from paceline.update.engine.blocks.buffers import buffer_lanes
 from paceline.update.engine.blocks.outer_state import LaneChunk, Moves
-from paceline.update.engine.blocks.update import Named, Work, cut, restored
+from paceline.update.engine.blocks.update import Work, cut, restored
 from paceline.update.engine.grad_scaler import Scaling, overflow
 from paceline.update.engine.gradients.bucket import FlatGradient, GradientChunk
 from paceline.update.engine.gradients.footer import Footer, of_buffers, with_footers
