@@ -15,7 +15,8 @@ from torch import nn
 
 import paceline
 from paceline.update.engine.gradients.update import Footer
-from paceline.update.exchange.exchanger import Header, Meeting, judged
+from paceline.update.exchange.agreement import judged
+from paceline.update.exchange.header import Header, Meeting
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 

@@ -17,7 +17,7 @@ from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.observe.event_log import Journal
 from paceline.update import monitor as module
-from paceline.update.exchange.exchanger import Timing
+from paceline.update.exchange.header import Timing
 from paceline.update.monitor import Watch
 
 Events = Callable[[], list[dict[str, Any]]]

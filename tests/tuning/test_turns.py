@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 
 from paceline.rules.schedule import EveryBlock
-from paceline.update.engine.blocks.schedule import Turns
+from paceline.update.engine.blocks.timing import Turns
 
 
 def begins(turns: Turns, schedule: EveryBlock, count: int) -> list[int]:

@@ -10,7 +10,8 @@ from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import MANIFEST
 from paceline.checkpoint.loading import Found, everywhere, load, look, newest, step_of
 from paceline.checkpoint.remote import local_path, parent_and_number
-from paceline.checkpoint.store import Shelf, is_step, shelf_for
+from paceline.checkpoint.steps import is_step
+from paceline.checkpoint.store import Shelf, shelf_for
 from paceline.communication import Transport
 from paceline.data.cache.source import shown
 from paceline.errors import CheckpointError

@@ -31,7 +31,7 @@ from paceline.checkpoint.files import (
     write_text,
 )
 from paceline.checkpoint.saving import merged
-from paceline.checkpoint.store import STEP, Needed, step_name
+from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
 from paceline.data.cache.redact import redacted
 from paceline.data.cache.source import OBSTORE_SCHEMES, scheme_of, shown

@@ -14,7 +14,6 @@ and a step without one does not exist (:mod:`.remote`).
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,17 +22,9 @@ from paceline.checkpoint.agreement import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
 from paceline.checkpoint.files import MANIFEST, Content
 from paceline.checkpoint.saving import remove, write
+from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
 from paceline.errors import CheckpointError
-
-STEP = re.compile(r"step-(\d{9,18})")
-Needed = Callable[[dict[str, Any]], Iterable[str]]
-"""Manifest -> names of the files that are wanted."""
-
-
-def step_name(number: int) -> str:
-    """The name of a step."""
-    return f"step-{number:09d}"
 
 
 class Shelf(Protocol):
@@ -160,8 +151,3 @@ def shelf_for(place: str | Path) -> Shelf:
 
     path = local_path(place)
     return Directory(path) if path is not None else Remote(str(place))
-
-
-def is_step(place: str | Path) -> bool:
-    """Whether the name is that of one step."""
-    return STEP.fullmatch(str(place).rstrip("/").rpartition("/")[2]) is not None

@@ -21,7 +21,9 @@ from paceline.flow.control import Generation
 from paceline.rules.codec import Codec, State
 from paceline.rules.topology import Topology
 from paceline.tuning.tuner import Heard, Tuner
-from paceline.update.exchange.exchanger import Chunk, Exchanger, Flying, Header, Meeting, Opening, refuse_nothing
+from paceline.update.exchange.agreement import refuse_nothing
+from paceline.update.exchange.exchanger import Chunk, Exchanger, Flying, Opening
+from paceline.update.exchange.header import Header, Meeting
 from paceline.update.exchange.pipeline import Running
 
 if TYPE_CHECKING:

@@ -31,14 +31,13 @@ from paceline.flow.state_transfer import Parcel
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.schedule import EveryBlock
 from paceline.tuning.tuner import Tuner
-from paceline.update.engine import agreement as checks
+from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
-from paceline.update.engine import global_model
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.common_start import exchanged_parts, layout, untrained
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.exchanger import Meeting
+from paceline.update.exchange.header import Meeting
 from paceline.update.monitor import Watch
 
 logger = logging.getLogger("paceline")
@@ -61,7 +60,7 @@ def check_rule(rule: Rule) -> None:
 def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> dict[str, Any]:
     """What has to be the same on all workers, in JSON's terms."""
     rows = [row for part in exchanged_parts(model, owned) for row in part.layout()] + layout(untrained(model, owned))
-    about = checks.about_optimizers(owned)
+    about = agreement.about_optimizers(owned)
     del about["optimizer state at attach"]  # a newcomer is given it
     about["guard"] = str(settings.guard)
     found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
@@ -258,7 +257,7 @@ class Elastic:
     def _end_block(self, leaving: bool) -> Meeting:
         self.entering.ready()
         if not leaving:
-            checks.check_unchanged(self._owned)
+            agreement.check_unchanged(self._owned)
         live, blocks = self._live, self.blocks
         self._keep_up()
         fragment = blocks.next

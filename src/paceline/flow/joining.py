@@ -18,7 +18,7 @@ from paceline.communication.calls import AGREEMENT
 from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import Live
 from paceline.flow.state_transfer import Given, take
-from paceline.update.engine import agreement as checks
+from paceline.update.engine import agreement
 from paceline.update.engine.common_start import take_untrained
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Entering:
                 else:
                     self.must_resume = live.generation.restored
                     with live.transport.calling(AGREEMENT):  # for others this is their attach
-                        checks.broadcast_start(live.transport, self._parts)
+                        agreement.broadcast_start(live.transport, self._parts)
                         take_untrained(live.transport, self._rest)
                 return
             except GivenUpError:

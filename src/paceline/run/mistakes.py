@@ -22,7 +22,7 @@ from paceline.communication.diagnosis import in_library
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import Feed
 from paceline.errors import UnsupportedError
-from paceline.update.engine.agreement import MARK
+from paceline.run.validation import MARK
 
 logger = logging.getLogger("paceline")
 PLAIN = (RandomSampler, SequentialSampler, WeightedRandomSampler)

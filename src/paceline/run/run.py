@@ -30,6 +30,7 @@ from paceline.errors import CheckpointError, ClosedError, UnsupportedError
 from paceline.observe.event_log import Journal
 from paceline.observe.sinks.dispatcher import Outlets
 from paceline.rules.rule import Rule, is_asynchronous, is_block
+from paceline.run import validation
 from paceline.run.messages import Messages
 from paceline.run.mistakes import Mistakes
 from paceline.tuning.period_controller import pacer_for
@@ -39,13 +40,12 @@ from paceline.tuning.search_round import MUST_RESUME, Round, RoundOver
 from paceline.tuning.tunables import Knobs
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
-from paceline.update.engine import agreement as checks
 from paceline.update.engine import exit as ending
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.collective import Engine
 from paceline.update.engine.collective_calls import by_all
-from paceline.update.engine.grad_scaler import skipped
+from paceline.update.engine.grad_scaler import check_scaler, skipped
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.protocol import Driver, GlobalModel
 from paceline.update.engine.settings import Settings
@@ -68,13 +68,13 @@ class Run:
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
-        model = checks.inside(model, rule, settings.group)
+        model = validation.inside(model, rule, settings.group)
         self._model, self._settings, self._attached = model, settings, rule.text()
-        self._optimizers = checks.optimizer_list(optimizer)
-        checks.check_model(model)
-        self._owned = checks.own_parameters(model, self._optimizers)
-        checks.check_rule(rule, self._owned)
-        checks.check_scaler(rule, settings.scaler)
+        self._optimizers = validation.optimizer_list(optimizer)
+        validation.check_model(model)
+        self._owned = validation.own_parameters(model, self._optimizers)
+        validation.check_rule(rule, self._owned)
+        check_scaler(rule, settings.scaler)
         self._live = self._join(rule) if settings.control is not None else None
         self._transport: Transport = (
             self._live.transport
@@ -176,7 +176,7 @@ class Run:
             self._after_step(optimizer)
 
         for optimizer in self._optimizers:
-            setattr(optimizer, checks.MARK, self)
+            setattr(optimizer, validation.MARK, self)
             if self._engine is not None and self._engine.hooks_gradients:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -311,7 +311,7 @@ class Run:
                 how many steps there will be; fast workers then wait for slow ones at the end.
         """
         self._open()
-        checks.check_loader(loader, self.world)
+        validation.check_loader(loader, self.world)
         return self._feed.share(loader, even)
 
     def log(self, **values: float) -> None:
@@ -776,7 +776,7 @@ class Run:
         for handle in self._handles:
             handle.remove()
         for optimizer in self._optimizers:
-            setattr(optimizer, checks.MARK, None)
+            setattr(optimizer, validation.MARK, None)
         self._tuner.close()
         if self._keeper is not None:
             self._keeper.close()

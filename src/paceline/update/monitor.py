@@ -15,7 +15,7 @@ from paceline.communication import Transport
 from paceline.data.sharing.cache_log import Sources
 from paceline.observe import processes
 from paceline.observe.event_log import Journal
-from paceline.update.exchange.exchanger import Header, Meeting, Timing
+from paceline.update.exchange.header import Header, Meeting, Timing
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")

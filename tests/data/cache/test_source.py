@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 
 from paceline.data.cache import Cache, NotServedError
-from paceline.data.cache.source import (
-    Checksum,
-    crc32c_of_base64,
-    local_path,
-    md5_of_etag,
-    name_of,
-    sha256_of_hex,
-    source_for,
-)
+from paceline.data.cache.open import source_for
+from paceline.data.cache.source import Checksum, crc32c_of_base64, local_path, md5_of_etag, name_of, sha256_of_hex
 from paceline.data.cache.web import checksum_of
 from tests.data.cache.conftest import SECRETS, SHA
 

@@ -54,7 +54,7 @@ class Cache:
         threads: downloads at a time in the background.
         retries: further tries after the first that failed, with longer and longer pauses.
         timeout_s: how long a source, another process or a file in use may stand still before that is an error.
-        options: for the source; see :func:`paceline.data.cache.source.source_for`.
+        options: for the source; see :func:`paceline.data.cache.open.source_for`.
 
     Raises:
         ValueError: a number that makes no sense.

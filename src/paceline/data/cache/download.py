@@ -14,8 +14,9 @@ import paceline.data.cache.fetch_subprocess  # noqa: F401  # from now on it noti
 from paceline.data.cache.errors import Unavailable
 from paceline.data.cache.ledger import FULL, told
 from paceline.data.cache.names import Entry
+from paceline.data.cache.open import source_for
 from paceline.data.cache.plain import open_plain
-from paceline.data.cache.source import Checksum, Remote, Source, hasher, name_of, shown, source_for
+from paceline.data.cache.source import Checksum, Remote, Source, hasher, name_of, shown
 from paceline.data.cache.stats import Tallies
 from paceline.errors import CacheError, CorruptFileError
 
@@ -33,7 +34,7 @@ class Downloader:
     """Fetches files of any source.
 
     Args:
-        options: see :func:`paceline.data.cache.source.source_for`.
+        options: see :func:`paceline.data.cache.open.source_for`.
         retries: tries after the first.
         timeout_s: of one request.
         tallies: where bytes, retries and spoiled downloads are counted.

@@ -33,7 +33,7 @@ from paceline.rules.rule import is_block
 from paceline.run.attach import attach
 from paceline.run.attached import asks_for_help
 from paceline.run.run import Run
-from paceline.update.engine.agreement import MARK
+from paceline.run.validation import MARK
 
 BY_HAND = 10
 """Backward passes without any optimizer, after which it is clear that the program steps by hand."""

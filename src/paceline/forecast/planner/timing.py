@@ -36,7 +36,7 @@ from paceline.forecast.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
 from paceline.rules.topology import Hierarchical, Ordered
-from paceline.update.engine.blocks.update import cut
+from paceline.update.engine.blocks.chunks import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
 
 LATER = 1 << 30

@@ -21,19 +21,19 @@ from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.topology import Flat
 from paceline.tuning.tuner import Tuner
-from paceline.update.engine import agreement as checks
+from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
-from paceline.update.engine import global_model
 from paceline.update.engine.blocks.schedule import Blocks
-from paceline.update.engine.blocks.update import Work
 from paceline.update.engine.collective_calls import MergePoint
 from paceline.update.engine.common_start import begin_together
-from paceline.update.engine.grad_scaler import ScalerHook, stepping_scaler
+from paceline.update.engine.grad_scaler import ScalerHook, refuse_hidden_scaler, stepping_scaler
 from paceline.update.engine.gradients.hooks import PassEnd
 from paceline.update.engine.gradients.update import GradientUpdate, Occasion
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.exchanger import WARM, Chunk, Exchanger, Header, Meeting
+from paceline.update.exchange.exchanger import Chunk, Exchanger
+from paceline.update.exchange.header import WARM, Header, Meeting
+from paceline.update.exchange.work import Work
 from paceline.update.monitor import Watch
 
 
@@ -93,7 +93,7 @@ class Engine:
             device = torch.device("cpu") if self._settings.outer_state == "host" else None
             about = (self.rule, self._exchanger, self._model, self._owned, device, self._workers())
             blocks = Blocks(*about, self._settings.guard)
-            checks.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
+            agreement.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
             blocks.capture_moments()
             self.blocks = blocks
             self._merge_point = MergePoint(self._transport.world, len(blocks.updates))
@@ -221,12 +221,12 @@ class Engine:
             return
         scaler = stepping_scaler()
         if scaler is not None:
-            checks.refuse_hidden_scaler(self.rule, scaler, self.gradients[self._number(optimizer)].landed)
+            refuse_hidden_scaler(self.rule, scaler, self.gradients[self._number(optimizer)].landed)
         self._settle(optimizer, scaler)
 
     def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
         """Make sure of the gradients, for a step that is made by `scaler`, or by the program itself (None)."""
-        checks.check_unchanged(self._owned)
+        agreement.check_unchanged(self._owned)
         update = self.gradients[self._number(optimizer)]
         update.scaling.stepped_by(scaler)
         update.before_step()
@@ -262,7 +262,7 @@ class Engine:
         """End a fragment's block; the meeting where its result is waited for: without overlap, or as it is told."""
         assert self.blocks is not None
         if not leaving:  # a run that was told to close must be able to: with what it owned at attach
-            checks.check_unchanged(self._owned)
+            agreement.check_unchanged(self._owned)
         fragment = self.blocks.next
         self._watch.begin()
         self.blocks.begin(self._flow.steps, leaving, idle, waits)
@@ -426,7 +426,7 @@ class Engine:
         """Workers that made fewer steps take what one has that made the most."""
         totals = [h.total for h in meeting.headers]
         if len(set(totals)) > 1:
-            checks.broadcast_start(transport, parts, totals.index(max(totals)))
+            agreement.broadcast_start(transport, parts, totals.index(max(totals)))
 
     def close(self) -> None:
         """Unhook, and end what works in the background."""

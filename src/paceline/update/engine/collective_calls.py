@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from paceline.communication.calls import advice
 from paceline.core.world import World
 from paceline.errors import ElsewhereError
-from paceline.update.exchange.exchanger import Meeting
+from paceline.update.exchange.header import Meeting
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

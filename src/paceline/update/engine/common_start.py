@@ -23,7 +23,7 @@ from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.update.engine import agreement as checks
+from paceline.update.engine import agreement
 from paceline.update.engine import exit as ending
 
 PIECE_BYTES = 1 << 24
@@ -64,9 +64,9 @@ def begin_together(
     """
     parts, rest = exchanged_parts(model, owned), untrained(model, owned)
     rows = [row for part in parts for row in part.layout()] + layout(rest)
-    checks.check_same(transport, rule, rows, settings | checks.about_optimizers(owned))
+    agreement.check_same(transport, rule, rows, settings | agreement.about_optimizers(owned))
     ending.claim(transport, owned)
-    checks.broadcast_start(transport, parts)
+    agreement.broadcast_start(transport, parts)
     take_untrained(transport, rest)
     return parts
 

@@ -13,7 +13,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from paceline.core.world import World
-from paceline.errors import NonFiniteError
+from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.rules.payload import FirstMoment
+from paceline.rules.rule import Rule
 
 DEPTH = 20
 """Frames between a scaler's step and the hook of the optimizer's, at most."""
@@ -143,3 +145,23 @@ class ScalerHook:
         """Give the scaler back as it was."""
         for name in ("unscale_", "step"):
             self._scaler.__dict__.pop(name, None)
+
+
+def check_scaler(rule: Rule, scaler: Any) -> None:
+    """Refuse a scaler whose inf checks would come after the step that the rule makes."""
+    if isinstance(rule.payload, FirstMoment) and scaler is not None:
+        raise UnsupportedError(
+            f"{rule.text()} makes Adam's step itself, where a GradScaler cannot skip it; train in bfloat16 without a "
+            "scaler, or use the rule one_bit"
+        )
+
+
+def refuse_hidden_scaler(rule: Rule, scaler: Any, landed: bool) -> None:
+    """A GradScaler that we do not know of makes the step. Without gradients that all have exchanged in backward it
+    skips steps on some workers alone, and the others would wait for ever."""
+    check_scaler(rule, scaler)
+    if not landed:
+        raise UnsupportedError(
+            "the step is taken by a GradScaler, and this rule exchanges gradients: workers have to skip a step "
+            "together. Give the scaler to paceline: attach(model, optimizer, scaler=scaler, ...)"
+        )

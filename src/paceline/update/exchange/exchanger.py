@@ -11,158 +11,25 @@ A worker that is out of data still comes to every exchange of the others, with n
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
-from paceline.communication.calls import BLOCK as BLOCK
-from paceline.communication.calls import check_alike
-from paceline.core.world import World
-from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
+from paceline.errors import DesyncError, ElsewhereError, MismatchError
 from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
-from paceline.update.exchange.outliers import outliers
+from paceline.update.exchange.agreement import agree, judged, refuse_nothing
+from paceline.update.exchange.header import Header, Meeting, Timing
 from paceline.update.exchange.pipeline import Finished, Pipeline, Running
 
 IN_FLIGHT = 3
 """Chunks on their way at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
-WARM = -1
-"""Kind of the exchange that ends a warm-up."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What one worker says about its part of an exchange.
-
-    Attributes:
-        sequence: number of the exchange, the same on all.
-        kind: which exchange this is; 1000 + f for a block of fragment f, 1 + k for the gradients of optimizer k.
-        brings: whether a payload follows.
-        leaving: whether the worker has come to its end.
-        finite: whether its contribution is free of inf and nan.
-        minibatches: what its contribution stands for.
-        norm: of its contribution, before the weight; 0 where not taken.
-        factor: the weight its numbers were multiplied with.
-        total: all minibatches of this worker so far.
-        checksum: of the state that all workers should hold alike, 0 where not taken.
-        usual: whether the norm is not far outside of what is usual.
-        asks: whether the worker has something to say to all once this exchange is over.
-        merges: whether it ends the block early, in `run.merge()`.
-    """
-
-    sequence: int
-    kind: int
-    brings: bool
-    leaving: bool
-    finite: bool
-    minibatches: int
-    norm: float
-    factor: float
-    total: int
-    checksum: int
-    usual: bool = True
-    asks: bool = False
-    merges: bool = False
-
-    def pack(self) -> Tensor:
-        """As int64, shape (10,)."""
-        condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
-        values = [self.sequence, self.kind, self.brings, self.leaving, condition, self.minibatches, _bits(self.norm)]
-        values += [_bits(self.factor), self.total, self.checksum]
-        return torch.tensor([int(v) for v in values], dtype=torch.int64)
-
-    @classmethod
-    def unpack(cls, row: list[int]) -> Header:
-        """The inverse of `pack`."""
-        finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
-        flags = (bool(row[2]), bool(row[3]), finite)
-        return cls(row[0], row[1], *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)
-
-
-def _bits(number: float) -> int:
-    """The bits of a number as an integer of the same width."""
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
-
-
-def _number(bits: int) -> float:
-    """The inverse of `_bits`."""
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """What all workers said, in rank order.
-
-    Attributes:
-        headers: with the factor 0 where a contribution is left out.
-        between: least and greatest norm of those that were usual before, where norms are judged.
-    """
-
-    headers: tuple[Header, ...]
-    between: tuple[float, float] | None = None
-
-    @property
-    def weight(self) -> float:
-        """Sum of the factors; what a total has to be divided by."""
-        return sum(h.factor for h in self.headers)
-
-    @property
-    def minibatches(self) -> list[int]:
-        """Minibatches that each worker's contribution stands for; 0 for one that was left out."""
-        return [h.minibatches if h.factor else 0 for h in self.headers]
-
-    @property
-    def tau(self) -> float:
-        """Minibatches that the mean displacement stands for, weighted as the displacements are."""
-        weight = self.weight
-        return sum(h.factor * h.minibatches for h in self.headers) / weight if weight else 0.0
-
-    @property
-    def left_out(self) -> list[int]:
-        """Ranks whose contribution was not finite, or far larger than usual."""
-        return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
-
-    @property
-    def accepted(self) -> dict[int, float]:
-        """Rank -> norm, of the contributions that went into the mean."""
-        return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
-
-    @property
-    def changed(self) -> bool:
-        """Whether most contributions were unusual and were accepted for that."""
-        return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
-
-    @property
-    def anybody_left(self) -> bool:
-        """Whether a worker has come to its end, or only keeps the others of its host company in a block."""
-        return any(h.leaving or (h.kind >= BLOCK and not h.minibatches) for h in self.headers)
-
-    @property
-    def all_leaving(self) -> bool:
-        """Whether nobody will come again."""
-        return all(h.leaving for h in self.headers)
-
-    @property
-    def kind(self) -> int:
-        """Which exchange this is, where somebody brought a payload."""
-        return next(h.kind for h in self.headers if h.brings)
-
-    @property
-    def asked(self) -> bool:
-        """Whether somebody has something to say to all."""
-        return any(h.asks for h in self.headers)
-
-    @property
-    def empty(self) -> bool:
-        """Whether nobody brought a payload."""
-        return not any(h.brings for h in self.headers)
 
 
 class Chunk(Protocol):
@@ -208,14 +75,6 @@ class Flying(Protocol):
 
     def finish(self, made: int = 0) -> Meeting:
         """Apply everything."""
-
-
-@dataclass
-class Timing:
-    """Where the time of an exchange went, seconds."""
-
-    wait_s: float = 0.0
-    exchange_s: float = 0.0
 
 
 class Exchanger:
@@ -446,76 +305,3 @@ class Flight:
         assert meeting is not None
         refuse_nothing(meeting, self._exchanger.transport.world)
         return meeting
-
-
-def refuse_nothing(meeting: Meeting, world: World) -> None:
-    """Raise `NonFiniteError` where nobody brought anything that can be averaged."""
-    if not meeting.empty and meeting.left_out and meeting.weight == 0:
-        raise NonFiniteError(
-            world.sign(
-                f"the contributions of all workers to exchange {meeting.headers[0].sequence} hold inf or nan, so "
-                "nothing is left to average; the global model is as it was before the block. Lower the learning rate, "
-                "clip gradients, or resume from a checkpoint"
-            )
-        )
-
-
-def judged(meeting: Meeting) -> Meeting:
-    """The meeting with the factor 0 for contributions that are far larger than usual, and than those of the others."""
-    said = {rank: (h.norm, h.usual) for rank, h in enumerate(meeting.headers) if h.brings and h.finite and h.factor}
-    out = outliers(said)
-    if not out:
-        return meeting
-    headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(meeting.headers))
-    return replace(meeting, headers=tuple(headers))
-
-
-def agree(meeting: Meeting, world: World) -> None:
-    """Refuse to go on where workers are at different places or hold different bits."""
-    headers = meeting.headers
-    check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
-    places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, 0) for h in headers}
-    if len(places) > 1 or len({h.sequence for h in headers}) > 1:
-        said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
-        raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
-    compare({rank: h.checksum for rank, h in enumerate(headers)}, headers[0].sequence, world)
-
-
-def compare(sums: dict[int, int], sequence: int, world: World) -> None:
-    """Raise `DesyncError` where checksums (by rank) of what all should hold alike differ."""
-    values = list(sums.values())
-    if len(set(values)) > 1:
-        usual = max(set(values), key=lambda s: (values.count(s), -values.index(s)))
-        odd = [rank for rank, s in sums.items() if s != usual]
-        raise DesyncError(
-            world.sign(
-                f"workers that should hold the same global model do not: {world.names(odd)} differ from the others "
-                f"at exchange {sequence}. Something wrote to the model outside of the optimizer's step, "
-                "or memory is faulty. Resume all workers from the last checkpoint"
-            )
-        )
-
-
-_PRIME = 1_000_003
-
-
-def combine(sums: Iterable[Tensor]) -> int:
-    """The checksums of several parts as one number that fits a header's field."""
-    total = 0
-    for part in sums:
-        total = (total * 31 + int(part)) & (2**62 - 1)
-    return total
-
-
-def fold(accumulated: Tensor, block: Tensor) -> Tensor:
-    """Fold a block's bits into a running checksum, both on the block's device.
-
-    The block is read as integers and summed modulo 2^64: one pass at the speed of memory, and any single change shows.
-
-    Args:
-        accumulated: int64, shape ().
-        block: any dtype, shape (n,), contiguous.
-    """
-    wide = block.numel() * block.element_size() % 8 == 0 and block.data_ptr() % 8 == 0
-    lanes = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
-    return accumulated.mul_(_PRIME).add_(lanes.sum(dtype=torch.int64))

@@ -27,13 +27,13 @@ from paceline.rules.rule import Rule
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Sharded
 from paceline.tuning.tuner import Tuner
-from paceline.update.engine import agreement as checks
+from paceline.update.engine import agreement
 from paceline.update.engine import exit as ending
 from paceline.update.engine.common_start import begin_together
-from paceline.update.engine.grad_scaler import skipped, stepping_scaler
+from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.exchanger import Timing
+from paceline.update.exchange.header import Timing
 from paceline.update.monitor import Watch
 from paceline.update.server.client import Stream, Tally
 from paceline.update.server.delta_client import BlockStream
@@ -203,10 +203,10 @@ class Asynchronous:
         self._compute()
         stream = self._stream_of(optimizer)
         assert isinstance(stream, GradientStream)
-        checks.check_unchanged(self._owned)
+        agreement.check_unchanged(self._owned)
         waits = self._schedule.staleness is not None and self._settings.scaler is None
         if waits and (scaler := stepping_scaler()) is not None:
-            checks.refuse_hidden_scaler(self.rule, scaler, False)  # a step that it skips is a clock others wait for
+            refuse_hidden_scaler(self.rule, scaler, False)  # a step that it skips is a clock others wait for
         stream.before_step()
         self._note(began)
 
@@ -224,7 +224,7 @@ class Asynchronous:
         self._watch.begin()
         began = time.perf_counter()
         self._service.computed(self._flow.steps - 1)
-        checks.check_unchanged(self._owned)
+        agreement.check_unchanged(self._owned)
         for stream in self._streams:
             assert isinstance(stream, BlockStream)
             stream.stepped()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments
 from paceline.update.engine.blocks.outer_state import Lane, Moves
-from paceline.update.exchange.exchanger import Meeting, fold
+from paceline.update.exchange.checksum import fold
+from paceline.update.exchange.header import Meeting
 
 
 class BufferLane(Lane):

@@ -32,11 +32,12 @@ from torch import Tensor
 
 from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
 from paceline.core.optimizer_state import Moment
-from paceline.rules.codec import Layout, State
+from paceline.rules.codec import Layout
 from paceline.rules.outer import Outer
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.outer.moments import block_decay, compensate
-from paceline.update.exchange.exchanger import Meeting, fold
+from paceline.update.exchange.checksum import fold
+from paceline.update.exchange.header import Meeting
 
 LARGEST = 1e150
 """Taken for a norm that is too large to be computed; its square still can be."""
@@ -336,92 +337,6 @@ class MomentLane(Lane):
         return {} if self.init is None else {"init": self.init}
 
 
-class LaneChunk:
-    """A range of a lane as a chunk of an exchange.
-
-    Args:
-        lane: the lane.
-        begin, end: its range (excl.).
-        wire: space for it, shape (at least end - begin,), on the carrier's device.
-        minibatches: what this worker's contribution stands for, read when it is packed.
-        moves: meeting -> the numbers of the block.
-    """
-
-    def __init__(
-        self,
-        lane: Lane,
-        begin: int,
-        end: int,
-        wire: Tensor,
-        minibatches: Callable[[], int],
-        moves: Callable[[Meeting], Moves],
-    ) -> None:
-        self.lane, self.begin, self.end = lane, begin, end
-        self.layout, self.lossless = lane.layout.cut(begin, end), lane.lossless
-        self.state: State = {}
-        self._wire, self._minibatches, self._moves = wire[: end - begin], minibatches, moves
-
-    @property
-    def device(self) -> torch.device:
-        """Where it lies for the carrier."""
-        return self._wire.device
-
-    def _blocks(self) -> list[tuple[int, int]]:
-        size = self.lane.block_elements
-        return [(low, min(self.end, low + size)) for low in range(self.begin, self.end, size)]
-
-    @torch.no_grad()
-    def fill(self, factor: float) -> Tensor:
-        """This worker's contribution times the factor."""
-        factor = self.lane.factor(factor, self._minibatches())
-        if factor == 0:
-            return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
-        for low, high in self._blocks():
-            space = self._wire[low - self.begin : high - self.begin]
-            out = space if space.device == self.lane.device else self.lane.scratch(2, high - low)
-            self.lane.contribute(low, high, out)
-            if factor != 1:
-                out.mul_(int(factor) if out.dtype == torch.int64 else factor)
-            if out is not space:
-                space.copy_(out)
-        return self._wire
-
-    def keep(self, state: State) -> None:
-        """Take the codec's state; where it lies in the wire's memory, the memory of the old one takes that place."""
-        if any(shares_memory(tensor, self._wire) for tensor in state.values()):
-            free = self.state.get("residual")
-            self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
-        self.state = state
-
-    def land(self, total: Tensor, meeting: Meeting) -> None:
-        """Apply the mean."""
-        self._each(total, meeting, self.lane.apply)
-
-    def prepare(self, total: Tensor, meeting: Meeting) -> None:
-        """Apply the mean to the outer state; the tensors are moved later."""
-        self._each(total, meeting, self.lane.prepare)
-
-    @torch.no_grad()
-    def move(self, made: int) -> None:
-        """Move the tensors, `made` minibatches after they were held."""
-        for low, high in self._blocks():
-            self.lane.move(low, high, made)
-
-    @torch.no_grad()
-    def _each(self, total: Tensor, meeting: Meeting, use: Callable[[int, int, Tensor, Meeting, Moves], None]) -> None:
-        weight, moves = self.lane.weight(meeting), self._moves(meeting)
-        for low, high in self._blocks():
-            mean = total[low - self.begin : high - self.begin]
-            scratch = self.lane.scratch(2, high - low)
-            if mean.device != self.lane.device:
-                mean = scratch.copy_(mean)
-            if mean.dtype == torch.int64:
-                mean = torch.div(mean, int(weight), rounding_mode="floor")
-            elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
-                mean = torch.div(mean, weight, out=scratch)
-            use(low, high, mean, meeting, moves)
-
-
 def measure(lanes: Iterable[Lane]) -> tuple[float, bool]:
     """The norm of what these lanes contribute together, and whether all of it is finite."""
     square, finite = 0.0, True
@@ -431,8 +346,3 @@ def measure(lanes: Iterable[Lane]) -> tuple[float, bool]:
             finite = finite and lane.fragment.finite()  # numbers whose squares are too large are finite still
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
     return math.sqrt(square) if finite else 0.0, finite
-
-
-def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors lie in the same storage."""
-    return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

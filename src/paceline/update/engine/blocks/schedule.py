@@ -7,79 +7,29 @@ which fragment comes next and can join it. Several may be under way at once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint.reshard import Old
+from paceline.communication.calls import BLOCK
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
-from paceline.errors import CheckpointError, UnsupportedError
+from paceline.errors import CheckpointError
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.update.engine.blocks.buffers import BufferLane
+from paceline.update.engine.blocks.fragments import staggered
 from paceline.update.engine.blocks.outer_state import Lane, ParameterLane
-from paceline.update.engine.blocks.update import BlockUpdate, Work
-from paceline.update.exchange.exchanger import BLOCK, Exchanger, Meeting, combine
+from paceline.update.engine.blocks.timing import Turns
+from paceline.update.engine.blocks.update import BlockUpdate
+from paceline.update.exchange.checksum import combine
+from paceline.update.exchange.exchanger import Exchanger
+from paceline.update.exchange.header import Meeting
 from paceline.update.exchange.outliers import Guard
-
-
-@dataclass
-class Turns:
-    """Where the sequence of exchanges stands.
-
-    Attributes:
-        since: of each fragment, minibatches since its last exchange began.
-        made: fragment -> minibatches made since its exchange began, of those under way.
-        begun: exchanges begun so far, by anybody.
-        steps: minibatches since the first block began.
-        at: after which of these steps the last exchanges began, one of each fragment.
-        shift: minibatches by which changes of the period have moved the schedule.
-        asked: after which of these steps all hear what somebody has asked for.
-    """
-
-    since: list[int]
-    made: dict[int, int] = field(default_factory=dict)
-    begun: int = 0
-    steps: int = 0
-    at: list[int] = field(default_factory=list)
-    shift: int = 0
-    asked: list[int] = field(default_factory=list)
-
-    def stepped(self) -> None:
-        """A minibatch was made."""
-        self.steps += 1
-        self.since = [n + 1 for n in self.since]
-        self.made = {fragment: n + 1 for fragment, n in self.made.items()}
-
-    def ends(self, schedule: EveryBlock) -> int:
-        """After which step the next exchange begins: by the schedule, but never before it can."""
-        step = schedule.ends(self.begun) + self.shift
-        if self.at:
-            step = max(step, self.at[-1] + 1)
-        if len(self.at) == schedule.fragments:
-            step = max(step, self.at[0] + schedule.overlap)  # the fragment's last exchange has landed by then
-        return step
-
-    def begin(self, schedule: EveryBlock) -> None:
-        """The next exchange begins."""
-        self.at = [*self.at, self.ends(schedule)][-schedule.fragments :]
-        self.begun += 1
-
-    def retime(self, before: EveryBlock, after: EveryBlock, now: int) -> None:
-        """Go on with another period: the block under way ends when it has as many minibatches, or at once."""
-        last = self.at[-1] if self.at else before.ends(self.begun - 1) + self.shift
-        gap = after.ends(self.begun) - after.ends(self.begun - 1)
-        self.shift = max(last + gap, now) - after.ends(self.begun)
-
-    def hear(self, fragment: int, overlap: int) -> None:
-        """Somebody asked with the exchange of a fragment: all hear it when that is over on all who go on."""
-        number = self.begun - 1 - (self.begun - 1 - fragment) % len(self.since)
-        self.asked = sorted([*self.asked, self.at[number - self.begun] + overlap])
+from paceline.update.exchange.work import Work
 
 
 class Blocks:
@@ -337,44 +287,3 @@ class Blocks:
             update.regroup(row["outer"], row["numbers"], row["said"])
         begun = int(rows[0]["turns"][0]) if rows else 0
         self.turns = Turns([0] * len(self.updates), {}, begun, self._schedule.ends(begun - 1) if begun else 0)
-
-
-def staggered(owned: Owned, fragments: int) -> list[Owned]:
-    """Share a model's parameters out to fragments, layer by layer, each to the fragment that has least so far.
-
-    With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up
-    to the first number in common; where there are fewer layers than fragments, each parameter is one.
-    """
-    if fragments == 1:
-        return [owned]
-    named = [(name, p.numel()) for _, pairs in owned for name, p in pairs if p.numel()]
-    if len(named) < fragments:
-        raise UnsupportedError(
-            f"the model has {len(named)} trainable parameters and cannot be exchanged in {fragments} fragments; "
-            "use fewer fragments"
-        )
-    layers: dict[str, int] = {}
-    for name, numel in named:
-        layers[_layer(name)] = layers.get(_layer(name), 0) + numel
-    key = _layer if len(layers) >= fragments else str
-    sizes: dict[str, int] = {}
-    for name, numel in named:
-        sizes[key(name)] = sizes.get(key(name), 0) + numel
-    loads, place = [0] * fragments, {}
-    empty = fragments
-    for number, (layer, numel) in enumerate(sizes.items()):
-        least = loads.index(min(loads))
-        if len(sizes) - number <= empty:  # no fragment may stay without a parameter
-            least = loads.index(0)
-        empty -= loads[least] == 0
-        place[layer] = least
-        loads[least] += max(numel, 1)
-    return [
-        [(optimizer, [(n, p) for n, p in pairs if place.get(key(n), 0) == f]) for optimizer, pairs in owned]
-        for f in range(fragments)
-    ]
-
-
-def _layer(name: str) -> str:
-    match = re.match(r"(.*?\d+)(\.|$)", name)
-    return match.group(1) if match else name.split(".", 1)[0]

@@ -7,7 +7,7 @@ Gradient payloads are served by :mod:`paceline.update.engine.gradients.update`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -26,70 +26,19 @@ from paceline.core.optimizer_state import (
     step_count,
 )
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.rules.codec import Codec, Dense, Layout, State
+from paceline.rules.codec import Dense, State
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.update.engine.blocks.buffers import buffer_lanes
-from paceline.update.engine.blocks.outer_state import Lane, LaneChunk, MomentLane, Moves, ParameterLane, measure
-from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, Flight, Flying, Header, Meeting, combine, fold
+from paceline.update.engine.blocks.chunks import LaneChunk, cut
+from paceline.update.engine.blocks.outer_state import Lane, MomentLane, Moves, ParameterLane, measure
+from paceline.update.exchange.checksum import combine, fold
+from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, Flight, Flying
+from paceline.update.exchange.header import Header, Meeting
 from paceline.update.exchange.outliers import Guard, block_norms
-
-SMALL_ELEMENTS = 1 << 18
-"""An exchange of fewer elements than this goes in one chunk."""
-SMALL_CODED = 1 << 20
-"""No chunk is smaller where a codec makes the bytes few: messages cost more than what is in them."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a worker did since the last exchange.
-
-    Attributes:
-        minibatches: steps of the optimizer.
-        total: the same since attach.
-        factor: weight of the contribution, in parts of a full one.
-        leaving: whether the worker has come to its end.
-        merges: whether it ends the block early.
-    """
-
-    minibatches: int
-    total: int
-    factor: float = 1.0
-    leaving: bool = False
-    merges: bool = False
-
-
-def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
-    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec.
-
-    Args:
-        layout: the tensor's.
-        pieces: so many at most.
-        codec: how they will be written.
-        coarse: the carrier's (:attr:`paceline.communication.base.Transport.coarse`).
-    """
-    if not codec.exact:
-        pieces = max(1, min(pieces, layout.numel // SMALL_CODED))
-    if codec.whole:
-        return _cut_between(layout, pieces)
-    least = SMALL_ELEMENTS * (coarse if codec.exact else 1)  # where chunks are cut decides what a lossy codec loses
-    if layout.numel < least or pieces == 1:
-        return [(0, layout.numel)]
-    length = -(-layout.numel // pieces // 64) * 64  # offsets that suit every dtype
-    return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
-
-
-def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
-    """Cut between matrices."""
-    length = -(-layout.numel // pieces)
-    ranges, begin = [], 0
-    for matrix in layout.matrices:
-        if matrix.end - begin >= length or matrix.end == layout.numel:
-            ranges.append((begin, matrix.end))
-            begin = matrix.end
-    return ranges
+from paceline.update.exchange.work import Work
 
 
 class BlockUpdate:

@@ -11,9 +11,11 @@ from torch import Tensor
 from paceline.core.flat import Fragment, local
 from paceline.errors import UnsupportedError
 from paceline.rules.codec import Layout, State
-from paceline.update.engine.blocks.outer_state import LARGEST, shares_memory
+from paceline.update.engine.blocks.chunks import shares_memory
+from paceline.update.engine.blocks.outer_state import LARGEST
 from paceline.update.engine.gradients.payloads import Carrier, Gradients
-from paceline.update.exchange.exchanger import Meeting, fold
+from paceline.update.exchange.checksum import fold
+from paceline.update.exchange.header import Meeting
 
 
 class FlatGradient:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.update.exchange.exchanger import Meeting
+from paceline.update.exchange.header import Meeting
 
 
 @dataclass(frozen=True)

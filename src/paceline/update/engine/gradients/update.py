@@ -40,26 +40,21 @@ from paceline.rules.outer.base import Coefficients
 from paceline.rules.payload import FirstMoment
 from paceline.rules.rule import Rule, is_block
 from paceline.update.engine.blocks.buffers import buffer_lanes
-from paceline.update.engine.blocks.outer_state import LaneChunk, Moves
-from paceline.update.engine.blocks.update import Work, cut, restored
+from paceline.update.engine.blocks.chunks import LaneChunk, cut
+from paceline.update.engine.blocks.outer_state import Moves
+from paceline.update.engine.blocks.update import restored
 from paceline.update.engine.grad_scaler import Scaling, overflow
 from paceline.update.engine.gradients.bucket import FlatGradient, GradientChunk
 from paceline.update.engine.gradients.footer import Footer, of_buffers, with_footers
 from paceline.update.engine.gradients.hooks import Backward, PassEnd
 from paceline.update.engine.gradients.payloads import FirstMoments
-from paceline.update.exchange.exchanger import (
-    Chunk,
-    Exchanger,
-    Header,
-    Meeting,
-    Opening,
-    combine,
-    compare,
-    judged,
-    refuse_nothing,
-)
+from paceline.update.exchange.agreement import compare, judged, refuse_nothing
+from paceline.update.exchange.checksum import combine
+from paceline.update.exchange.exchanger import Chunk, Exchanger, Opening
+from paceline.update.exchange.header import Header, Meeting
 from paceline.update.exchange.outliers import Guard, gradient_norms
 from paceline.update.exchange.pipeline import Running
+from paceline.update.exchange.work import Work
 
 CHECK_EVERY = 64
 """The replicas' bits are compared at every 64th exchange."""

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether all workers may apply an exchange: same sequence, same sums, nothing refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.communication.calls import check_alike
+from paceline.core.world import World
+from paceline.errors import DesyncError, MismatchError, NonFiniteError
+from paceline.update.exchange.exchanger import Meeting
+from paceline.update.exchange.outliers import outliers
+
+
+def refuse_nothing(meeting: Meeting, world: World) -> None:
+    """Raise `NonFiniteError` where nobody brought anything that can be averaged."""
+    if not meeting.empty and meeting.left_out and meeting.weight == 0:
+        raise NonFiniteError(
+            world.sign(
+                f"the contributions of all workers to exchange {meeting.headers[0].sequence} hold inf or nan, so "
+                "nothing is left to average; the global model is as it was before the block. Lower the learning rate, "
+                "clip gradients, or resume from a checkpoint"
+            )
+        )
+
+
+def judged(meeting: Meeting) -> Meeting:
+    """The meeting with the factor 0 for contributions that are far larger than usual, and than those of the others."""
+    said = {rank: (h.norm, h.usual) for rank, h in enumerate(meeting.headers) if h.brings and h.finite and h.factor}
+    out = outliers(said)
+    if not out:
+        return meeting
+    headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(meeting.headers))
+    return replace(meeting, headers=tuple(headers))
+
+
+def agree(meeting: Meeting, world: World) -> None:
+    """Refuse to go on where workers are at different places or hold different bits."""
+    headers = meeting.headers
+    check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
+    places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, 0) for h in headers}
+    if len(places) > 1 or len({h.sequence for h in headers}) > 1:
+        said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
+        raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
+    compare({rank: h.checksum for rank, h in enumerate(headers)}, headers[0].sequence, world)
+
+
+def compare(sums: dict[int, int], sequence: int, world: World) -> None:
+    """Raise `DesyncError` where checksums (by rank) of what all should hold alike differ."""
+    values = list(sums.values())
+    if len(set(values)) > 1:
+        usual = max(set(values), key=lambda s: (values.count(s), -values.index(s)))
+        odd = [rank for rank, s in sums.items() if s != usual]
+        raise DesyncError(
+            world.sign(
+                f"workers that should hold the same global model do not: {world.names(odd)} differ from the others "
+                f"at exchange {sequence}. Something wrote to the model outside of the optimizer's step, "
+                "or memory is faulty. Resume all workers from the last checkpoint"
+            )
+        )

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checksum of what was exchanged, so that workers that differ find out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_PRIME = 1_000_003
+
+
+def combine(sums: Iterable[Tensor]) -> int:
+    """The checksums of several parts as one number that fits a header's field."""
+    total = 0
+    for part in sums:
+        total = (total * 31 + int(part)) & (2**62 - 1)
+    return total
+
+
+def fold(accumulated: Tensor, block: Tensor) -> Tensor:
+    """Fold a block's bits into a running checksum, both on the block's device.
+
+    The block is read as integers and summed modulo 2^64: one pass at the speed of memory, and any single change shows.
+
+    Args:
+        accumulated: int64, shape ().
+        block: any dtype, shape (n,), contiguous.
+    """
+    wide = block.numel() * block.element_size() % 8 == 0 and block.data_ptr() % 8 == 0
+    lanes = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
+    return accumulated.mul_(_PRIME).add_(lanes.sum(dtype=torch.int64))

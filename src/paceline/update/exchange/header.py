@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of an exchange: what each worker says about its part, and the summary of all of them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.communication.calls import BLOCK
+
+WARM = -1
+"""Kind of the exchange that ends a warm-up."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one worker says about its part of an exchange.
+
+    Attributes:
+        sequence: number of the exchange, the same on all.
+        kind: which exchange this is; 1000 + f for a block of fragment f, 1 + k for the gradients of optimizer k.
+        brings: whether a payload follows.
+        leaving: whether the worker has come to its end.
+        finite: whether its contribution is free of inf and nan.
+        minibatches: what its contribution stands for.
+        norm: of its contribution, before the weight; 0 where not taken.
+        factor: the weight its numbers were multiplied with.
+        total: all minibatches of this worker so far.
+        checksum: of the state that all workers should hold alike, 0 where not taken.
+        usual: whether the norm is not far outside of what is usual.
+        asks: whether the worker has something to say to all once this exchange is over.
+        merges: whether it ends the block early, in `run.merge()`.
+    """
+
+    sequence: int
+    kind: int
+    brings: bool
+    leaving: bool
+    finite: bool
+    minibatches: int
+    norm: float
+    factor: float
+    total: int
+    checksum: int
+    usual: bool = True
+    asks: bool = False
+    merges: bool = False
+
+    def pack(self) -> Tensor:
+        """As int64, shape (10,)."""
+        condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
+        values = [self.sequence, self.kind, self.brings, self.leaving, condition, self.minibatches, _bits(self.norm)]
+        values += [_bits(self.factor), self.total, self.checksum]
+        return torch.tensor([int(v) for v in values], dtype=torch.int64)
+
+    @classmethod
+    def unpack(cls, row: list[int]) -> Header:
+        """The inverse of `pack`."""
+        finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
+        flags = (bool(row[2]), bool(row[3]), finite)
+        return cls(row[0], row[1], *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)
+
+
+def _bits(number: float) -> int:
+    """The bits of a number as an integer of the same width."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def _number(bits: int) -> float:
+    """The inverse of `_bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all workers said, in rank order.
+
+    Attributes:
+        headers: with the factor 0 where a contribution is left out.
+        between: least and greatest norm of those that were usual before, where norms are judged.
+    """
+
+    headers: tuple[Header, ...]
+    between: tuple[float, float] | None = None
+
+    @property
+    def weight(self) -> float:
+        """Sum of the factors; what a total has to be divided by."""
+        return sum(h.factor for h in self.headers)
+
+    @property
+    def minibatches(self) -> list[int]:
+        """Minibatches that each worker's contribution stands for; 0 for one that was left out."""
+        return [h.minibatches if h.factor else 0 for h in self.headers]
+
+    @property
+    def tau(self) -> float:
+        """Minibatches that the mean displacement stands for, weighted as the displacements are."""
+        weight = self.weight
+        return sum(h.factor * h.minibatches for h in self.headers) / weight if weight else 0.0
+
+    @property
+    def left_out(self) -> list[int]:
+        """Ranks whose contribution was not finite, or far larger than usual."""
+        return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
+
+    @property
+    def accepted(self) -> dict[int, float]:
+        """Rank -> norm, of the contributions that went into the mean."""
+        return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
+
+    @property
+    def changed(self) -> bool:
+        """Whether most contributions were unusual and were accepted for that."""
+        return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
+
+    @property
+    def anybody_left(self) -> bool:
+        """Whether a worker has come to its end, or only keeps the others of its host company in a block."""
+        return any(h.leaving or (h.kind >= BLOCK and not h.minibatches) for h in self.headers)
+
+    @property
+    def all_leaving(self) -> bool:
+        """Whether nobody will come again."""
+        return all(h.leaving for h in self.headers)
+
+    @property
+    def kind(self) -> int:
+        """Which exchange this is, where somebody brought a payload."""
+        return next(h.kind for h in self.headers if h.brings)
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody has something to say to all."""
+        return any(h.asks for h in self.headers)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody brought a payload."""
+        return not any(h.brings for h in self.headers)
+
+
+@dataclass
+class Timing:
+    """Where the time of an exchange went, seconds."""
+
+    wait_s: float = 0.0
+    exchange_s: float = 0.0

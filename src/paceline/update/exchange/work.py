@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker did since the last exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker did since the last exchange.
+
+    Attributes:
+        minibatches: steps of the optimizer.
+        total: the same since attach.
+        factor: weight of the contribution, in parts of a full one.
+        leaving: whether the worker has come to its end.
+        merges: whether it ends the block early.
+    """
+
+    minibatches: int
+    total: int
+    factor: float = 1.0
+    leaving: bool = False
+    merges: bool = False
