@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot work is refused here: at `attach`, or at the first step that shows it."""
+"""Whether the workers attached the same thing, and what changed since: compared before the first exchange."""
 
 from __future__ import annotations
 

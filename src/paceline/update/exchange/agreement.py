@@ -8,7 +8,7 @@ from dataclasses import replace
 from paceline.communication.calls import check_alike
 from paceline.core.world import World
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
-from paceline.update.exchange.exchanger import Meeting
+from paceline.update.exchange.header import Meeting
 from paceline.update.exchange.outliers import outliers
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.rules.codec import Codec, Layout, State
 from paceline.update.engine.blocks.outer_state import Lane, Moves
-from paceline.update.exchange.exchanger import Meeting
+from paceline.update.exchange.header import Meeting
 
 
 class LaneChunk:
