@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block rules whose workers come and go while the others go on.
 
-The control plane (:mod:`paceline.control`) says who is a member and which exchange counts; the workers' own
+The control plane (:mod:`paceline.flow.control`) says who is a member and which exchange counts; the workers' own
 connections carry the numbers (:mod:`paceline.communication.ring`). An exchange is made until all members that live have
 all of it, and only then applied, so that whoever dies in the middle of one takes nothing with it: the others make it
 once more among themselves, from what they hold.
