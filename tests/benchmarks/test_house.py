@@ -156,22 +156,22 @@ def test_a_circle_through_type_checking_is_one(house: ModuleType, tree: Path) ->
 def test_late_and_relative_imports_are_counted_and_faces_are_not(house: ModuleType, tmp_path: Path) -> None:
     files = {
         "src/paceline/__init__.py": "",
-        "src/paceline/data/__init__.py": "from .cache import store\nfrom paceline.data.sampling.split import cut\n",
-        "src/paceline/data/sampling/split.py": "def cut():\n    from ..tree import walk\n",
+        "src/paceline/data/__init__.py": "from .cache import store\nfrom paceline.data.split import cut\n",
+        "src/paceline/data/split.py": "def cut():\n    from ..tree import walk\n",
         "src/paceline/data/cache/__init__.py": "",
         "src/paceline/data/cache/store.py": "from ..split import cut\n",
-        "src/paceline/core/state_tree.py": "",
+        "src/paceline/tree.py": "",
     }
     clean = figures(house, grow(tmp_path, files))
     assert (clean["circles"].now, clean["folder_circles"].now) == (0, 0)
-    grow(tmp_path, {"src/paceline/core/state_tree.py": "def walk():\n    import paceline.data.sampling.split\n"})
+    grow(tmp_path, {"src/paceline/tree.py": "def walk():\n    import paceline.data.split\n"})
     loose = figures(house, tmp_path)["circles"]
     assert [one.name for one in loose.offenders] == [
-        "paceline.data -> paceline.core.state_tree -> paceline.data",
-        "paceline.data.sampling.split -> paceline.core.state_tree -> paceline.data.sampling.split",
+        "paceline.data -> paceline.tree -> paceline.data",
+        "paceline.data.split -> paceline.tree -> paceline.data.split",
     ]
-    assert loose.offenders[1].place == "paceline.data.sampling.split:2 (late); paceline.core.state_tree:2 (late)"
-    grow(tmp_path, {"src/paceline/core/state_tree.py": "", "src/paceline/data/sampling/split.py": "from .cache import store\n"})
+    assert loose.offenders[1].place == "paceline.data.split:2 (late); paceline.tree:2 (late)"
+    grow(tmp_path, {"src/paceline/tree.py": "", "src/paceline/data/split.py": "from .cache import store\n"})
     deeper = figures(house, tmp_path)
     assert deeper["circles"].now == 1  # of modules; below one folder of the root, none of rooms
     assert deeper["folder_circles"].now == 1
