@@ -119,6 +119,25 @@ def test_files_that_are_named_exist() -> None:
     assert all((ROOT / path).is_file() for path in run), run
 
 
+def test_the_map_of_the_files_is_true() -> None:
+    """Paths in words exist, and so does every folder of the map in CONTRIBUTING.md; the map leaves none out."""
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    pages = {**TEXTS, ROOT / "CONTRIBUTING.md": contributing}
+    named = {path for text in pages.values() for path in re.findall(r"\bsrc/paceline/[\w/]+(?:\.py)?", text)}
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+    parts = re.search(r"^src/paceline/\n((?:  .*\n)+)", contributing, flags=re.MULTILINE)
+    assert parts is not None
+    package = ROOT / "src" / "paceline"
+    folders = {path.name for path in package.iterdir() if (path / "__init__.py").is_file()} - {"lightrnn", "dual"}
+    assert set(re.findall(r"^  (\w+)/", parts[1], flags=re.MULTILINE)) == folders
+    inner = {
+        name
+        for line in re.findall(r"^    (\S.*)", parts[1], flags=re.MULTILINE)
+        for name in re.findall(r"\b(\w+)/", line)
+    }
+    assert inner <= {path.name for path in package.rglob("*") if path.is_dir()}
+
+
 @pytest.mark.parametrize("text", re.findall(r'--rule "([^"]+)"', TEXT))
 def test_rules_that_are_named_exist(text: str) -> None:
     assert paceline.rule_from_text(text)

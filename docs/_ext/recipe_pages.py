@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page for each recipe, made with the site: from its docstring, what `paceline explain` says, and a record."""
+"""A page for each recipe, made with the site: from its docstring, the output of `paceline explain`, and a record."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RECORD = ROOT / "records" / "2026-11-22_recipes"
 WORKERS = (4, 16, 64)
 PARAMETERS = 25_000_000
 FAMILIES = {
-    "Every step, all together": LOCKSTEP,
-    "After blocks, all together": (*AUTO, *BLOCKS),
-    "Each worker by itself": ASYNCHRONOUS,
+    "Synchronous: every step": LOCKSTEP,
+    "Blocks: once in many steps": (*AUTO, *BLOCKS),
+    "Asynchronous: each worker by itself": ASYNCHRONOUS,
 }
 
 
@@ -43,7 +43,7 @@ def settings(recipe: Recipe) -> list[tuple[str, ...]]:
     parameters = inspect.signature(recipe.function).parameters.values()
     missing = [p.name for p in parameters if p.name not in said]
     if missing:
-        raise ValueError(f"the docstring of {recipe.name} says nothing of {', '.join(missing)}")
+        raise ValueError(f"the docstring of {recipe.name} does not explain {', '.join(missing)}")
     role = re.compile(r":\w+:`([^`]+)`")
     return [(f"`{p.name}`", f"`{p.default!r}`", role.sub(r"`\1`", " ".join(said[p.name].split()))) for p in parameters]
 
@@ -73,7 +73,7 @@ $ paceline explain {recipe.name} --workers 4
 
 ## Five choices
 
-With 4 workers and nothing set:
+With 4 workers and default settings:
 
 {table(("choice", "question", "here"), choices(rule, 4))}
 
@@ -95,7 +95,7 @@ With 4 workers: {" ".join(f"{line}." for line in sent(rule, 4, PARAMETERS))}
 
 ## Settings
 
-{table(("setting", "default", "what it is"), settings(recipe))}
+{table(("setting", "default", "meaning"), settings(recipe))}
 
 ## On one small task
 
@@ -104,7 +104,7 @@ With 4 workers: {" ".join(f"{line}." for line in sent(rule, 4, PARAMETERS))}
 
 
 def result(name: str, results: dict[str, Any]) -> str:
-    """The plot, and what came out, in a sentence."""
+    """The plot, and its result in a sentence."""
     row = results["trainings"][name]
     alone = results["trainings"][row["optimizer"]]
     ours, one = (sum(found["held_out"]) / len(found["held_out"]) for found in (row, alone))
@@ -112,9 +112,9 @@ def result(name: str, results: dict[str, Any]) -> str:
     return f"""![loss of one worker and of four]({name}.svg)
 
 Four virtual workers under `{row["rule"]}` with {used} at a rate of {rate:g} end at a held-out loss of {ours:.3f};
-one worker with {used} at {rate_of_one:g}, and as many minibatches as all of them together, at {one:.3f}. The task
-is tiny and short, and says little about quality: [the record](../../records/2026-11-22_recipes/README.md) says
-what it is, and [which rule, and when](../rules.md) compares recipes on larger ones.
+one worker with {used} at {rate_of_one:g}, and as many minibatches as all four together, at {one:.3f}. The task
+is tiny and short, and says little about quality: [the record](../../records/2026-11-22_recipes/README.md)
+describes it, and [which rule, and when](../rules.md) compares recipes on larger ones.
 """
 
 
