@@ -5,7 +5,7 @@
 
     make matrix                                      all of them, one after another; several gigabytes of torch
     nox --session "core(python='3.12', torch='2.6.0')"
-    nox --session core-3.13 -- tests/test_session.py
+    nox --session core-3.13 -- tests/run/test_run.py
 
 A Python that is not installed, and a pair that does not install, are skipped by name.
 """
@@ -25,18 +25,18 @@ OLDEST = "2.6.0"
 CORE = (
     "tests/install/test_imports.py",
     "tests/cli/test_commands.py",
-    "tests/codec",
-    "tests/outer",
+    "tests/rules/codec",
+    "tests/rules/outer",
     "tests/processes/test_gloo.py",
-    "tests/schedule",
-    "tests/schedulers",
-    "tests/test_blocks.py",
-    "tests/test_laws.py",
-    "tests/test_overlap.py",
-    "tests/test_session.py",
-    "tests/topology",
-    "tests/transport",
-    "tests/zero",
+    "tests/rules/schedule",
+    "tests/communication/schedulers",
+    "tests/update/engine/test_blocks.py",
+    "tests/rules/test_laws.py",
+    "tests/update/engine/test_overlap.py",
+    "tests/run/test_run.py",
+    "tests/rules/topology",
+    "tests/communication",
+    "tests/doors/zero",
 )
 TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from tests.schedulers.environments import batch, step, trainjob
+from tests.communication.schedulers.environments import batch, step, trainjob
 
 PROGRAM = "train.py"
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
+from tests.communication.test_tls import Authority
 from tests.ports import free_port
-from tests.transport.test_tls import Authority
 
 DEADLINE_S = 150.0
 Script = Callable[[str], Path]

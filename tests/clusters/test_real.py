@@ -16,8 +16,8 @@ import pytest
 
 import paceline
 from paceline.communication import schedulers
+from tests.communication.schedulers.environments import step
 from tests.ports import free_port
-from tests.schedulers.environments import step
 
 ROOT = Path(paceline.__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "clusters"

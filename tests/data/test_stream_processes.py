@@ -44,5 +44,5 @@ def test_what_a_killed_worker_left_of_its_shard_is_done_by_others(tmp_path: Path
         own = seen(tmp_path, KILLED, epoch)
         others = [i for rank in (0, 2) for i in seen(tmp_path, rank, epoch)]
         assert len(others) == len(set(others)) and sorted({*own, *others}) == everything()
-        # made again: what no replica held yet; owners that have it pass it over (tests/asynchronous counts that)
+        # made again: what no replica held yet; owners that have it pass it over (tests/update/server counts that)
         assert {*own} & {*others} <= {*own[-4 * MOST :]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of tests/asynchronous run: `python -m tests.processes.asynchronous_programs NAME DIRECTORY`."""
+"""What the processes of tests/update/server run: `python -m tests.processes.asynchronous_programs NAME DIRECTORY`."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tests.checkpoint.test_reshard import Make, Quadratic, momentum_sgd
 from tests.helpers import adam
-from tests.test_regroup import Make, Quadratic, momentum_sgd
 
 RULES: list[tuple[str, Make]] = [
     ("sync(reproducible=True)", momentum_sgd),

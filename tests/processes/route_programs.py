@@ -27,7 +27,7 @@ from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
 from paceline.update.exchange.pipeline import Pipeline
 from tests.processes.together import all_here
-from tests.topology.test_routes import finish
+from tests.rules.topology.test_routes import finish
 
 RANK = int(os.environ.get("RANK", "0"))
 

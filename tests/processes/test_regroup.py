@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.checkpoint.test_reshard import Quadratic, simulate
 from tests.helpers import same_bits
 from tests.processes.launch import run
 from tests.processes.regroup_programs import RULES
-from tests.test_regroup import Quadratic, simulate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.communication.test_tls import Authority
 from tests.processes.launch import Launch, run
 from tests.processes.ring_programs import RULES
-from tests.transport.test_tls import Authority
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -30,7 +30,7 @@ from paceline.errors import PacelineError
 from paceline.flow.control import About, Control, Member, Terms, wire
 from paceline.update.server.peer import ANSWER, LEASE, PUSH, SETTINGS
 from paceline.update.server.rendezvous import HELLO, _Door
-from tests.transport.connections import HERE, SOON
+from tests.communication.connections import HERE, SOON
 
 LIMIT = 1 << 20
 """Bytes of a body that the bare listener takes."""

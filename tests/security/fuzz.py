@@ -23,8 +23,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from tests.communication.connections import SOON
 from tests.security.doors import DOORS, Opened, knock
-from tests.transport.connections import SOON
 
 GROWTH_MIB = 64
 """How much more memory than after the first frames a door may ever take."""

@@ -17,7 +17,7 @@ from paceline.cli.launch.cluster import Cluster
 from paceline.cli.run import certificates as doors
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS
-from tests.transport.connections import pair
+from tests.communication.connections import pair
 
 MASTER = ("127.0.0.1", 29500)
 SECRET = b"BEGIN PRIVATE KEY"

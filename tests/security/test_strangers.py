@@ -21,9 +21,9 @@ from paceline.communication.sockets import channel
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS, Late, Listener
 from paceline.communication.sockets.frames import MAGIC
+from tests.communication.connections import HERE, SOON
 from tests.security.doors import FRAMES
 from tests.security.sockets import family, listening, loopback
-from tests.transport.connections import HERE, SOON
 
 MANY = 200
 SHORT = 0.2

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bits of float32 numbers: signs in bytes, eight to one, and a choice between two levels.
 
-On a processor NumPy packs (without a copy); elsewhere shifts do. Both give the same bits: tests/codec compares them.
+On a processor NumPy packs (without a copy); elsewhere shifts do. Both give the same bits: tests/rules/codec compares
+them.
 """
 
 from __future__ import annotations

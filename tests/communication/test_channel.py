@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections are made at one address, tried again, and end with the process at the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from paceline.communication.sockets.channel import Channel, Closed, Header, Late, Listener, connect
+from paceline.communication.torch.store import own_address
+from paceline.errors import UnsupportedError
+from tests.communication.connections import HERE, SOON, both
+
+SHORT = 0.2
+"""Seconds of a wait that is meant to be in vain."""
+
+PEER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
+    sock.sendall(bytes.fromhex(sys.argv[3]))
+    sys.stdin.read()
+"""
+"""Another process, which says what it is told to and then nothing more."""
+
+ECHO = """
+import sys, torch
+from paceline.communication.sockets.channel import connect
+with connect(sys.argv[1], int(sys.argv[2]), "the test", 60) as channel:
+    while (frame := channel.receive(deadline_s=60)).kind:
+        channel.send(frame.kind + 1, frame.numbers, frame.body * 2, frame.note)
+"""
+
+
+@contextlib.contextmanager
+def peer(listener: Listener, program: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
+    """A process that runs `program`, and the channel to it."""
+    command = [sys.executable, "-c", program, HERE, str(listener.port), *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            with listener.accept(2 * SOON) as channel:
+                yield process, channel
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener(HERE) as listener:
+        yield listener
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A port that is taken, and where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind((HERE, 0))
+        yield sock
+
+
+@pytest.mark.processes
+def test_two_processes(listener: Listener) -> None:
+    with peer(listener, ECHO) as (process, channel):
+        x = torch.arange(1_000_000.0)
+        y = torch.empty(1000, 1000)
+        channel.send(3, (4,), x, [5])
+        frame = channel.receive(y, SOON)
+        assert (frame.kind, frame.numbers[0], frame.note) == (4, 4, [5])
+        assert y.flatten().equal(2 * x)
+        channel.send(0)
+        assert process.wait(SOON) == 0
+        with pytest.raises(Closed, match="closed the connection"):
+            channel.receive(deadline_s=SOON)
+
+
+@pytest.mark.processes
+def test_a_peer_killed_in_the_middle_of_a_body(listener: Listener) -> None:
+    half = Header.of(1, (), b"", torch.zeros(4)).pack() + bytes(8)
+    with peer(listener, PEER, half.hex()) as (process, channel):
+        channel.peer = "rank 2 on lion"
+
+        def kill(header: Header) -> torch.Tensor:
+            process.kill()
+            return torch.zeros(header.numel)
+
+        with pytest.raises(Closed, match="rank 2 on lion"):
+            channel.receive(kill)
+        assert channel.closed
+
+
+@pytest.mark.processes
+def test_a_peer_that_is_stopped(listener: Listener) -> None:
+    """A process that hangs keeps its connection: only the deadline tells."""
+    with peer(listener, PEER, "00") as (process, channel):
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(Late, match="did not take what was sent in time"):
+            channel.send(1, body=torch.zeros(1 << 24), deadline_s=SHORT)
+        assert channel.closed
+
+
+def test_a_listener_has_one_address_only(listener: Listener) -> None:
+    """127.0.0.2 is this host too, but not the address that was given."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))  # the address exists
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", listener.port))
+    socket.create_connection((HERE, listener.port)).close()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "", "::"])
+def test_a_listener_for_every_address_is_refused(address: str) -> None:
+    with pytest.raises(UnsupportedError, match="takes one address of this host, got"):
+        Listener(address)
+
+
+def test_a_listener_where_it_cannot_be(listener: Listener) -> None:
+    with pytest.raises(UnsupportedError, match=f"cannot listen at {HERE}, port {listener.port}: "):
+        Listener(HERE, port=listener.port)
+
+
+def test_nobody_comes(listener: Listener) -> None:
+    with pytest.raises(Late, match=rf"nobody has connected to 127\.0\.0\.1, port {listener.port}, within 0\.2 s"):
+        listener.accept(SHORT)
+
+
+def test_closing_a_listener_ends_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = threading.Event()
+    listener = Listener(HERE)
+    wait = listener._wait
+
+    def tell(until: float) -> None:
+        waiting.set()
+        wait(until)
+
+    monkeypatch.setattr(listener, "_wait", tell)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(listener.accept, 10 * SOON)
+        assert waiting.wait(SOON)
+        listener.close()
+        assert isinstance(coming.exception(SOON), Closed)
+    with pytest.raises(Closed, match="is closed"):
+        listener.accept(SOON)
+    listener.close()
+
+
+def test_channels_outlive_their_listener() -> None:
+    with Listener(HERE) as listener:
+        near = connect(HERE, listener.port, "server", SOON)
+        far = listener.accept(SOON)
+    with near, far:
+        near.send(1)
+        assert far.receive(deadline_s=SOON).kind == 1
+        assert near.peer == "server"
+        host, port = near._sock.getsockname()
+        assert far.peer == f"{host}:{port}"
+
+
+def test_who_connects_early_tries_again(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            silent.listen()
+
+    monkeypatch.setattr(time, "sleep", pause)
+    with connect(HERE, silent.getsockname()[1], "server", SOON):
+        assert len(pauses) == 3
+
+
+def test_nobody_listens(silent: socket.socket) -> None:
+    port = silent.getsockname()[1]
+    with pytest.raises(Late, match=rf"rank 0 at 127\.0\.0\.1, port {port}, cannot be reached within 0\.2 s: .*refused"):
+        connect(HERE, port, "rank 0", SHORT)
+
+
+def test_nobody_connects_to_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ends of one socket: the kernel allows it where the port that is called is given out to the caller."""
+
+    def dial(*_: object, **__: object) -> socket.socket:
+        sock = socket.socket()
+        sock.bind((HERE, 0))
+        sock.connect(sock.getsockname())
+        return sock
+
+    monkeypatch.setattr(socket, "create_connection", dial)
+    with pytest.raises(Late, match="nobody listens there"):
+        connect(HERE, 1, "rank 0", SHORT)
+
+
+def test_version_six() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 on this host")
+    with Listener("::1") as listener:
+        near, far = both(
+            lambda: connect("::1", listener.port, "server", SOON),
+            lambda: listener.accept(SOON),
+        )
+        with near, far:
+            near.send(6)
+            assert far.receive(deadline_s=SOON).kind == 6
+
+
+@pytest.mark.parametrize("towards", ["127.0.0.1", "127.0.0.9", "localhost"])
+def test_own_address_towards_this_host(towards: str) -> None:
+    assert own_address(towards) == "127.0.0.1"
+
+
+def test_own_address_is_one_that_can_be_listened_at() -> None:
+    try:
+        address = own_address("192.0.2.1")  # of the range for documentation: beyond the way out, if there is one
+    except UnsupportedError:
+        pytest.skip("no way out of this host")
+    with Listener(address) as listener, connect(address, listener.port, "server", SOON):
+        listener.accept(SOON).close()
+
+
+def test_own_address_towards_nowhere() -> None:
+    name = "a" * 64  # longer than a part of a name may be, so nobody is asked for it
+    with pytest.raises(UnsupportedError, match=f"no way from here to '{name}'"):
+        own_address(name)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has a certificate of the job's authority may speak, and nobody else."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from paceline.communication.sockets import channel as channels
+from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
+from paceline.errors import MismatchError, PeerLostError, UnsupportedError
+from tests.communication.connections import HERE, SOON, both, pair
+
+SHORT = 0.2
+HUGE = 1 << 22
+
+
+class Authority:
+    """A job's own: it makes folders of a worker's three files."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder / name
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self._sign(self.name, self.key, True)
+
+    def worker(self, name: str, password: bytes | None = None) -> TLS:
+        """A worker's files."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        certificate = self._sign(subject, key, False)
+        secret = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        (folder / "key.pem").write_bytes(key.private_bytes(pem, form, secret))
+        (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
+        (folder / "ca.pem").write_bytes(self.certificate.public_bytes(pem))
+        return TLS.folder(folder)
+
+    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, authority: bool) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = x509.CertificateBuilder(
+            issuer_name=self.name,
+            subject_name=subject,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - datetime.timedelta(days=1),
+            not_valid_after=now + datetime.timedelta(days=1),
+        ).add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("job"), "job")
+
+
+@pytest.fixture(scope="module")
+def tls(job: Authority) -> TLS:
+    return job.worker("worker")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> TLS:
+    """A worker of another job."""
+    return Authority(tmp_path_factory.mktemp("other"), "other").worker("worker")
+
+
+def knock(tls: TLS, visit: Callable[[int], None]) -> None:
+    """Let an unwelcome visitor try, by `visit(port)`; the listener takes the worker that comes next, and only that."""
+    with Listener(HERE, tls) as listener, ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(listener.accept, SOON)
+        visit(listener.port)
+        assert not coming.done()
+        with connect(HERE, listener.port, "server", SOON, tls) as near, coming.result() as far:
+            near.send(1, note="of the job")
+            assert far.receive(deadline_s=SOON).note == "of the job"
+
+
+def test_workers_of_one_job_understand_each_other(job: Authority, tls: TLS) -> None:
+    """Different certificates; both send much at once, so that reading and writing take turns."""
+
+    def talk(channel: Channel, value: float) -> bool:
+        sender = threading.Thread(target=lambda: channel.send(1, body=torch.full((HUGE,), value), note=[1]))
+        sender.start()
+        frame = channel.receive(torch.empty(HUGE), SOON)
+        sender.join()
+        assert frame.body is not None
+        return frame.body.eq(6.0 - value).all().item() is True and frame.note == [1]
+
+    other = job.worker("another worker")
+    with Listener(HERE, tls) as listener:
+        near, far = both(
+            lambda: connect(HERE, listener.port, "server", SOON, other),
+            lambda: listener.accept(SOON),
+        )
+        with near, far:
+            assert near._sock.version() == "TLSv1.3"
+            assert both(lambda: talk(near, 2.0), lambda: talk(far, 4.0)) == [True, True]
+            near.send(2, body=torch.arange(3))
+            assert far.receive(deadline_s=SOON).body.tolist() == [0, 1, 2]
+            near.close()
+            with pytest.raises(PeerLostError, match="closed the connection"):
+                far.receive(deadline_s=SOON)
+
+
+def test_deadlines_under_tls(tls: TLS) -> None:
+    with pair(tls) as (near, far):
+        with pytest.raises(Late, match="server did not answer"):
+            near.receive(deadline_s=SHORT)
+        assert not near.closed
+        with pytest.raises(Late, match="did not take what was sent"):
+            far.send(1, body=torch.zeros(1 << 24), deadline_s=SHORT)
+        assert far.closed
+
+
+def test_a_certificate_of_another_authority_is_refused(tls: TLS, other: TLS) -> None:
+    """The client trusts the listener, but the listener does not trust the client, which hears of it in `connect`."""
+    impostor = TLS(other.certificate, other.key, tls.authority)
+
+    def visit(port: int) -> None:
+        with pytest.raises((MismatchError, PeerLostError), match="TLS"):
+            connect(HERE, port, "server", SOON, impostor)
+
+    knock(tls, visit)
+
+
+def test_a_listener_of_another_authority_is_refused(tls: TLS, other: TLS) -> None:
+    """The listener would take the client, but the client does not trust the listener."""
+    careful = TLS(tls.certificate, tls.key, other.authority)
+
+    def visit(port: int) -> None:
+        with pytest.raises(MismatchError, match=r"no TLS with server at 127\.0\.0\.1.*certificate verify failed"):
+            connect(HERE, port, "server", SOON, careful)
+
+    knock(tls, visit)
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+def test_a_client_without_a_certificate_or_of_old_is_refused(tls: TLS, newest: ssl.TLSVersion) -> None:
+    context = ssl.create_default_context(cafile=tls.authority)
+    context.check_hostname = False
+    context.maximum_version = newest
+    if newest is ssl.TLSVersion.TLSv1_2:
+        context.load_cert_chain(tls.certificate, tls.key)
+
+    def visit(port: int) -> None:
+        with pytest.raises(OSError, match=r"CERTIFICATE_REQUIRED|PROTOCOL_VERSION|reset"):
+            with context.wrap_socket(socket.create_connection((HERE, port))) as sock:
+                assert sock.recv(1) == b""
+                raise ConnectionResetError("reset, or ended without a word of welcome")
+
+    knock(tls, visit)
+
+
+def test_a_client_in_the_clear_is_refused(tls: TLS) -> None:
+    def visit(port: int) -> None:
+        with connect(HERE, port, "server", SOON) as plain:
+            plain.send(1, note="let me in")
+            with pytest.raises(PeerLostError, match="server"):
+                plain.receive(deadline_s=SOON)
+
+    knock(tls, visit)
+
+
+def test_a_listener_in_the_clear_is_refused(tls: TLS) -> None:
+    def accept() -> None:
+        with listener.accept(SOON) as plain:
+            with pytest.raises(MismatchError, match="these are not paceline's frames"):
+                plain.receive(deadline_s=SOON)
+
+    def visit() -> None:
+        with pytest.raises((MismatchError, PeerLostError), match="TLS"):
+            connect(HERE, listener.port, "server", SOON, tls)
+
+    with Listener(HERE) as listener:
+        both(accept, visit)
+
+
+def test_a_stranger_who_says_nothing_keeps_nobody_waiting(tls: TLS) -> None:
+    with Listener(HERE, tls) as listener, ThreadPoolExecutor(1) as pool:
+        strangers = [socket.create_connection((HERE, listener.port)) for _ in range(5)]
+        coming = pool.submit(listener.accept, SOON)
+        with connect(HERE, listener.port, "server", SOON, tls), coming.result():
+            for stranger in strangers:
+                stranger.close()
+
+
+@pytest.mark.parametrize(("handshake_s", "strangers", "left"), [(0.0, 64, 0), (SOON, 2, 2)])
+def test_strangers_are_sent_away(
+    tls: TLS, monkeypatch: pytest.MonkeyPatch, handshake_s: float, strangers: int, left: int
+) -> None:
+    """Those who take too long, and the oldest where there are too many."""
+    monkeypatch.setattr(channels, "HANDSHAKE_S", handshake_s)
+    monkeypatch.setattr(channels, "STRANGERS", strangers)
+    with Listener(HERE, tls) as listener:
+        socks = [socket.create_connection((HERE, listener.port)) for _ in range(3)]
+        with pytest.raises(Late, match="nobody has connected"):
+            listener.accept(SHORT)
+        assert len(listener._greeting) == left
+        socks[0].settimeout(SOON)
+        assert socks[0].recv(1) == b""
+        for sock in socks:
+            sock.close()
+
+
+def test_a_listener_that_never_answers_the_handshake(tls: TLS) -> None:
+    with Listener(HERE) as listener:
+        with pytest.raises(Late, match=r"server at 127\.0\.0\.1.* did not answer the TLS handshake in time"):
+            connect(HERE, listener.port, "server", SHORT, tls)
+
+
+def test_files_that_are_missing(tls: TLS, tmp_path: Path) -> None:
+    shutil.copy(tls.certificate, tmp_path / "cert.pem")
+    with pytest.raises(UnsupportedError, match=r"no key\.pem, ca\.pem in .*: TLS needs"):
+        TLS.folder(tmp_path)
+
+
+def test_files_that_are_not_what_they_should_be(job: Authority, tls: TLS, other: TLS) -> None:
+    """A protected key is refused without a question on the terminal."""
+    protected = job.worker("protected", b"a password")
+    for files in (protected, TLS(tls.certificate, other.key, tls.authority), TLS(tls.certificate, tls.key, tls.key)):
+        for make in (files.server, files.client):
+            with pytest.raises(UnsupportedError, match=r"cannot use the certificate .*cert\.pem, key .*key\.pem"):
+                make()

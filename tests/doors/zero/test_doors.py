@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs whose work nobody would share: refused before they begin with the door to take, or an end that says so."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.doors.zero.refusals import Refusal
+from tests.doors.zero.programs import each, virtual
+from tests.doors.zero.test_run import paceline_run
+
+
+def refused(folder: Path, source: str, *options: str, command: str = "run") -> str:
+    """What the command says that refuses the program."""
+    (folder / "train.py").write_text(source)
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, [command, "--workers", "2", *options, "train.py"])
+    assert result.exit_code == 2, result.output
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("rule", [(), ("--rule", "bmuf")])
+@pytest.mark.parametrize(
+    ("source", "why", "door"),
+    [
+        ("import torch.distributed as dist", "train.py uses torch.distributed", "--force-zero-lines"),
+        ("from torch.nn.parallel import DistributedDataParallel", "uses torch.nn.parallel", "docs/moving.md"),
+        (
+            "import lightning as L",
+            "uses lightning, which makes",
+            "PacelineStrategy(..)) of paceline.doors.adapters.lightning",
+        ),
+        ("from lightning.fabric import Fabric", "uses lightning.fabric", "PacelineFabricStrategy"),
+        ("import pytorch_lightning", "uses pytorch_lightning", "PacelineStrategy"),
+        ("from transformers import Trainer", "uses transformers.Trainer", "PacelineCallback"),
+        ("import transformers\ntransformers.Seq2SeqTrainer", "uses transformers.Seq2SeqTrainer", "PacelineCallback"),
+        ("from trl import SFTTrainer", "uses trl", "PacelineCallback"),
+        ("from accelerate import Accelerator", "uses accelerate", "PacelineAccelerator"),
+        ("import torch, deepspeed", "uses deepspeed", "take the cluster out"),
+        ("import keras", "trains with keras", "paceline.doors.adapters.keras"),
+        ("import torch, keras", "trains with keras", "paceline.doors.adapters.keras"),
+        ("from sklearn.linear_model import SGDClassifier", "trains with sklearn", "paceline.doors.adapters.sklearn"),
+        ("import jax", "trains with jax", "paceline.doors.adapters.jax"),
+        ("import tensorflow as tf", "trains with tensorflow", "no door for TensorFlow"),
+        ("import xgboost", "trains with xgboost", "no door for it"),
+    ],
+)
+def test_a_program_with_another_door_is_refused_and_the_door_is_named(
+    source: str, why: str, door: str, rule: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(tmp_path, source, *rule)
+    assert why in said and door in said and "2 workers would each do the whole job" in said and "--as-is" in said
+
+
+def test_a_simulation_refuses_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "uses accelerate" in refused(tmp_path, "import accelerate", command="sim")
+
+
+def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "exclude each other" in refused(tmp_path, "import torch", "--as-is", "--force-zero-lines")
+    assert "attaches paceline itself" in refused(tmp_path, "import paceline", "--force-zero-lines")
+    said = refused(tmp_path, "import torch.distributed", "--force-zero-lines", "--elastic", "1:2")
+    assert "--force-zero-lines is not for --elastic" in said
+
+
+@pytest.mark.parametrize("source", ["import torch, sklearn\ntorch.optim.SGD", "import timm", "from torch import optim"])
+def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None:
+    from paceline.cli.run.zero_lines import Wishes, serves
+
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    assert serves(script, Wishes(), 4)
+    script.write_text("import keras")
+    assert not serves(script, Wishes(), 1)
+
+
+@pytest.mark.processes
+def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None:
+    done = paceline_run(tmp_path, "print('done')", "--workers", "2", "--rule", "bmuf")
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == 1 and "each of the 2 workers has done the whole job by itself" in text
+    assert "The rule bmuf was never used" in text and "docs/frameworks.md" in text
+    assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "2", "--as-is").returncode == 0
+    assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "1").returncode == 0
+
+
+BY_HAND = """
+    import torch
+    from pathlib import Path
+
+    weight = torch.zeros(3, requires_grad=True)
+    for number in range(40):
+        Path(f"steps").write_text(str(number))
+        (weight - 1).square().sum().backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+"""
+
+
+def test_a_program_that_steps_by_hand_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match=r"train.py:8: the program computes gradients and has made no optimizer"):
+        virtual(tmp_path, BY_HAND)
+    assert (tmp_path / "steps").read_text() == "9"
+    virtual(tmp_path, BY_HAND, workers=1)
+    assert (tmp_path / "steps").read_text() == "39"
+
+
+def test_a_program_that_trains_nothing_here_is_refused_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match=r"train.py: no optimizer of torch trained anything in this process"):
+        virtual(tmp_path, "import torch\nprint(torch.zeros(2).sum())")
+    virtual(tmp_path, "import sys, torch\nsys.argv.append('--help')\nraise SystemExit(0)")
+
+
+KNOWS_A_CLUSTER = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    ddp = int(os.environ.get("RANK", -1)) != -1
+    if ddp:
+        dist.init_process_group("nccl")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    seen = [name for name in names if name in os.environ]
+    torch.manual_seed(0)
+    x = torch.arange(24.0).reshape(24, 1) / 24
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = []
+    for numbers, a in DataLoader(TensorDataset(torch.arange(24), x), batch_size=4, shuffle=True):
+        rows += numbers.tolist()
+        optimizer.zero_grad()
+        model(a).square().mean().backward()
+        optimizer.step()
+        seen += [name for name in names if name in os.environ] + [dist.is_initialized()] * dist.is_initialized()
+    torch.save({"rows": rows, "seen": seen, "ddp": ddp}, "saved.pt")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("rule", ["averaging(period=2)", pytest.param("asgd", marks=pytest.mark.slow)])
+def test_the_cluster_is_hidden_from_a_program_that_knows_one(tmp_path: Path, rule: str) -> None:
+    done = paceline_run(tmp_path, KNOWS_A_CLUSTER, "--workers", "2", "--rule", rule, "--force-zero-lines")
+    assert done.returncode == 0, done.stderr
+    found = [torch.load(path) for path in each(tmp_path, "saved.pt")]
+    assert [(one["seen"], one["ddp"]) for one in found] == [([], False)] * 2
+    assert sorted(found[0]["rows"] + found[1]["rows"]) == list(range(24))
+
+
+def test_a_group_of_the_programs_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ), sys.argv
+    with pytest.raises(Refusal, match=r"train.py:3: the program starts torch.distributed itself"):
+        virtual(tmp_path, "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    assert (dict(os.environ), sys.argv) == before

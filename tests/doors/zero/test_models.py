@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program reads from its model and writes into it, by state dictionaries and by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.doors.zero.refusals import Refusal
+from tests.doors.zero.programs import each, virtual
+from tests.helpers import same_bits
+
+TRAINING = """
+    import copy
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(1)
+    x = torch.randn(48, 4)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    def train(optimizer, inside=lambda: None):
+        model.train()
+        for a, b in loader:
+            optimizer.zero_grad()
+            (model(a) - b).square().mean().backward()
+            optimizer.step()
+            inside()
+
+    def evaluate():
+        model.eval()
+        with torch.no_grad():
+            return model(x).sum().item()
+
+    def sgd(rate=0.05):
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+
+    def plain():
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+"""
+
+
+def run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, rule: str = "bmuf(period=4)", workers: int = 2
+) -> list[Path]:
+    """What each worker saved as `saved.pt`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PACELINE_RULE", rule)
+    virtual(folder, TRAINING + source, workers)
+    return each(folder, "saved.pt", workers)
+
+
+def saved(places: list[Path]) -> list[dict[str, torch.Tensor]]:
+    return [torch.load(place, weights_only=True) for place in places]
+
+
+@pytest.mark.parametrize("rule", ["bmuf(period=4)", "averaging(period=5)", "sync"])
+def test_what_was_loaded_last_is_what_is_saved_behind_the_next_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    source = """
+    train(sgd())
+    best = copy.deepcopy(model.state_dict())
+    train(sgd())
+    model.load_state_dict(best)
+    second = nn.Linear(4, 1)
+    head, model = model, second
+    train(sgd())
+    own = {n: p.data for n, p in head.named_parameters()}
+    torch.save({"best": best, "head": head.state_dict(), "own": own}, "saved.pt")
+    """
+    for found in map(torch.load, run(tmp_path, monkeypatch, source, rule)):
+        assert same_bits(found["head"], found["best"])
+        assert all(torch.equal(value, found["best"][name]) for name, value in found["own"].items())
+
+
+def test_a_phase_begins_from_the_weights_that_were_loaded_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+    train(sgd())
+    best = copy.deepcopy(model.state_dict())
+    train(sgd())
+    model.load_state_dict(best)
+    still = sgd(rate=0.0)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
+    train(still)
+    torch.save({"best": best, "model": model.state_dict()}, "saved.pt")
+    """
+    for found in map(torch.load, run(tmp_path, monkeypatch, source)):
+        for name in ("0.weight", "2.bias"):
+            assert torch.equal(found["model"][name], found["best"][name])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "state = model.state_dict(); state['0.weight'].mul_(0.5)",
+        "[value.mul_(0.5) for value in model.state_dict().values() if value.is_floating_point()]",
+        "model[0].weight.data.mul_(0.5)",
+        "model[0].weight.data = model[0].weight.data * 0.5",
+        "evaluate(); model[0].weight.data.copy_(model[0].weight.data.flip(0))",
+    ],
+)
+def test_what_is_written_behind_a_pass_is_saved_and_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    source = f"""
+    optimizer = sgd()
+    train(optimizer)
+    with torch.no_grad():
+        {write}
+    torch.save({{"weight": model[0].weight.detach().clone()}}, "written.pt")
+    print(evaluate())
+    torch.save(model.state_dict(), "saved.pt")
+    train(optimizer)
+    """
+    with pytest.raises(Refusal, match="loaded other weights into the model"):
+        run(tmp_path, monkeypatch, source)
+    first = saved(each(tmp_path, "saved.pt"))[0]
+    assert torch.equal(first["0.weight"], torch.load(tmp_path / "written.pt")["weight"])
+
+
+def test_a_mean_of_weights_is_evaluated_and_taken_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries do it: parameters are stored, others copied in, and the stored ones put back."""
+    source = """
+    optimizer, found = sgd(), []
+
+    def averaged():
+        stored = [p.data.clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.data.fill_(0.25)
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        found.append([p.data.clone() for p in model.parameters()])
+        for p, value in zip(model.parameters(), stored):
+            p.data.copy_(value)
+        model.train()
+
+    train(optimizer, averaged)
+    averaged()
+    train(optimizer)
+    torch.save(found, "saved.pt")
+    """
+    for path in run(tmp_path, monkeypatch, source):
+        found = torch.load(path)
+        assert len(found) == 7 and all((value == 0.25).all() for row in found for value in row)
+
+
+def test_state_dictionaries_are_the_models_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+    optimizer = sgd()
+    train(optimizer)
+    live, copied = model.state_dict(), copy.deepcopy(model.state_dict())
+    model.load_state_dict(live)  # nothing: it is what it is
+    train(optimizer)
+    now = model.state_dict()
+    torch.save({"same": all(torch.equal(now[n], live[n]) for n in now), "live": live, "copied": copied}, "saved.pt")
+    """
+    first, second = map(torch.load, run(tmp_path, monkeypatch, source))
+    assert first["same"] and second["same"]
+    assert same_bits(first["live"], second["live"]) and same_bits(first["copied"], second["copied"])
+    assert not torch.equal(first["live"]["0.weight"], first["copied"]["0.weight"])
+
+
+def test_what_is_read_behind_a_pass_is_the_global_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+    optimizer = sgd()
+    train(optimizer)
+    whole = copy.deepcopy(model)
+    read = [p.detach().clone() for p in model.parameters()]
+    state = list(model.state_dict().values())
+    torch.save({"copy": [p.data for p in whole.parameters()], "read": read, "state": state}, "saved.pt")
+    """
+    first, second = map(torch.load, run(tmp_path, monkeypatch, source))
+    for one in (first, second):
+        for name in ("copy", "read"):
+            assert all(torch.equal(a, b) for a, b in zip(one[name], first["copy"], strict=True))
+    assert torch.equal(first["copy"][0], first["state"][0])
+
+
+ONE = """
+    optimizer = sgd()
+    found = []
+    ema = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def follow():
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                ema[name].mul_(0.9).add_(value, alpha=0.1)
+
+    train(optimizer, follow)
+    best = model.state_dict()
+    best["0.weight"].mul_(0.5)
+    train(optimizer, follow)
+    model.load_state_dict(best)
+    train(optimizer)
+    for value in model.state_dict().values():
+        value.copy_(value * 2)
+    found += [*ema.values(), *model.state_dict().values(), *best.values(), torch.tensor(evaluate())]
+    torch.save(found, "saved.pt")
+"""
+
+
+def test_one_worker_reads_and_writes_what_the_plain_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import textwrap
+
+    from tests.doors.zero.programs import forgotten
+
+    monkeypatch.chdir(tmp_path)
+    with forgotten():
+        exec(textwrap.dedent(TRAINING) + textwrap.dedent(ONE), {"__name__": "__main__"})
+    plain = torch.load("saved.pt")
+    (path,) = run(tmp_path, monkeypatch, ONE, workers=1)
+    found = torch.load(path)
+    assert len(found) == len(plain) > 10 and all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))

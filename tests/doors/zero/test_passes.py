@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass is for: every sample of a training once, all of an evaluation on every worker, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paceline.doors.zero.refusals import Refusal
+from paceline.run import mistakes
+from tests.doors.zero.worlds import passes, run_program, samples
+
+Found = list[dict[str, Any]]
+Start = Callable[..., Found]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Runs a program on virtual workers."""
+
+    def start(source: str, workers: int = 2, rule: str = "averaging(period=2)") -> Found:
+        return run_program(tmp_path, monkeypatch, source, workers, rule)
+
+    return start
+
+
+def trained(found: Found, number: int, n: int) -> None:
+    """In pass `number` each of n samples was on one worker."""
+    parts = [samples(one[number]) for one in passes(found)]
+    assert sorted(k for part in parts for k in part) == list(range(n))
+    assert all(len(part) < n for part in parts)
+
+
+def evaluated(found: Found, number: int, n: int) -> None:
+    """In pass `number` each worker saw all of n samples."""
+    for one in passes(found):
+        assert sorted(samples(one[number])) == list(range(n))
+
+
+LOADERS = {
+    "shuffled": "DataLoader(Numbers(24), batch_size=2, shuffle=True)",
+    "in turn": "DataLoader(Numbers(24), batch_size=2)",
+    "processes": "DataLoader(Numbers(24), batch_size=2, shuffle=True, num_workers=1)",
+    "batches": "DataLoader(Numbers(24), batch_sampler=torch.utils.data.BatchSampler(range(24), 2, False))",
+}
+NO_TRAIN = """
+loader = {loader}
+held_out = DataLoader(Numbers(6), batch_size=4)
+for epoch in range(3):
+    {again}
+    seen.append([])
+    for k, x in loader:
+        train(k, x)
+    model.eval()
+    seen.append([])
+    with torch.no_grad():
+        for k, x in held_out:
+            look(k, x)
+"""
+
+
+@pytest.mark.parametrize("kind", list(LOADERS))
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loop_without_train_is_split_in_every_epoch(start: Start, kind: str, again: bool) -> None:
+    """The model stays in evaluation mode from the first epoch on; loaders may be made anew for each."""
+    if kind == "processes" and again:
+        pytest.skip("the same with processes")
+    source = NO_TRAIN.format(loader=LOADERS[kind], again="loader = " + LOADERS[kind] if again else "pass")
+    found = start(source)
+    for epoch in range(3):
+        trained(found, 2 * epoch, 24)
+        evaluated(found, 2 * epoch + 1, 6)
+
+
+def test_a_model_that_is_in_evaluation_before_its_first_pass_is_split_too(start: Start) -> None:
+    """A check of the held-out data before training, and `model.train()` inside the loop; or never."""
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = DataLoader(Numbers(6), batch_size=4)
+    for epoch in range(2):
+        model.eval()
+        seen.append([])
+        with torch.no_grad():
+            for k, x in held_out:
+                look(k, x)
+        seen.append([])
+        for k, x in loader:
+            {train}
+            train(k, x)
+    """
+    for line in ("model.train()", "pass"):
+        found = start(source.format(train=line))
+        for epoch in range(2):
+            evaluated(found, 2 * epoch, 6)
+            trained(found, 2 * epoch + 1, 24)
+
+
+def test_a_first_pass_in_evaluation_mode_in_an_order_that_matters_is_refused_at_its_first_step(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2)
+    model.eval()
+    seen.append([])
+    for k, x in loader:
+        train(k, x)
+    """
+    with pytest.raises(Refusal, match=r"(?s)SGD steps in the pass of train.py:.* 24 samples.*call model.train\(\)"):
+        start(source)
+
+
+def test_modes_that_are_set_inside_of_the_loop(start: Start) -> None:
+    """As engines of other libraries do: each step of a pass says by itself whether it trains."""
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = {held_out}
+    def go(data, training):
+        seen.append([])
+        for k, x in data:
+            model.train(training)
+            if training:
+                train(k, x)
+            else:
+                with torch.no_grad():
+                    look(k, x)
+    {before}
+    for epoch in range(3):
+        go(loader, True)
+        go(held_out, False)
+        go(loader, False)
+    """
+    for held_out in ("DataLoader(Numbers(7), batch_size=2)", "DataLoader(Numbers(7), batch_size=2, shuffle=True)"):
+        for before in ("pass", "go(held_out, False)"):
+            found = start(source.format(held_out=held_out, before=before))
+            shift = int(before != "pass")
+            for epoch in range(3):
+                trained(found, 3 * epoch + shift, 24)
+                evaluated(found, 3 * epoch + 1 + shift, 7)
+                evaluated(found, 3 * epoch + 2 + shift, 24)
+            if "shuffle" not in held_out:  # what is shown is what rank 0 sees
+                for epoch in range(3):
+                    assert passes(found)[0][3 * epoch + 1 + shift] == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+@pytest.mark.parametrize("mode", ["model.eval()", "model.train()"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_evaluation_with_gradients_on(start: Start, mode: str, shuffle: bool) -> None:
+    """Neither `no_grad` nor, in training mode, `eval`."""
+    source = f"""
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = DataLoader(Numbers(10), batch_size=2, shuffle={shuffle})
+    for epoch in range(2):
+        model.train()
+        seen.append([])
+        for k, x in loader:
+            train(k, x)
+        {mode}
+        seen.append([])
+        for k, x in held_out:
+            look(k, x)
+    """
+    if mode == "model.train()" and not shuffle:
+        with pytest.raises(Refusal, match=r"(?s)10 samples with the model in training mode and made no step"):
+            start(source)
+        return
+    found = start(source)
+    for epoch in range(2):
+        trained(found, 2 * epoch, 24)
+        evaluated(found, 2 * epoch + 1, 10)
+
+
+def test_a_step_in_a_pass_with_gradients_off_is_refused(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    seen.append([])
+    with torch.no_grad():
+        for k, x in loader:
+            with torch.enable_grad():
+                train(k, x)
+    """
+    with pytest.raises(Refusal, match="gradients were off when it began"):
+        start(source)
+
+
+def test_one_batch_of_all_samples_is_no_part_of_them(start: Start) -> None:
+    """`next(iter(loader))` of a held-out set in one batch: whole where something else is trained from, or refused."""
+    ahead = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = DataLoader(Numbers(9), batch_size=9{shuffle})
+    for epoch in range(2):
+        seen.append([])
+        for k, x in loader:
+            train(k, x)
+        seen.append([])
+        look(*next(iter(held_out)))
+    """
+    found = start(ahead.format(shuffle=""))
+    for epoch in range(2):
+        trained(found, 2 * epoch, 24)
+        evaluated(found, 2 * epoch + 1, 9)
+    with pytest.raises(Refusal, match=r"(?s)9 samples with the model in training mode .*one batch"):
+        start(ahead.format(shuffle=", shuffle=True"))
+    first = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = DataLoader(Numbers(9), batch_size=9)
+    seen.append([])
+    k, x = next(iter(held_out))
+    {then}
+    """
+    with pytest.raises(Refusal, match=r"(?s)train.py:\d+ went through 9 samples"):
+        start(first.format(then="pass"))  # at the program's end
+    with pytest.raises(Refusal, match=r"(?s)train.py:\d+ went through 9 samples"):
+        start(first.format(then="for k, x in loader: train(k, x)"))
+    with pytest.raises(Refusal, match=r"(?s)train.py:\d+ went through 9 samples"):
+        start(first.format(then="model.eval()\n    with torch.no_grad(): look(k, x)"))
+
+
+def test_a_pass_that_is_left_is_judged(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = DataLoader(Numbers(24), batch_size=2)
+    for epoch in range(2):
+        seen.append([])
+        for number, (k, x) in enumerate(held_out):
+            if number == 4:
+                break
+            {look}
+        seen.append([])
+        for k, x in loader:
+            train(k, x)
+    """
+    with pytest.raises(Refusal, match=r"(?s)24 samples with the model in training mode .*5 batches"):
+        start(source.format(look="look(k, x)"))
+    found = start(source.format(look="with torch.no_grad(): look(k, x)"))
+    for epoch in range(2):
+        assert passes(found)[0][2 * epoch] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        trained(found, 2 * epoch + 1, 24)
+
+
+def test_a_training_that_is_left_early_is_merged_before_its_model_is_looked_at(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    for epoch in range(2):
+        seen.append([])
+        for number, (k, x) in enumerate(loader):
+            if number == 3:
+                break
+            train(k, x)
+        model.eval()
+        with torch.no_grad():
+            seen.append([[round(model(torch.ones(2)).item(), 6)]])
+        model.train()
+    """
+    found = start(source, rule="averaging(period=100)")
+    one, other = passes(found)
+    assert one[1] == other[1] and one[3] == other[3] and one[1] != one[3]
+    for epoch in (0, 2):
+        assert len(samples(one[epoch])) == 6 and not set(samples(one[epoch])) & set(samples(other[epoch]))
+
+
+def test_gradients_that_are_added_up(start: Start) -> None:
+    """Over some batches, over a whole pass, with and without a step behind the pass."""
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    for epoch in range(2):
+        seen.append([])
+        for number, (k, x) in enumerate(loader):
+            seen[-1].append(k.tolist())
+            model(x).square().mean().backward()
+            if number % {every} == {every} - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        {after}
+    """
+    for every, after in ((4, "pass"), (4, "optimizer.step()"), (1000, "optimizer.step()")):
+        found = start(source.format(every=every, after=after))
+        for epoch in range(2):
+            trained(found, epoch, 24)
+    with pytest.raises(Refusal, match=r"(?s)24 samples with the model in training mode and made no step"):
+        start(source.format(every=1000, after="pass"))
+
+
+def test_a_loss_that_is_summed_over_a_pass_cannot_be_split(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    loss = 0
+    for k, x in loader:
+        loss = loss + model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    """
+    with pytest.raises(Refusal, match=r"(?s)SGD steps in the pass of train.py"):
+        start(source)
+
+
+def test_several_loaders_in_one_loop(start: Start) -> None:
+    source = """
+    import itertools
+    first = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    second = DataLoader(Numbers(12), batch_size=2, shuffle=True)
+    a, b = [], []
+    seen += [a, b]
+    for (k, x), (j, z) in zip(first, {second}):
+        a.append(k.tolist())
+        b.append(j.tolist())
+        optimizer.zero_grad()
+        (model(x) + model(z)).square().mean().backward()
+        optimizer.step()
+    """
+    found = start(source.format(second="second"))
+    trained(found, 1, 12)
+    assert not set(samples(passes(found)[0][0])) & set(samples(passes(found)[1][0]))
+    found = start(source.format(second="itertools.cycle(second)"))
+    trained(found, 0, 24)
+    assert not set(samples(passes(found)[0][1])) & set(samples(passes(found)[1][1]))
+
+
+ITERATED = """
+loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+held_out = DataLoader(Numbers(6), batch_size=4)
+source = iter(loader)
+seen.append([])
+for number in range(12):
+    try:
+        k, x = next(source)
+    except StopIteration:
+        source = iter(loader)
+        seen.append([])
+        k, x = next(source)
+    {peek}
+    train(k, x)
+    if number % 4 == 3:
+        model.eval()
+        with torch.no_grad():
+            assert sum(len(look_k) for look_k, _ in held_out) == 6
+        {back}
+"""
+
+
+@pytest.mark.parametrize("back", ["model.train()", "pass"])
+@pytest.mark.parametrize("peek", ["pass", "with torch.no_grad(): model(next(iter(held_out))[1])"])
+def test_a_training_by_iterations(start: Start, back: str, peek: str) -> None:
+    found = start(ITERATED.format(back=back, peek=peek))
+    for epoch in range(2):
+        trained(found, epoch, 24)
+
+
+def test_an_iterator_that_was_made_before_the_optimizer(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    batches = iter(loader)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seen.append([])
+    for k, x in batches:
+        train(k, x)
+    """
+    trained(start(source), 0, 24)
+
+
+def test_subsets_of_one_dataset_and_one_function_for_both(start: Start) -> None:
+    source = """
+    data = Numbers(24)
+    loader = DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(range(16)))
+    held_out = DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(range(16, 24)))
+    def go(loader, training):
+        model.train(training)
+        seen.append([])
+        for k, x in loader:
+            with torch.set_grad_enabled(training):
+                if training:
+                    train(k, x)
+                else:
+                    look(k, x)
+    for epoch in range(2):
+        go(loader, True)
+        go(held_out, False)
+        go(loader, False)
+    """
+    found = start(source)
+    for epoch in range(2):
+        trained(found, 3 * epoch, 16)
+        evaluated(found, 3 * epoch + 2, 16)
+        for one in passes(found):
+            assert sorted(samples(one[3 * epoch + 1])) == list(range(16, 24))
+
+
+def test_lengths_follow_what_a_loader_is_used_for(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    held_out = DataLoader(Numbers(8), batch_size=2, shuffle=True)
+    lengths = [len(loader)]
+    for epoch in range(2):
+        model.train()
+        seen.append([])
+        for k, x in loader:
+            train(k, x)
+            lengths.append(len(loader))
+        lengths.append(len(loader))
+        model.eval()
+        lengths.append(len(held_out))
+        with torch.no_grad():
+            for k, x in held_out:
+                lengths.append(len(held_out))
+        lengths.append(len(held_out))
+    """
+    one, other = start(source)
+    assert one["lengths"] == other["lengths"] == [6, *([6] * 6 + [6, 4] + [4] * 4 + [4]) * 2]
+    source = """
+    loader, held_out = DataLoader(Numbers(24), batch_size=2), DataLoader(Numbers(8), batch_size=2)
+    lengths = [len(loader), len(held_out)]
+    for k, x in loader:
+        seen.append([])
+        train(k, x)
+    """
+    assert start(source)[0]["lengths"] == [6, 4]
+
+
+def test_fewer_samples_than_workers_and_fewer_batches(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers({n}), batch_size=2, shuffle=True)
+    for epoch in range(2):
+        seen.append([])
+        for k, x in loader:
+            train(k, x)
+        model.eval()
+    """
+    for n in (2, 3, 5):
+        found = start(source.format(n=n), workers=3)
+        for epoch in range(2):
+            trained(found, epoch, n)
+
+
+def test_all_samples_in_one_batch_that_is_trained_on_again_and_again(start: Start) -> None:
+    source = """
+    held_out = DataLoader(Numbers(9), batch_size=9)
+    loader = DataLoader(Numbers(24), batch_size=24, shuffle=True)
+    seen += [[], []]
+    k, x = next(iter(loader))
+    seen[0].append(k.tolist())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    look(*next(iter(held_out)))
+    """
+    found = start(source)
+    trained(found, 0, 24)
+    evaluated(found, 1, 9)
+
+
+def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What notices forgotten loaders in programs of two lines does not come between zero lines and the program."""
+    before = DataLoader.__iter__
+    monkeypatch.setattr(DataLoader, "__iter__", before)  # both as they were, afterwards
+    monkeypatch.setattr(LRScheduler, "step", LRScheduler.step)
+    monkeypatch.setattr(mistakes, "_patched", False)
+    source = (
+        "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
+    )
+    found = start(source + "    for k, x in loader:\n        train(k, x)\n")
+    for number in range(3):
+        trained(found, number, 24)
+    assert DataLoader.__iter__ is before

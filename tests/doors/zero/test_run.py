@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline run` on programs that have never heard of paceline: real workers, and what a person sees of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from tests.helpers import same_bits
+
+DEADLINE_S = 170.0
+
+PROGRAM = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    print("arguments", sys.argv[1:], __name__, flush=True)
+    print("a remark", file=sys.stderr)
+    torch.manual_seed(0)
+    x = torch.arange(24.0).reshape(24, 1) / 24
+    training = DataLoader(TensorDataset(torch.arange(24), x, 2 * x), batch_size=2, shuffle=True)
+    held_out = DataLoader(TensorDataset(x, 2 * x), batch_size=24)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        model.train()
+        seen = []
+        for numbers, a, b in training:
+            seen += numbers.tolist()
+            optimizer.zero_grad()
+            (model(a) - b).square().mean().backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss = sum((model(a) - b).square().mean().item() for a, b in held_out)
+        with open("seen.txt", "a") as file:
+            print(*seen, file=file)
+        print("length", len(training), "loss", loss, flush=True)
+    torch.save(model.state_dict(), "model.pt")
+    back = torch.load("model.pt")
+    with open("loss.txt", "w") as file:
+        model.load_state_dict(back)
+        print((model(x) - 2 * x).square().mean().item() == loss, file=file)
+"""
+
+
+def paceline_run(folder: Path, source: str, *options: str, by: str = "run") -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(textwrap.dedent(source))
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", by, "--log", "logs", *options, "train.py", "--rate", "3"],
+        cwd=folder,
+        env={"PYTHONPATH": str(Path(paceline.__file__).parents[2]), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.processes
+def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
+    done = paceline_run(tmp_path, PROGRAM, "--workers", "2", "--rule", "averaging(period=4)")
+    assert done.returncode == 0, done.stderr
+    first, *epochs = done.stdout.splitlines()
+    assert first == "arguments ['--rate', '3'] __main__"  # once, as the program prints it
+    assert [line.split()[:2] for line in epochs] == [["length", "6"]] * 2
+    losses = [float(line.split()[-1]) for line in epochs]
+    assert losses[1] < losses[0]
+    assert done.stderr.splitlines()[0] == "a remark"
+    assert "paceline: 2 workers under averaging(period=4): Linear (2 trained numbers) and its SGD" in done.stderr
+    rows = list(enumerate(PROGRAM.splitlines(), 1))
+    line = {part: number for number, text in rows for part in ("in training", "in held_out") if part in text}
+    assert f"train.py:{line['in training']}: 24 samples, for training: split among 2 workers" in done.stderr
+    assert f"train.py:{line['in held_out']}: 24 samples, for evaluation: all of them, on every worker" in done.stderr
+
+    own = tmp_path / "logs" / "files" / "rank-001" / str(tmp_path).lstrip("/")
+    seen = [
+        [int(n) for n in line.split()]
+        for place in (tmp_path, own)
+        for line in (place / "seen.txt").read_text().splitlines()
+    ]
+    for epoch in (0, 1):
+        assert sorted(seen[epoch] + seen[2 + epoch]) == list(range(24))
+    models = [torch.load(place / "model.pt", weights_only=True) for place in (tmp_path, own)]
+    assert same_bits(*models)
+    assert [(place / "loss.txt").read_text() for place in (tmp_path, own)] == ["True\n"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "loss.txt", "model.pt", "seen.txt", "train.py"]
+
+
+@pytest.mark.processes
+def test_virtual_workers_are_real_ones(tmp_path: Path) -> None:
+    """`paceline sim` around the same program: what is printed, written and seen, to the last digit."""
+    options = "--workers", "2", "--rule", "averaging(period=4, reproducible=True)"
+    found = {}
+    for by in ("run", "sim"):
+        here = tmp_path / by
+        here.mkdir()
+        done = paceline_run(here, PROGRAM, *options, by=by)
+        assert done.returncode == 0, done.stderr
+        assert "24 samples, for training: split among 2 workers" in done.stderr
+        own = here / "logs" / "files" / "rank-001" / str(here).lstrip("/")
+        files = [(place / name).read_text() for place in (here, own) for name in ("seen.txt", "loss.txt")]
+        found[by] = done.stdout.splitlines(), files
+        models = [torch.load(place / "model.pt", weights_only=True) for place in (here, own)]
+        assert same_bits(*models)
+    assert found["run"] == found["sim"]
+    assert found["sim"][0][0] == "arguments ['--rate', '3'] __main__" and len(found["sim"][0]) == 3
+
+
+@pytest.mark.processes
+def test_a_simulation_refuses_what_a_run_refuses(tmp_path: Path) -> None:
+    source = PROGRAM.replace("for numbers, a, b in training", "for numbers, a, b in list(training)[:2] * 3")
+    source = source.replace(
+        "DataLoader(TensorDataset(torch.arange(24)", "list(DataLoader(TensorDataset(torch.arange(24)"
+    )
+    source = source.replace("shuffle=True)", "shuffle=True))")
+    done = paceline_run(tmp_path, source, "--workers", "2", by="sim")
+    assert done.returncode == 1
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert "SGD steps, and no DataLoader was gone through in training that could be split" in text
+    assert "attachment.py" not in text
+
+
+TWO_MODELS = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    training = DataLoader(TensorDataset(torch.randn(28, 4)), batch_size=4, shuffle=True)
+    critic, artist = nn.Linear(4, 1), nn.Linear(2, 4)
+    of_critic, of_artist = (torch.optim.Adam(model.parameters(), lr=0.01) for model in (critic, artist))
+    begun = artist.weight.detach().clone()
+    for (x,) in training:
+        made = artist(torch.randn(len(x), 2))
+        of_critic.zero_grad()
+        (critic(made.detach()).mean() - critic(x).mean()).backward()
+        of_critic.step()
+        of_artist.zero_grad()
+        critic(made).mean().neg().backward()
+        of_artist.step()
+    torch.save({"critic": critic.state_dict(), "artist": artist.state_dict(), "begun": {"weight": begun}}, "models.pt")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("rule", ["bmuf_adam(period=2)", pytest.param("sync", marks=pytest.mark.slow)])
+def test_a_program_of_two_models_and_two_optimizers(tmp_path: Path, rule: str) -> None:
+    done = paceline_run(tmp_path, TWO_MODELS, "--workers", "2", "--rule", rule)
+    assert done.returncode == 0, done.stderr
+    assert "Linear, Linear (17 trained numbers) and Adam, Adam; the last closes a minibatch" in done.stderr
+    own = tmp_path / "logs" / "files" / "rank-001" / str(tmp_path).lstrip("/")
+    first, second = (torch.load(place / "models.pt", weights_only=True) for place in (tmp_path, own))
+    for name in ("critic", "artist"):
+        assert same_bits(first[name], second[name])
+    assert not same_bits({"weight": first["artist"]["weight"]}, first["begun"])
+
+
+@pytest.mark.processes
+def test_a_refusal_names_the_place_and_the_lines_to_add(tmp_path: Path) -> None:
+    source = """
+        import torch
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        for x in torch.arange(24.0).reshape(12, 2, 1):
+            model(x).square().mean().backward()
+            optimizer.step()
+    """
+    done = paceline_run(tmp_path, source, "--workers", "2")
+    assert done.returncode == 1
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert "train.py:7: Adam steps, and no DataLoader was gone through in training that could be split" in text
+    assert "run = paceline.attach(model, optimizer)" in text and "for batch in run.share(batches):" in text
+    assert "attachment.py" not in text  # only the program's own lines
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "says"),
+    [
+        ("import torch", ["--elastic", "1:2"], "does not attach paceline, and with --elastic it has to"),
+        ("import paceline", ["--random-data"], "train.py attaches paceline itself, or does not use torch"),
+        ("import torch, deepspeed", ["--random-data"], "train.py uses deepspeed, which makes a cluster itself"),
+        ("import torch", ["--as-is", "--random-data"], "leave out --as-is"),
+        ("import torch", ["--elastic", "1:2", "--random-data"], "--random-data is not for --elastic"),
+    ],
+)
+def test_wishes_that_cannot_be(
+    source: str, options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from paceline.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "train.py").write_text(source)
+    result = CliRunner().invoke(app, ["run", *options, "train.py"])
+    assert result.exit_code == 2 and says in " ".join(result.stderr.replace("│", " ").split())
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(SystemExit, match=r"give a program that is there, got 'nowhere.py'"):
+        from paceline.doors.zero.program import main
+
+        main(["nowhere.py"])

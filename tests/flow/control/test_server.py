@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control plane over sockets: who comes and goes, what is committed, and what a server that starts again knows."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from paceline.data.ledger.epoch_ledger import Question
+from paceline.errors import (
+    CheckpointError,
+    ClosedError,
+    GivenUpError,
+    MismatchError,
+    OverError,
+    PeerLostError,
+    RefusedError,
+)
+from paceline.flow.control import Control, Terms
+from paceline.flow.control.client import Member
+from tests.communication.test_tls import Authority
+from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, work
+
+TERMS = Terms(timeout_s=SOON)
+TWO = Terms(min_workers=2, timeout_s=SOON)
+
+
+def commit(one: Member, exchange: int, generation: int | None = None) -> bool:
+    number = one.generation.number if generation is None else generation
+    return one.commit(number, exchange, [], {}).committed
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_epoch_is_done_once_by_all(secure: bool, tmp_path: Path) -> None:
+    tls = Authority(tmp_path, "job").worker("one") if secure else None
+    with control(Terms(3, timeout_s=SOON), tmp_path / "control.json", tls) as (server, log):
+        workers = [member(server.port, tls) for _ in range(3)]
+        merged = list(chain(*together(*(partial(work, one, 40) for one in workers))))
+        assert sorted(place for *_, begin, end in merged for place in range(begin, end)) == list(range(40))
+        for one in workers:
+            one.leave()
+        log.wait("left", worker=2)
+        assert server.status()["finished"] and not log.of("lost") and len(log.of("left")) == 3
+        with pytest.raises(OverError, match="the run is over"):
+            member(server.port, tls)
+
+
+def test_below_the_quorum_nobody_enters_and_all_are_told_why() -> None:
+    with control(TWO) as (server, log):
+        first = member(server.port)
+        log.wait("paused")
+        told: list[str] = []
+        heard = threading.Event()
+
+        def pause(why: str) -> None:
+            told.append(why)
+            heard.set()
+
+        second = member(server.port)
+        assert [one.enter().workers for one in (first, second)] == [[0, 1], [0, 1]]
+        assert first.paused == "" and first.generation.donor is None
+        first.on_pause(pause)
+        second.close()
+        assert heard.wait(SOON) and "1 of at least 2" in told[0]
+        changed = threading.Event()
+        first.on_change(lambda generation: changed.set())
+        third = member(server.port)
+        assert third.enter().workers == [0, 2]
+        assert changed.wait(SOON) and first.enter().number == third.generation.number
+        first.close()
+        third.close()
+
+
+def test_a_newcomer_is_taken_in_with_a_commit_and_gets_the_state_from_a_member() -> None:
+    with control(TERMS) as (server, log):
+        first = member(server.port)
+        begin(first)
+        assert commit(first, 1)
+        second = member(server.port)
+        log.wait("joined", worker=1)
+        assert second.generation.number == 0
+        verdict = first.commit(1, 2, [], {})
+        assert verdict.committed and verdict.generation.workers == [0, 1]
+        entered = second.enter()
+        assert entered == verdict.generation
+        assert (entered.exchange, entered.newcomers, entered.donor, entered.restored) == (2, {1}, 0, False)
+        with pytest.raises(MismatchError, match="without its state"):
+            commit(second, 3)
+        second.holds_state(entered.number)
+        assert together(lambda: commit(first, 3), lambda: commit(second, 3)) == [True, True]
+        first.close()
+        second.close()
+
+
+def test_a_commit_waits_for_all_who_live_and_is_none_if_one_dies() -> None:
+    with control(replace(TWO, expected=3, start_s=SOON / 2)) as (server, log):  # so that all begin in one generation
+        one, two, three = (member(server.port) for _ in range(3))
+        changed = threading.Event()
+        generation = max((begin(each) for each in (one, two, three)), key=lambda each: each.number)
+        for each in (one, two, three):
+            if each.generation.number < generation.number or each.worker in generation.newcomers:
+                each.holds_state(generation.number)
+        log.wait("holds", worker=2)
+        one.on_change(lambda _: changed.set())
+        verdicts = together(
+            lambda: one.commit(generation.number, 1, [], {}),
+            lambda: two.commit(generation.number, 1, [], {}),
+            three.close,
+        )[:2]
+        assert [verdict.committed for verdict in verdicts] == [False, False]
+        assert verdicts[0].generation == verdicts[1].generation
+        assert verdicts[0].generation.workers == [0, 1] and "connection closed" in verdicts[0].generation.reason
+        assert changed.is_set()
+        assert together(lambda: commit(one, 1), lambda: commit(two, 1)) == [True, True]
+        one.close()
+        two.close()
+
+
+def test_when_nobody_holds_what_was_committed_all_begin_from_a_checkpoint() -> None:
+    with control(TERMS) as (server, log):
+        first = member(server.port)
+        begin(first)
+        first.ask(Question(0, 0, 10))
+        assert commit(first, 1)
+        first.close()
+        log.wait("lost", worker=0)
+        second = member(server.port)
+        entered = second.enter()
+        assert entered.restored and entered.donor is None and entered.newcomers == {1} and entered.exchange == 1
+        second.holds_state(entered.number)
+        assert second.ledger()[1]["books"] == []
+        second.tell("expect", 0, 0, [[4, 6]])
+        assert second.ask(Question(0, 0, 10, 8)) == ("work", (0, 0, 4, 6))
+        second.close()
+
+
+def test_a_failed_exchange_is_done_anew_and_who_is_accused_thrice_is_out() -> None:
+    with control(Terms(2, timeout_s=SOON, start_s=SOON, expected=3)) as (server, log):
+        workers = [member(server.port) for _ in range(3)]
+        for one in workers:
+            begin(one)
+        for number in (2, 3):
+            made = together(*(partial(one.failed, number - 1, "reset", [1]) for one in workers))
+            assert [one.number for one in made] == [number] * 3
+        with pytest.raises(GivenUpError, match="could not exchange with it"):
+            together(*(partial(one.failed, 3, "reset", [1]) for one in workers))
+        log.wait("lost", worker=1)
+        assert log.wait("generation", number=4)["members"] == [[0, "host", HERE, 1], [2, "host", HERE, 1]]
+        for one in workers:
+            one.close()
+
+
+def test_who_is_dry_or_slow_is_called_when_another_has_come() -> None:
+    with control(Terms(min_workers=1, timeout_s=SOON, grace_s=0.0, start_s=SOON, expected=3)) as (server, _):
+        one, two, three = (member(server.port) for _ in range(3))
+        for each in (one, two, three):
+            begin(each)
+        assert one.ask(Question(0, 0, 1, dry=True)) == ("work", (0, 0, 0, 1))
+        assert two.ask(Question(0, 0, 1, dry=True)) == ("nothing", None)
+        assert two.called == 0 and three.ask(Question(0, 0, 1)) == ("nothing", None)
+        one.starts(1)
+        assert two.wait_news(SOON) and two.called == 1
+        assert three.wait_news(SOON) and three.called == 1  # a grace of no seconds
+        mark = (0, 0, 0, 1)
+        verdicts = together(
+            lambda: one.commit(1, 1, [mark], {}), lambda: two.commit(1, 1, [], {}), lambda: three.commit(1, 1, [], {})
+        )
+        assert all(verdict.committed for verdict in verdicts)
+        assert two.ask(Question(0, 0, 1, dry=True)) == ("over", None)
+        for each in (one, two, three):
+            each.close()
+
+
+def test_who_does_not_come_is_given_up_with_a_list_of_who_does_what() -> None:
+    with control(Terms(timeout_s=1.0, start_s=SOON, expected=2)) as (server, log):
+        one, two = member(server.port), member(server.port)
+        begin(one), begin(two)
+        two.doing("reads the file x", 7)
+        log.wait("holds", worker=1)
+        verdict = one.commit(1, 1, [], {})
+        assert not verdict.committed and verdict.generation.workers == [0]
+        dump = {each["worker"]: each for each in log.wait("stuck")["workers"]}
+        assert dump[1]["doing"] == "reads the file x" and dump[1]["step"] == 7 and not dump[1]["commits"]
+        with pytest.raises(GivenUpError, match="waited"):
+            two.ask(Question(0, 0, 1))
+        one.close()
+        two.close()
+
+
+def test_another_program_and_one_too_many_are_refused() -> None:
+    with control(Terms(max_workers=1, timeout_s=SOON)) as (server, _):
+        one = member(server.port, rule="bmuf", seed=1)
+        with pytest.raises(RefusedError, match=r"rule is 'sync' here and 'bmuf' there"):
+            member(server.port, rule="sync", seed=1)
+        with pytest.raises(RefusedError, match="takes no more"):
+            member(server.port, rule="bmuf", seed=1)
+        one.close()
+
+
+def test_workers_with_other_data_hear_of_it_and_the_run_goes_on() -> None:
+    with control(TERMS) as (server, _):
+        one = member(server.port)
+        begin(one)
+        one.ask(Question(0, 0, 10))
+        with pytest.raises(MismatchError, match="10 samples"):
+            one.ask(Question(0, 0, 11))
+        assert commit(one, 1)
+        one.close()
+        with pytest.raises(ClosedError):
+            one.ask(Question(0, 0, 10))
+
+
+def test_a_server_that_starts_again_goes_on_from_its_record(tmp_path: Path) -> None:
+    record, log = tmp_path / "control.json", Log()
+    workers: list[Member] = []
+    with control(Terms(2, timeout_s=SOON), record, log=log) as (server, _):
+        port = server.port
+        workers += [member(port), member(port)]
+        commits = threading.Semaphore(0)
+        results: list[list[tuple[int, int, int, int]]] = []
+        threads = [
+            threading.Thread(target=lambda one=one: results.append(work(one, 400, commits.release)), daemon=True)
+            for one in workers
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            assert commits.acquire(timeout=SOON)
+    for _ in range(3):
+        with control(Terms(2, timeout_s=SOON), record, port=port, log=log):
+            log.wait("back", worker=1)
+            for _ in range(6):
+                assert commits.acquire(timeout=SOON)
+            log.events.clear()
+    with control(Terms(2, timeout_s=SOON), record, port=port, log=log) as (server, _):
+        for thread in threads:
+            thread.join(SOON)
+        merged = list(chain(*results))
+        assert sorted(place for *_, low, high in merged for place in range(low, high)) == list(range(400))
+        assert server.status()["generation"] == 1 and not log.of("lost")
+        for one in workers:
+            one.leave()
+
+
+def test_members_that_do_not_come_back_to_a_new_server_are_lost(tmp_path: Path) -> None:
+    record = tmp_path / "control.json"
+    terms = Terms(1, timeout_s=6.0, start_s=SOON, expected=2)  # a quarter of it to come back
+    with control(terms, record) as (server, _):
+        one, two = member(server.port), member(server.port)
+        begin(one), begin(two)
+        two.ask(Question(0, 0, 1))
+    two.close()
+    with control(terms, record, port=server.port) as (_, log):
+        log.wait("lost", worker=1)
+        log.wait("generation", number=2)
+        assert one.ask(Question(0, 0, 1)) == ("work", (0, 0, 0, 1))
+        one.close()
+
+
+def test_a_newcomer_waits_for_the_place_of_a_member_that_may_not_come_back(tmp_path: Path) -> None:
+    record = tmp_path / "control.json"
+    terms = Terms(1, 2, timeout_s=6.0, start_s=SOON, expected=2)
+    with control(terms, record) as (server, _):
+        one, two = member(server.port), member(server.port)
+        begin(one), begin(two)
+    two.close()
+    with control(terms, record, port=server.port) as (_, log):
+        three = member(server.port)
+        log.wait("lost", worker=1)
+        assert three.worker == 2
+        with pytest.raises(RefusedError, match="takes no more"):
+            member(server.port)
+        one.close()
+        three.close()
+
+
+def test_without_a_server_waits_end_and_say_so(tmp_path: Path) -> None:
+    with control(TERMS) as (server, _):
+        one = member(server.port, timeout_s=2.0)
+        begin(one)
+    with pytest.raises(PeerLostError, match=rf"port {server.port}, was lost and did not come back within 2 s"):
+        one.commit(1, 1, [], {})
+    one.close()
+
+
+def test_a_worker_that_the_record_does_not_know_is_given_up() -> None:
+    with control(TERMS) as (server, _):
+        one = member(server.port)
+        begin(one)
+    with control(TERMS, port=server.port):
+        with pytest.raises(GivenUpError, match="without its record"):
+            one.commit(1, 1, [], {})
+    one.close()
+
+
+def test_a_damaged_record_is_refused_by_name(tmp_path: Path) -> None:
+    record = tmp_path / "control.json"
+    for text in ("{", '{"format": "other"}', '{"format": "paceline control 1"}', "[]"):
+        record.write_text(text)
+        with pytest.raises(CheckpointError, match=r"control\.json.*move it away"):
+            Control(HERE, 0, None, TERMS, record)
+
+
+def test_a_record_is_for_its_owner_only(tmp_path: Path) -> None:
+    with control(TERMS, tmp_path / "control.json") as (server, _):
+        one = member(server.port)
+        one.enter()
+        assert (tmp_path / "control.json").stat().st_mode & 0o077 == 0
+        one.close()
+
+
+def test_a_run_that_waits_too_long_for_workers_is_over() -> None:
+    with control(Terms(2, timeout_s=SOON, quorum_s=0.2)) as (server, log):
+        one = member(server.port)
+        with pytest.raises(GivenUpError, match="gave up"):
+            one.enter()
+        log.wait("ended")
+        with pytest.raises(RefusedError, match="gave up"):
+            member(server.port)
+        one.close()

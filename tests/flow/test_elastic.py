@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that come and go: real processes, real deaths, and a model that tells which samples went into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.flow.control import Terms
+from paceline.observe import read_run
+from paceline.observe.reports.summary import summarize
+from tests.flow.cluster import Cluster
+from tests.flow.program import counted
+
+
+def terms(expected: int, **more: Any) -> Terms:
+    return Terms(
+        **{"min_workers": 1, "max_workers": 16, "timeout_s": 40.0, "expected": expected, "start_s": 40.0, **more}
+    )
+
+
+def check(cluster: Cluster, epochs: int = 1, gone: int = 0) -> list[dict[str, Any]]:
+    """The run comes to its end, with every sample once an epoch, and the same model on everybody."""
+    ended = cluster.finish()
+    living = [one for one in ended if one is not None]
+    assert len(living) == len(ended) - gone, cluster.said()
+    assert len({one["state"] for one in living}) == 1
+    counts = counted(cluster.books, cluster.samples)
+    assert torch.allclose(counts, torch.full_like(counts, epochs), atol=1e-6), counts.round().unique(return_counts=True)
+    return living
+
+
+def test_without_faults_every_sample_is_in_the_model_once(tmp_path: Path) -> None:
+    with Cluster(tmp_path, terms(3), epochs=3, samples=203) as cluster:
+        cluster.start(3)
+        check(cluster, epochs=3)
+        assert not cluster.saw("lost")
+
+
+@pytest.mark.parametrize(
+    "rule", ["bmuf(period=4)", "diloco(period=3)", "streaming_diloco(period=6, fragments=2, overlap=0)"]
+)
+def test_survivors_and_newcomers(tmp_path: Path, rule: str) -> None:
+    kills = {"1": [9, "before"], "2": [30, "after"]}
+    with Cluster(tmp_path, terms(3), rule=rule, kills=kills, hold=40, samples=800) as cluster:
+        cluster.start(3)
+        cluster.until(lambda: len(cluster.saw("lost")) == 2, "nobody is lost")
+        cluster.start(2)
+        cluster.until(lambda: len(cluster.saw("joined")) == 5, "nobody joins")
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2, gone=2)
+        assert len(living) == 3 and all(one["steps"] for one in living)
+        assert cluster.control.status()["generation"] >= 5
+
+
+@pytest.mark.parametrize("wrong", [{"nans": {"1": 10}}, {"jumps": {"1": 60}}], ids=["nan", "outlier"])
+def test_a_contribution_that_is_left_out_is_done_again(tmp_path: Path, wrong: dict[str, dict[str, int]]) -> None:
+    with Cluster(tmp_path, terms(2), samples=800, **wrong) as cluster:
+        cluster.start(2)
+        check(cluster, epochs=2)
+        assert [(one["worker"], one["skipped"]) for one in cluster.saw("returned")] == [(1, 0)]
+
+
+def test_a_stopped_worker_is_given_up_and_says_so(tmp_path: Path) -> None:
+    with Cluster(tmp_path, terms(2, timeout_s=15.0), stops={"1": 6}) as cluster:
+        cluster.start(2)
+        cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
+        for pid in cluster.pids:  # who came second is worker 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        check(cluster, epochs=2, gone=1)
+        assert sum("GivenUpError" in said for said in cluster.said()) == 1
+
+
+def test_the_control_plane_comes_again_in_the_middle(tmp_path: Path) -> None:
+    with Cluster(tmp_path, terms(2), samples=800, pause=0.005) as cluster:
+        cluster.start(2)
+        for count in (3, 9):
+            cluster.exchanged(count)
+            port = cluster.control.port
+            cluster.control.close()
+            cluster.control = cluster.serve(port)
+        check(cluster, epochs=2)
+        assert not cluster.saw("lost")
+
+
+def test_newcomers_begin_with_all_that_was_tuned(tmp_path: Path) -> None:
+    """Also with what was agreed on in the very exchange behind which they come."""
+    tune = {"lr_factor": 0.999}
+    with Cluster(tmp_path, terms(2), tune=tune, hold=20, samples=800) as cluster:
+        cluster.start(2)
+        cluster.exchanged(3)
+        cluster.start(1)
+        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2)
+        assert len(living) == 3
+        run = read_run(tmp_path / "log")
+        assert summarize(run).minibatches == 2 * cluster.samples // 4  # batches of four, and none is counted twice
+        assert run.workers[2].inherited > 0 < run.workers[2].began_s
+        assert living[0]["tuned"] and all(one["tuned"] == living[0]["tuned"] for one in living)
+
+
+def test_below_the_quorum_it_waits_for_newcomers(tmp_path: Path) -> None:
+    with Cluster(tmp_path, terms(2, min_workers=2), kills={"1": [9, "before"]}, samples=800) as cluster:
+        cluster.start(2)
+        cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
+        assert "1 of at least 2 workers" in cluster.control.status()["paused"]
+        cluster.start(1)
+        check(cluster, epochs=2, gone=1)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_more_come_while_the_first_begin(tmp_path: Path, first: int) -> None:
+    with Cluster(tmp_path, terms(first), samples=800) as cluster:
+        cluster.start(4)
+        check(cluster, epochs=2)
+
+
+def test_a_storm(tmp_path: Path) -> None:
+    """Kills, stops and joins at random times; the run ends, and no sample is lost or done twice."""
+    dice = random.Random(int(os.environ.get("PACELINE_TEST_STORM", "1")))
+    # Nobody comes to the end before the last newcomer is there, however long a process takes to start.
+    with Cluster(tmp_path, terms(4), samples=2400, pause=0.004, hold=220) as cluster:
+        cluster.start(4)
+        gone: set[int] = set()
+        for turn in range(6):
+            cluster.exchanged(8 * (turn + 1) + dice.randrange(6))
+            if turn % 2:
+                cluster.start(1)
+                cluster.until(lambda: len(cluster.saw("joined")) == len(cluster.pids), "nobody joins")
+                continue
+            victim = dice.choice([k for k in range(len(cluster.pids)) if k not in gone])
+            os.kill(cluster.pids[victim], signal.SIGKILL)
+            gone.add(victim)
+        (cluster.books / "go").touch()
+        check(cluster, epochs=2, gone=len(gone))
+
+
+def test_a_slow_worker_ends_its_blocks_with_what_it_has(tmp_path: Path) -> None:
+    slow = {"1": 0.2}
+    with Cluster(tmp_path, terms(2, grace_s=0.02), rule="bmuf(period=16)", pause=0.004, slow=slow) as cluster:
+        cluster.start(2)
+        fast, slow_one = sorted(check(cluster, epochs=2), key=lambda one: one["worker"])
+        assert any(one["worker"] == 1 for one in cluster.saw("called"))
+        assert slow_one["steps"] < fast["steps"] / 2, "nobody waits for sixteen of its minibatches"
+
+
+def test_changes_hold_for_all_and_for_newcomers(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"0": [10, {"lr_factor": 0.5}], "1": [11, {"period": 6}]}
+    with Cluster(tmp_path, terms(2), tunes=asked, kills={"1": [30, "before"]}, hold=60, samples=800) as cluster:
+        cluster.start(2)
+        cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
+        cluster.start(1)
+        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2, gone=1)
+        assert [one["period"] for one in living] == [6, 6]
+
+
+def test_rules_that_cannot_are_refused(tmp_path: Path) -> None:
+    for rule, says in (("sync", "exchanges no blocks"), ("bmuf(period=4, overlap=2)", "overlap")):
+        folder = tmp_path / says.split()[0]
+        folder.mkdir()
+        with Cluster(folder, terms(1), rule=rule) as cluster:
+            cluster.start(1)
+            assert cluster.finish() == [None]
+            assert says in cluster.said()[0] and "an elastic run needs a block rule" in cluster.said()[0]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forecasts that can be solved by hand, and laws that hold for every recipe."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from paceline.errors import RuleError
+from paceline.forecast.planner import Conditions, Forecast, forecast, forecasts
+from paceline.rules.recipes import RECIPES, rule_from_text
+from paceline.rules.rule import is_asynchronous
+
+from .made import MIB, NOTHING, wire, work
+
+
+def look(text: str, workers: int, network: object = None, **more: object) -> Forecast:
+    given = dict(more)
+    conditions = given.pop("conditions", None)
+    return forecast(rule_from_text(text), work(**given), network or wire(), workers, conditions)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_worker_has_efficiency_1(name: str) -> None:
+    found = look(name, 1, spread=0.3)
+    assert found.efficiency == 1 and found.step_bytes == 0 and found.wait_s == found.exchange_s == 0
+    assert found.epoch_s == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_over_no_network_at_all_every_rule_is_as_fast(name: str) -> None:
+    assert look(name, 8, NOTHING).efficiency == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_over_no_network_only_stragglers_are_left(name: str) -> None:
+    found = look(name, 8, NOTHING, spread=0.3)
+    assert found.exchange_s == pytest.approx(0, abs=1e-9)
+    if name in ("sync", "bmuf"):
+        period = rule_from_text(name).schedule.period
+        slowest_s = work(spread=0.3).steps.slowest(period, 8)
+        assert found.efficiency == pytest.approx(0.1 * period / slowest_s)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_bytes_are_the_recipes_own_formula(name: str) -> None:
+    """What :mod:`tests.rules.test_laws` compares with bytes that were counted; fragments and rest are rounded."""
+    rule, model = rule_from_text(name), work(moments=2)
+    fragments = getattr(rule.schedule, "fragments", 1)
+    formula = rule.bytes_per_block(4, model.layout, moments=2, exchange=1 << 30)
+    headers = rule.overhead_bytes(4, model.layout) * fragments
+    found = forecast(rule, model, wire(), 4)
+    assert found.step_bytes * found.period == pytest.approx(formula + headers, rel=1e-3)
+
+
+def test_sync_by_hand() -> None:
+    """Bytes B over bandwidth W: 2 (N-1)/N B/W = 150 ms, of which 7/8 of the backward pass hides 58.3."""
+    found = look("sync", 4)
+    assert found.exchange_s == pytest.approx(0.15 - 7 / 8 * 0.1 * 2 / 3, rel=1e-3)
+    assert found.efficiency == pytest.approx(0.1 / (0.1 + found.exchange_s))
+    assert look("sync", 4, backward=0.0).efficiency == pytest.approx(0.1 / 0.25, rel=1e-3)
+    assert found.speed_up == pytest.approx(4 * found.efficiency)
+
+
+def test_blocks_by_hand() -> None:
+    """16 steps of 100 ms and one exchange of 150 ms; behind the next block it costs nothing."""
+    found = look("bmuf(period=16)", 4)
+    assert found.efficiency == pytest.approx(1.6 / 1.75, rel=1e-3)
+    assert found.step_bytes == pytest.approx((1.5 * MIB + 3 * 80) / 16)
+    assert look("bmuf(period=16, overlap=16)", 4).efficiency == pytest.approx(1)
+    assert look("bmuf(period=16, overlap=1)", 4).efficiency == pytest.approx(1.6 / 1.65, rel=1e-3)
+
+
+def test_fragments_without_overlap_take_as_long_together() -> None:
+    whole, parts = (look(f"bmuf(period=16, fragments={f})", 4) for f in (1, 4))
+    assert parts.efficiency == pytest.approx(whole.efficiency, rel=1e-3)
+
+
+def test_moments_that_ride_are_bytes() -> None:
+    assert look("bmuf_adam", 4, moments=2).exchange_s == pytest.approx(3 * look("bmuf_adam", 4).exchange_s, rel=1e-3)
+
+
+def test_under_auto_only_adams_moments_ride() -> None:
+    model = work().layout
+    sent = {(name, m): rule_from_text(name).bytes_per_block(4, model, moments=m) for name in RECIPES for m in (1, 2)}
+    assert sent["auto", 2] == sent["bmuf_adam", 2] > sent["auto", 1] == sent["bmuf", 1]
+
+
+def test_a_codec_costs_its_time() -> None:
+    free, dear = look("one_bit", 4, codec_s=0.0), look("one_bit", 4, codec_s=0.05)
+    assert dear.step_s - free.step_s == pytest.approx(0.05)
+    assert look("sync", 4, codec_s=0.05) == look("sync", 4)
+    assert look("sync", 4, pack_s=0.01).step_s - look("sync", 4).step_s == pytest.approx(0.01)
+
+
+def test_hosts_first_pays_where_latency_counts() -> None:
+    network = wire(0.1, 2e-3, per_host=4)
+    assert look("bmuf(dimensions='hosts')", 16, network).efficiency > look("bmuf", 16, network).efficiency
+
+
+def test_synchronous_steps_within_hosts_cost_what_they_send() -> None:
+    inside = look("bmuf(within='host', period=16)", 8, wire(0.1, per_host=4, faster=1), backward=0.0)
+    between = look("bmuf(dimensions='hosts', period=16)", 8, wire(0.1, per_host=4, faster=1), backward=0.0)
+    assert inside.step_s - between.step_s == pytest.approx(0.15)  # 2 (4-1)/4 of 100 ms, every step
+    assert inside.step_bytes - between.step_bytes == pytest.approx(1.5 * MIB)
+
+
+def test_asynchronous_by_hand() -> None:
+    """4 ways of 3/4 of the model: 150 ms there and back a minibatch of 100."""
+    assert look("asgd", 4).efficiency == pytest.approx(0.1 / 0.15, rel=1e-3)
+    assert look("ssp", 4).efficiency == pytest.approx(0.1 / 0.25, rel=1e-3)
+    assert look("asgd(period=4)", 4).efficiency == pytest.approx(1)
+
+
+def test_an_epoch_and_its_cost() -> None:
+    found = look("bmuf(period=16, overlap=16)", 4, epoch=144_000.0, conditions=Conditions(price_per_hour=3.0))
+    assert found.epoch_s == pytest.approx(3600) and found.cost == pytest.approx(12)
+    assert found.epoch_bytes == pytest.approx(144_000 * found.step_bytes)
+
+
+def test_failures_by_hand() -> None:
+    """One failure an hour in all; a checkpoint of 8 s every sqrt(2 * 8 * 3600) = 240 s."""
+    around = Conditions(failures_per_hour=0.25, recovery_s=60, checkpoint_s=8)
+    expected = 1 / (1 + 8 / 240 + (60 + 120) / 3600)
+    assert around.availability(4, 1.0, elastic=False) == pytest.approx(expected)
+    assert around.availability(4, 120.0, elastic=True) == pytest.approx(1 / (1 + 0.25 / 3600 * 120))
+    assert look("sync", 4, NOTHING, conditions=around).efficiency == pytest.approx(expected)
+    assert look("asgd", 4, NOTHING, conditions=around).efficiency > 0.99
+    assert Conditions(failures_per_hour=0.25, recovery_s=0, checkpoint_s=0).availability(4, 1.0, False) == 1
+
+
+@pytest.mark.parametrize("name", ["sync", "one_bit", "bmuf", "asgd"])
+def test_more_bandwidth_never_harms(name: str) -> None:
+    found = [look(name, 8, wire(model_s)).efficiency for model_s in (1.0, 0.1, 0.01)]
+    assert found == sorted(found) and 0 < found[0] < found[-1] <= 1 + 1e-9
+
+
+def test_rules_that_are_alike_are_forecast_once_and_keep_their_names() -> None:
+    texts = ("asgd", "adadelay", "bmuf", "diloco")
+    rows = forecasts([rule_from_text(text) for text in texts], work(), wire(), [1, 4])
+    assert [row[0].rule for row in rows] == [f"{text}()" for text in texts]
+    assert rows[0][1].step_s == rows[1][1].step_s and [one.workers for one in rows[2]] == [1, 4]
+    assert is_asynchronous(rule_from_text(texts[0]))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for workers in (0, 1 << 20, 2.5, True):
+        with pytest.raises(RuleError, match="workers must be"):
+            look("sync", workers)  # type: ignore[arg-type]
+    with pytest.raises(RuleError, match="make 8 workers"):
+        look("sync(dimensions=(4, 2))", 6)
+    for wrong in ({"backward": 2.0}, {"epoch": 0.0}, {"codec_s": -1.0}, {"pack_s": math.nan}):
+        with pytest.raises(RuleError):
+            work(**wrong)
+    with pytest.raises(RuleError, match="failures_per_hour"):
+        Conditions(failures_per_hour=-1)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual workers and owners on a simulated clock: who pushes when, worked out by hand, and what goes over the wire."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import paceline
+from paceline.communication.calls import WORDS
+from paceline.forecast.sim import Clock, exponential, link, uniform
+from paceline.rules.outer import Sum
+from paceline.rules.rule import FRAME_BYTES
+from paceline.rules.schedule import Bounded
+from paceline.rules.topology import Sharded
+from paceline.update.monitor import Watch
+from paceline.update.server.shard import Piece
+from paceline.update.server.shard_updates import Adds, Arriving
+from paceline.update.server.staleness import Clocks
+from tests.helpers import Program, make_net, momentum_sgd, same_bits
+from tests.update.server.programs import Numbers, rank, simulate, uneven
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """What each worker was told of its pushes, in order."""
+    found: dict[int, list[int]] = defaultdict(list)
+    monkeypatch.setattr(Watch, "pushed", lambda self, delay: found[rank()].append(delay))
+    return found
+
+
+def steps(rule: str, counts: list[int], after: Callable[[Any, Numbers], None] | None = None) -> Callable[[], float]:
+    """Worker r makes counts[r] steps of +1 on one number."""
+
+    def program() -> float:
+        model = Numbers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, rule)
+        for _ in range(counts[rank()]):
+            model.p.grad = torch.full((1,), -1.0)
+            optimizer.step()
+            if after is not None:
+                after(run, model)
+        run.close()
+        return model.value
+
+    return program
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def test_delays_by_hand_where_workers_wait_for_the_answer(delays: dict[int, list[int]]) -> None:
+    """Workers 0 and 1 push at 1, 2, 3, ..., in this order, and worker 2 at 3.5 and 7, there after the others."""
+    found = simulate(steps("asgd(overlap=0)", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
+    #            t = 1  2  3  4  5  6  7  8
+    assert delays == {0: [0, 1, 1, 2, 1, 1, 1, 2], 1: [1, 1, 1, 2, 1, 1, 1, 2], 2: [6, 8]}
+    assert found == [18.0] * 3
+
+
+def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: dict[int, list[int]]) -> None:
+    """A push is computed at the values that had come when the minibatch before ended.
+
+    In order of time, versions after: worker 0 makes 1, 3, 5, 8, 10, 12, 14, 17; worker 1 makes 2, 4, 6, 9, 11, 13, 15,
+    18; worker 2 makes 7 and 16. The first values are asked for at 1, the others 0.8 s after a push: at 2.8 (version 4),
+    3.8 (7), 4.8 (9), 5.8 (11), 6.8 (13) and 7.8 (16). The fourth push of worker 0 finds version 7, and was computed
+    at what came at 2.8.
+    """
+    simulate(steps("asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
+    zero = [0, 2 - 0, 4 - 1, 7 - 4, 9 - 7, 11 - 9, 13 - 11, 16 - 13]
+    one = [1, 3 - 0, 5 - 2, 8 - 4, 10 - 7, 12 - 9, 14 - 11, 17 - 13]
+    assert delays == {0: zero, 1: one, 2: [6, 15]}
+
+
+def test_latency_adds_to_the_delay_of_whoever_is_far_from_the_owner(delays: dict[int, list[int]]) -> None:
+    """One number, owned by worker 1, which pushes every second. Worker 0's pushes take 0.625 s, their answers too: they
+    arrive at 1.625, 3.875 and 6.125."""
+    simulate(steps("asgd(overlap=0)", [3, 6]), 2, Clock(1.0, link(0.625)))
+    assert delays[1] == [0, 1, 0, 1, 0, 0]
+    assert delays[0] == [1, 2, 3]
+
+
+def test_a_slow_link_carries_fewer_and_fuller_pushes() -> None:
+    """Answers that take 3.5 minibatches: the gradients meanwhile go as their mean in one push."""
+    blocks: dict[int, int] = {}
+
+    def after(run: Any, model: Numbers) -> None:
+        blocks[rank()] = run.blocks
+
+    found = simulate(steps("asgd(hold=16)", [13, 13], after), 2, Clock(1.0, link(1.75)))
+    assert blocks == {0: 4, 1: 13}, "worker 0 pushes after 1, 5, 9 and 13 minibatches"
+    assert found == [13.0 + 4.0] * 2, "a mean is one step"
+
+
+@pytest.mark.parametrize("bad", [2, 3, 5])
+def test_a_minibatch_with_nan_does_not_take_those_along_that_were_gathered_with_it(bad: int) -> None:
+    """Worker 0 pushes the mean of minibatches 2 to 5, whose gradients are -2, -3, -4 and -5; one of them is nan."""
+
+    def program() -> float:
+        model = Numbers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = paceline.attach(model, optimizer, "asgd(hold=16)")
+        for number in range(1, 9 if rank() == 0 else 1):
+            model.p.grad = torch.full((1,), float("nan") if number == bad else -float(number))
+            optimizer.step()
+        run.close()
+        return model.value
+
+    rest = [number for number in (2, 3, 4, 5) if number != bad]
+    found = simulate(program, 2, Clock(1.0, link(1.75)))
+    assert found == [pytest.approx(1.0 + sum(rest) / 3 + (6 + 7 + 8) / 3)] * 2
+
+
+def test_work_is_gathered_so_long_and_no_longer() -> None:
+    """An answer that takes 100 s: after 16 minibatches (`hold`) the worker waits for it."""
+    clock, seen = Clock(1.0, link(50.0)), list[tuple[int, float]]()
+
+    def after(run: Any, model: Numbers) -> None:
+        if rank() == 0:
+            seen.append((run.blocks, clock.now))
+
+    simulate(steps("asgd(hold=16)", [34, 0], after), 2, clock)
+    assert [at for _, at in seen[:17]] == [float(n) for n in [*range(1, 17), 101]]
+    assert [number for number, _ in seen[:18]] == [1] * 16 + [2] * 2
+    assert seen[17][1] == 102.0
+
+
+def test_bounded_staleness_by_hand(delays: dict[int, list[int]]) -> None:
+    """Worker 0 takes 1 s, worker 1 takes 4 s, staleness 2: worker 0 starts its fourth step when worker 1 has pushed."""
+    clock, when = Clock([1.0, 4.0]), defaultdict[int, list[float]](list)
+
+    def after(run: Any, model: Numbers) -> None:
+        when[rank()].append(clock.now)
+
+    simulate(steps("ssp(staleness=2)", [6, 4], after), 2, clock)
+    # steps end at 1, 2, 3; the answer to the third waits until 4, the next step's (done at 5) until 8, then until 12
+    assert when[0] == [1.0, 2.0, 4.0, 8.0, 12.0, 16.0]
+    assert when[1] == [4.0, 8.0, 12.0, 16.0]
+    assert delays[0] == [0, 0, 0, 0, 0, 0]
+    assert delays[1] == [3, 1, 1, 1]
+
+
+# -- the seed ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["asgd()", "dc_asgd(kind='adaptive')", "ssp(staleness=2)", "easgd(period=3)"])
+def test_the_same_seed_is_the_same_bits_and_another_seed_another_order(rule: str) -> None:
+    program = Program(rule, optimizer=momentum_sgd, dropout=0.3, norm=True)
+    outs = [simulate(program, 3, uneven(seed)) for seed in (1, 1, 2)]
+    assert same_bits(outs[0][0].model, outs[1][0].model)
+    assert [o.losses for o in outs[0]] == [o.losses for o in outs[1]]
+    assert not same_bits(outs[0][0].model, outs[2][0].model)
+
+
+def test_a_clock_that_is_used_twice_starts_anew() -> None:
+    clock = uneven(3)
+    program = Program("asgd()", optimizer=momentum_sgd)
+    one, other = (simulate(program, 3, clock)[0] for _ in range(2))
+    assert same_bits(one.model, other.model)
+    ended = clock.now
+    simulate(program, 3, clock)
+    assert clock.now == ended
+
+
+def test_exponential_computing_times_give_geometric_delays() -> None:
+    """N workers, each as likely to push next as any other: P(delay = k) = q (1 - q)^k, q = 1/N."""
+    workers, pushes = 5, 12_000
+    clock = Clock(exponential(), seed=2)
+    piece = Piece(0, torch.zeros(1), lambda anchor: Adds(Sum()), Clocks(Bounded(), range(workers)), False)
+    found: Counter[int] = Counter()
+    count = [0] * workers
+
+    def push(worker: int, version: int) -> None:
+        found[piece.push(torch.ones(1), Arriving(worker, 0, version, 1))] += 1
+        begin(worker)
+
+    def begin(worker: int) -> None:
+        version = piece.pull(worker, torch.empty(1))
+        seconds = clock.compute_s(worker, count[worker])
+        count[worker] += 1
+        clock.wake(worker, seconds, lambda: push(worker, version))
+
+    for worker in range(workers):
+        begin(worker)
+    while sum(found.values()) < pushes:
+        clock.step()
+    q, chi = 1 / workers, 0.0
+    for k in range(16):
+        want = pushes * q * (1 - q) ** k
+        chi += (found[k] - want) ** 2 / want
+    assert chi < 32.0, "the 99th percentile of chi-square with 16 degrees of freedom"
+    assert sum(k * n for k, n in found.items()) / pushes == pytest.approx(workers - 1, rel=0.02)
+
+
+def test_the_delays_of_a_whole_run_are_geometric_too(delays: dict[int, list[int]]) -> None:
+    simulate(steps("asgd(overlap=0)", [500] * 4), 4, Clock(exponential(), seed=5))
+    told = Counter(delay for one in delays.values() for delay in one)
+    assert sum(told.values()) == 2000
+    for k in range(6):
+        want = 0.25 * 0.75**k
+        assert told[k] / 2000 == pytest.approx(want, abs=4 * (want * (1 - want) / 2000) ** 0.5)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["asgd()", "asgd(piece=64)", "asgd(period=3)", "ssp(staleness=3)", "easgd(period=3)"])
+def test_counted_bytes(rule: str) -> None:
+    """Each push and its answer as in the formulas. Besides: the start, and at the end a word to every other owner and a
+    bare pull of everything (a frame for each piece of another owner, answered with its values), and then a byte to each
+    other worker, at which all part."""
+    workers, made = 3, 12
+
+    def program() -> list[int]:
+        model = make_net()
+        optimizer = momentum_sgd(model.parameters())
+        run = paceline.attach(model, optimizer, rule)
+        sent = [run.bytes_sent]
+        for _ in range(made):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        run.close()
+        return [*sent, run.bytes_sent, run.blocks]
+
+    built = paceline.rule_from_text(rule)
+    numel = sum(p.numel() for p in make_net().parameters())
+    assert isinstance(built.topology, Sharded)
+    for who, (start, end, blocks) in enumerate(simulate(program, workers, uneven())):
+        assert blocks == made // built.schedule.period
+        each = built.bytes_per_block(workers, numel, rank=who) + built.overhead_bytes(workers, numel, rank=who)
+        goodbye = (workers - 1) * (FRAME_BYTES + 8 * WORDS)
+        cuts = built.topology.pieces(numel, workers)
+        asked = FRAME_BYTES * sum(cut.owner != who for cut in cuts)
+        answered = (workers - 1) * sum(FRAME_BYTES + 4 * cut.numel for cut in cuts if cut.owner == who)
+        assert end - start == blocks * each + goodbye + asked + answered
+
+
+def test_buffers_cost_their_bytes_too() -> None:
+    """A counter of 64 bits and two buffers of 8 numbers, in two spans of one piece each, owned by the last rank."""
+
+    def program() -> int:
+        model = make_net(norm=True)
+        optimizer = momentum_sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "asgd(overlap=0)")
+        run.messages.barrier()
+        before = run.bytes_sent
+        model(torch.randn(4, 6)).sum().backward()
+        optimizer.step()
+        run.messages.barrier()
+        own = run.bytes_sent - before
+        run.close()
+        return own
+
+    model = make_net(norm=True)
+    numel, buffers = sum(p.numel() for p in model.parameters()), 2 * 8 + 2
+    rule = paceline.rule_from_text("asgd(overlap=0)")
+    found = simulate(program, 2, uneven())
+    want = [rule.bytes_per_block(2, numel, rank=k) + rule.overhead_bytes(2, numel, rank=k) for k in range(2)]
+    assert sum(found) == sum(want) + 2 * (4 * buffers + 2 * FRAME_BYTES) + 2 * 8 * WORDS, "and a barrier"
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["asgd()", "ssp(staleness=1)", "easgd(period=2)"])
+def test_the_error_of_a_worker_is_what_is_raised_and_the_others_stop(rule: str) -> None:
+    def after(run: Any, model: Numbers) -> None:
+        if rank() == 1 and run.minibatches == 3:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        simulate(steps(rule, [9, 9, 9], after), 3, uneven())
+
+
+def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
+    """Worker 0 waits for a message, worker 1 may not go on without it: seen at once."""
+
+    def after(run: Any, model: Numbers) -> None:
+        if rank() == 0 and run.minibatches == 2:
+            run.messages.receive(torch.zeros(1), source=1).wait()
+
+    with pytest.raises(
+        paceline.PeerLostError, match=r"nobody can go on: worker 0 waits at receive .* worker 1 waits at"
+    ):
+        simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
+
+
+def test_two_runs_one_after_the_other() -> None:
+    def program() -> list[float]:
+        return [steps("asgd()", [4, 4])(), steps("asgd(period=2)", [4, 4])()]
+
+    assert simulate(program, 2, Clock(uniform())) == [[8.0, 8.0]] * 2
