@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 4, data distribution: every sample of an epoch in the global model exactly once, and never waited for.
+"""Service 4, data distribution: every sample of an epoch enters the global model exactly once.
 
 The ledger and the split are what `run.share` works with. `Cache`, `Files`, `PackedDataset` and `ParquetDataset` bring
 the data: remote files through a cache that the workers of a host share, and packed shards.

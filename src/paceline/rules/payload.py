@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 2, the second choice of a rule: what is exchanged?
+"""The second choice of a rule: what is exchanged?
 
     gradient:    g_i                              before the optimizer's step
     moment:      m_i = b1 m + (1 - b1) g_i        Adam's first moment, each worker's continued from the common one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 3: the rule, which is every parallel training method as five choices.
+"""The rule: every parallel training method as five choices.
 
 =========  ======================================  =====================================
 choice     question                                here

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 4: settings that change on all workers at the same place, and schedules that need the whole cluster."""
+"""Service 5, tuning: settings that change on all workers at the same place, and schedules that need the whole cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 0: what launchers and schedulers say in the environment, all of it read here.
+"""What launchers and schedulers say in the environment, all of it read here.
 
 A worker is told its rank by torchrun and `paceline run`, by MPI's launchers, by Slurm for each task of a step, and by
 Kubeflow in pods of one worker; in this order, since the inner launcher knows more than the one that started it. A

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 5, doors into frameworks, and for programs that step no torch optimizer themselves.
+"""Doors into frameworks, and for programs that step no torch optimizer themselves.
 
 Each framework is imported by its own door only.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 5, the doctor: whether a cluster is fit for training, before it trains.
+"""The doctor: whether a cluster is fit for training, before it trains.
 
 ::
 

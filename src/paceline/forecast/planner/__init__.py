@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor 5, the planner: how fast would this be on that network, with which rule, and what would it cost?
+"""The planner: how fast would this be on that network, with which rule, and what would it cost?
 
 ::
 
