@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Service 5, tuning: settings that change on all workers at the same place, and schedules that need the whole cluster."""
+"""Service 5, tuning: settings that change on all workers at one place, and schedules that need the whole cluster."""
 
 from __future__ import annotations
 
