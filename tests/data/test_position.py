@@ -100,7 +100,7 @@ class Job:
 
     def _stop(self, run: paceline.Run, seen: Seen) -> tuple[Any, Seen]:
         state = through_a_file(run._state()["data"])
-        merged = run._engine.merged if run._engine is not None else len(seen)
+        merged = run._engine.steps_committed if run._engine is not None else len(seen)
         run.abandon()
         return state, seen[:merged]
 

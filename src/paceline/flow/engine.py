@@ -70,7 +70,7 @@ def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) ->
 
 
 class Elastic:
-    """What a worker of an elastic run does at its steps; a :class:`paceline.update.engine.protocol.Driver`.
+    """What a worker of an elastic run does at its steps; a :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     Args:
         rule: a block rule.
@@ -174,9 +174,9 @@ class Elastic:
         return self.blocks.block
 
     @property
-    def merged(self) -> int:
+    def steps_committed(self) -> int:
         """Minibatches of this worker whose work is in the global model: the first so many."""
-        return self.blocks.merged
+        return self.blocks.steps_committed
 
     @property
     def leases(self) -> LiveLeases:
@@ -184,7 +184,7 @@ class Elastic:
         return self._leases
 
     @property
-    def ahead(self) -> Blocks | None:
+    def global_model(self) -> Blocks | None:
         """The blocks: the user's model differs from the global one."""
         return None if self.closed else self.blocks
 
@@ -234,7 +234,7 @@ class Elastic:
 
     # -- over time --------------------------------------------------------------------------------
 
-    def counted(self, warm: bool) -> None:
+    def on_step(self, warm: bool) -> None:
         """A minibatch was counted: end the block where it is over, or where the others wait for this worker."""
         marks = self._feed.take_marks()
         if marks:
@@ -266,7 +266,7 @@ class Elastic:
         blocks.begin(self._flow.steps, leaving)
         try:
             meeting = blocks.land(fragment)
-            while self._fresh and self._fresh[0][0] <= blocks.merged:
+            while self._fresh and self._fresh[0][0] <= blocks.steps_committed:
                 self._fresh.popleft()
             if self._tuner.decided:  # among those who agreed on it, and before newcomers are given the state
                 self._tuner.apply()
@@ -285,7 +285,7 @@ class Elastic:
         own = meeting.headers[self._live.transport.world.rank]
         merged: list[Mark] = []
         for steps, marks in self._fresh:
-            if steps <= self.blocks.merged:
+            if steps <= self.blocks.steps_committed:
                 merged += marks
         facts = {"minibatches": own.minibatches, "total": own.total}
         return ([], merged, facts) if own.brings and own.factor == 0 else (merged, [], facts)
@@ -301,14 +301,14 @@ class Elastic:
         for _ in self.blocks.updates:
             self._end_block(leaving=False)
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Come to the end together: go to the others' exchanges until nobody has more data."""
         self._leases.done(self._feed.take_marks())  # such as batches of a validation
         quiet = 0
         while quiet < len(self.blocks.updates) + 1:  # the last one compares what the one before it left
             meeting = self._end_block(leaving=True)
             quiet = quiet + 1 if meeting.all_leaving else 0
-        global_model.settle(self.blocks.global_lanes)
+        global_model.settle(self.blocks.global_parts)
         self._live.member.leave()
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ class Elastic:
         """Never asked: the members of now are others than those of then, and `regroup` is."""
         raise CheckpointError("an elastic run resumes as another number of workers does")
 
-    def regroup(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: Old) -> Callable[[], None]:
         """Read and check what was saved, or given by one that lives; what is returned puts it in its place."""
         rows = self.blocks.saved(old)
         if self.entering.given is not None and old is self.entering.given:

@@ -47,7 +47,7 @@ from paceline.update.engine.collective import Engine
 from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.grad_scaler import check_scaler, skipped
 from paceline.update.engine.progress import Flow
-from paceline.update.engine.protocol import Driver, GlobalModel
+from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Watch
 
@@ -87,7 +87,7 @@ class Run:
         self._flow = Flow(rule.schedule)
         self._included: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # what living workers gave for objects that were not named yet
-        self._engine: Driver | None = None
+        self._engine: EngineProtocol | None = None
         try:
             number = self._live.member.worker if self._live is not None else self.world.rank
             self._watch = Watch(Journal(settings.log, number), self._transport)
@@ -140,7 +140,7 @@ class Run:
             tuner.pacer = pacer_for(rule, self._transport, self._owned, buffers, self._watch.of_blocks)
         return tuner
 
-    def _driver(self) -> Driver:
+    def _driver(self) -> EngineProtocol:
         """What carries out the rule among several workers."""
         about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
         if self._live is not None:
@@ -185,7 +185,7 @@ class Run:
         """Begin with what a living worker gave; what is included later takes its part when it is named."""
         assert self._elastic is not None
         state = self._read("what the others gave", given)
-        put = self._elastic.regroup(given)
+        put = self._elastic.reshard(given)
         self._feed.follow(state["data"][0])
         self._waiting = {k: part for k, part in state["included"].items() if k not in self._included}
         self._put("what the others gave", state)
@@ -224,8 +224,8 @@ class Run:
         new = self._feed.stepped(self._flow.steps)
         self._watch.stepped(self._flow.steps, self._feed.samples, new)
         if self._engine is not None:
-            self._engine.counted(warm)
-        self._feed.entered(self._engine.merged if self._engine is not None else self._flow.steps)
+            self._engine.on_step(warm)
+        self._feed.entered(self._engine.steps_committed if self._engine is not None else self._flow.steps)
         self._tuner.look()
         if self._keeper is not None:
             keeps = self._engine is None or self._engine.keeps_steps
@@ -420,7 +420,7 @@ class Run:
         self._open()
         if self._engine is not None:
             self._engine.merge()
-            self._feed.entered(self._engine.merged)
+            self._feed.entered(self._engine.steps_committed)
 
     def include(self, **objects: Any) -> None:
         """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
@@ -436,7 +436,7 @@ class Run:
     @property
     def _ahead(self) -> GlobalModel | None:
         """What knows the global model, where the user's differs from it."""
-        return self._engine.ahead if self._engine is not None else None
+        return self._engine.global_model if self._engine is not None else None
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model as a state dictionary of the (unwrapped) model; copies, on the model's device."""
@@ -472,7 +472,7 @@ class Run:
         True
         >>> run.close()
         """
-        with global_model.swapped(self._ahead.global_lanes if self._ahead else []):
+        with global_model.swapped(self._ahead.global_parts if self._ahead else []):
             yield self._model
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -708,7 +708,7 @@ class Run:
         try:
             self._check_included(path, old.keys(0, "included"))
             state = self._read(path, old)
-            put = self._engine.regroup(old) if self._engine is not None else None
+            put = self._engine.reshard(old) if self._engine is not None else None
         except (OSError, ValueError, SafetensorError) as error:  # the others are waiting for a word
             problem = str(error)
         checkpoint.all_well(self._transport, problem, f"{path} cannot be resumed")
@@ -762,7 +762,7 @@ class Run:
             if self._keeper is not None:
                 self._keeper.leave(self._feed.leads)
             if self._engine is not None:
-                self._engine.leave()
+                self._engine.shutdown()
             if self._keeper is not None:
                 self._keeper.finish(complain=True)
             self.mistakes.close()

@@ -261,7 +261,7 @@ class Ahead:
     """Stands for the global model of a run of several workers: all zeros."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.global_lanes = model, [self]
+        self.model, self.global_parts = model, [self]
         self.fragment, self.numel = self, 0
         self.tensors = list(model.parameters())
         self.anchor = torch.zeros(1)

@@ -159,7 +159,7 @@ class GlobalView:
     def _swapped(self) -> list[Tensor]:
         """Those that are exchanged for the global ones."""
         ahead = self.run._ahead
-        return [] if ahead is None else [tensor for lane in ahead.global_lanes for tensor in lane.fragment.tensors]
+        return [] if ahead is None else [tensor for lane in ahead.global_parts for tensor in lane.fragment.tensors]
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:

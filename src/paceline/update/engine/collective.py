@@ -168,9 +168,9 @@ class Engine:
         return self.blocks.block if self.blocks is not None else 0
 
     @property
-    def merged(self) -> int:
+    def steps_committed(self) -> int:
         """Minibatches of this worker whose work is in the global model: the first so many."""
-        return self._flow.steps if self._flow.lockstep or self.blocks is None else self.blocks.merged
+        return self._flow.steps if self._flow.lockstep or self.blocks is None else self.blocks.steps_committed
 
     @property
     def moment(self) -> Moment:
@@ -240,7 +240,7 @@ class Engine:
 
     # -- blocks -----------------------------------------------------------------------------------
 
-    def counted(self, warm: bool) -> None:
+    def on_step(self, warm: bool) -> None:
         """A minibatch was counted; `warm` where the warm-up is over with it."""
         if warm:  # everybody, those too who have left, takes the same start
             self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
@@ -339,7 +339,7 @@ class Engine:
         return self.blocks is not None and not self.gradients_due and self.blocks.quiet
 
     @property
-    def ahead(self) -> Blocks | None:
+    def global_model(self) -> Blocks | None:
         """The blocks, where the user's model differs from the global one."""
         return None if self._flow.lockstep or self.closed else self.blocks
 
@@ -347,7 +347,7 @@ class Engine:
 
     def merge(self) -> None:
         """End the block that is under way, of every fragment, however many minibatches it has."""
-        blocks = self.ahead
+        blocks = self.global_model
         if blocks is None:
             return
         self._land_all()
@@ -362,7 +362,7 @@ class Engine:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Come to the end together: wait for those who have more data, and merge what is left of the last block."""
         for update in self.gradients:
             update.withdraw()
@@ -371,9 +371,9 @@ class Engine:
             self._leave_lockstep()
         if not self._flow.lockstep and self._inner is not None:
             self._leave_host(self._inner)
-        if self.ahead is not None:
-            self._leave_blocks(self.ahead)
-        checksum = self.blocks.checksum() if self.ahead and self.blocks else self.gradients[-1].checksum()
+        if self.global_model is not None:
+            self._leave_blocks(self.global_model)
+        checksum = self.blocks.checksum() if self.global_model and self.blocks else self.gradients[-1].checksum()
         header = replace(self._bare_header(0, leaving=True), checksum=checksum)
         self._exchanger.meet(header, _nothing)  # nobody follows it up: whether all end with the same bits
 
@@ -410,7 +410,7 @@ class Engine:
             meeting = self._end_block(leaving=True)
             assert meeting is not None
             quiet = quiet + 1 if meeting.all_leaving else 0
-        global_model.settle(blocks.global_lanes)
+        global_model.settle(blocks.global_parts)
 
     def _join_gradients(self, exchanger: Exchanger) -> Meeting:
         """Come to an exchange of gradients with nothing in hand."""
@@ -467,7 +467,7 @@ class Engine:
             if self._inner is not None:
                 self._exchange_gradients(self._inner)
 
-    def regroup(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: Old) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place.
 
         The user's model is to hold the global model by then, and the optimizers the state that goes on.

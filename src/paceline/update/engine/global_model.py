@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.flat import Modules, local, module_list
-from paceline.update.engine.protocol import GlobalLane
+from paceline.update.engine.protocol import GlobalPart
 
 
 def unwrapped(model: Modules) -> Any:
@@ -59,7 +59,7 @@ def twin(model: Modules, values: dict[str, Tensor]) -> Any:
 
 
 @contextlib.contextmanager
-def swapped(lanes: Sequence[GlobalLane]) -> Iterator[None]:
+def swapped(lanes: Sequence[GlobalPart]) -> Iterator[None]:
     """Inside, the user's tensors hold the lanes' global values; afterwards their own again."""
     with torch.no_grad():
         for lane in lanes:
@@ -76,7 +76,7 @@ def swapped(lanes: Sequence[GlobalLane]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def settle(lanes: Sequence[GlobalLane]) -> None:
+def settle(lanes: Sequence[GlobalPart]) -> None:
     """Leave the global values in the user's tensors."""
     for lane in lanes:
         lane.fragment.refresh()

@@ -16,7 +16,7 @@ from paceline.data.ledger.assignment import Leases
 from paceline.rules.rule import Rule
 
 
-class GlobalLane(Protocol):
+class GlobalPart(Protocol):
     """A part of the global model: the user's tensors, and the global values for them."""
 
     @property
@@ -36,14 +36,14 @@ class GlobalModel(Protocol):
     """What knows the global model."""
 
     @property
-    def global_lanes(self) -> Sequence[GlobalLane]:
+    def global_parts(self) -> Sequence[GlobalPart]:
         """Its parts."""
 
     def global_tensors(self) -> dict[str, Tensor]:
         """Name -> parameter or buffer, in the model's own dtype and shape; copies."""
 
 
-class Driver(Protocol):
+class EngineProtocol(Protocol):
     """What happens at the steps of a run of several workers.
 
     Attributes:
@@ -65,7 +65,7 @@ class Driver(Protocol):
         """Exchanges so far, as the user counts them."""
 
     @property
-    def merged(self) -> int:
+    def steps_committed(self) -> int:
         """Minibatches of this worker whose work is in the global model: the first so many."""
 
     @property
@@ -77,7 +77,7 @@ class Driver(Protocol):
         """The way to the ledger of the data, under rules by which workers go on unevenly."""
 
     @property
-    def ahead(self) -> GlobalModel | None:
+    def global_model(self) -> GlobalModel | None:
         """What knows the global model, where the user's differs from it."""
 
     @property
@@ -90,7 +90,7 @@ class Driver(Protocol):
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer made a step, or skipped it."""
 
-    def counted(self, warm: bool) -> None:
+    def on_step(self, warm: bool) -> None:
         """A minibatch was counted; `warm` where a warm-up is over with it."""
 
     def follow(self, rule: Rule) -> None:
@@ -99,7 +99,7 @@ class Driver(Protocol):
     def merge(self) -> None:
         """Bring what every worker has done so far into the global model; all call it at the same place."""
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Come to the end together."""
 
     def close(self) -> None:
@@ -111,6 +111,6 @@ class Driver(Protocol):
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
 
-    def regroup(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: Old) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place, after the
         model's, the optimizers' and the flow's own."""

@@ -216,7 +216,7 @@ class Asynchronous:
         if isinstance(stream, GradientStream):
             stream.after_step()
 
-    def counted(self, warm: bool) -> None:
+    def on_step(self, warm: bool) -> None:
         """A minibatch was counted."""
         if self._gradient:
             self._ahead = False
@@ -288,7 +288,7 @@ class Asynchronous:
     # -- what others need -------------------------------------------------------------------------
 
     @property
-    def merged(self) -> int:
+    def steps_committed(self) -> int:
         """Minibatches of this worker whose work is in the global model, or on its way: the first so many."""
         return self._pushed
 
@@ -307,12 +307,12 @@ class Asynchronous:
         return max(stream.clock for stream in self._streams)
 
     @property
-    def ahead(self) -> Asynchronous | None:
+    def global_model(self) -> Asynchronous | None:
         """What knows the global model, where the user's may differ from it."""
         return None if self.closed else self
 
     @property
-    def global_lanes(self) -> list[Span]:
+    def global_parts(self) -> list[Span]:
         """Whose anchors are the global model, as it was pulled last."""
         return self._layout.spans
 
@@ -325,7 +325,7 @@ class Asynchronous:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Push what is left, wait for those who have more data, and take the final model."""
         began = time.perf_counter()
         self._flush()
@@ -410,7 +410,7 @@ class Asynchronous:
         for stream in self._streams:
             stream.rested()
 
-    def regroup(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: Old) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place.
 
         The user's model is to hold the global model by then, and the optimizers the state that goes on.

@@ -148,7 +148,7 @@ class Blocks:
         return meeting
 
     @property
-    def merged(self) -> int:
+    def steps_committed(self) -> int:
         """Minibatches of this worker whose work is in all fragments of the global model."""
         return min(self.entered)
 
@@ -180,7 +180,7 @@ class Blocks:
         return [lane for update in self.updates for lane in update.moment_lanes or []]
 
     @property
-    def global_lanes(self) -> list[ParameterLane | BufferLane]:
+    def global_parts(self) -> list[ParameterLane | BufferLane]:
         """The lanes whose anchors are the global model, with every exchange that has begun; waits for them."""
         for update in self.updates:
             update.arrive()
@@ -189,7 +189,7 @@ class Blocks:
     def global_tensors(self) -> dict[str, Tensor]:
         """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
         found: dict[str, Tensor] = {}
-        for lane in self.global_lanes:
+        for lane in self.global_parts:
             found |= lane.fragment.unflatten(lane.anchor)
         return found
 
