@@ -86,7 +86,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line(
 ) -> None:
     class Interrupted(ModuleType):
         def __getattr__(self, name: str) -> object:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if name == "app" else AttributeError(name)
 
     codes: list[int] = []
 
