@@ -22,8 +22,8 @@ from paceline.rules.codec import Codec, State
 from paceline.rules.topology import Topology
 from paceline.tuning.tuner import Heard, Tuner
 from paceline.update.exchange.agreement import refuse_nothing
-from paceline.update.exchange.exchanger import Chunk, Exchanger, Flying, Opening
-from paceline.update.exchange.header import Header, Meeting
+from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, StartedExchange
+from paceline.update.exchange.header import ExchangeSummary, Header
 from paceline.update.exchange.pipeline import Running
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ class LiveExchanger(Exchanger):
     def __init__(self, live: Live, codec: Codec, topology: Topology) -> None:
         self._live, self._topology = live, topology
         super().__init__(live.transport, codec, topology)
-        self.marks: Callable[[Meeting], tuple[list[Mark], list[Mark], dict[str, Any]]] = lambda meeting: ([], [], {})
+        self.marks: Callable[[ExchangeSummary], tuple[list[Mark], list[Mark], dict[str, Any]]] = lambda summary: (
+            [],
+            [],
+            {},
+        )
         self.tuner: Tuner | None = None
 
     def renew(self) -> None:
@@ -58,19 +62,14 @@ class LiveExchanger(Exchanger):
         super().__init__(self._live.transport, self.codec, self._topology)
         self.asks = lambda: self.tuner is not None and self.tuner.asks
 
-    def announce(self, header: Header) -> Header:
+    def pre_vote(self, header: Header) -> Header:
         """What becomes of it is heard when the exchange is made, and perhaps made once more."""
         return header
 
-    def fly(
-        self,
-        header: Header,
-        chunks_of: Callable[[int], Sequence[Chunk]],
-        number: int,
-        in_flight: int,
-        checksum: Callable[[], int],
-    ) -> Flying:
-        return Attempts(self._live, header, chunks_of(header.kind), number, checksum)
+    def start(
+        self, header: Header, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
+    ) -> StartedExchange:
+        return Attempts(self._live, header, chunks, number, checksum)
 
 
 class Attempts:
@@ -92,9 +91,9 @@ class Attempts:
         factor = header.factor if header.brings else 0.0
         self._given = [chunk.fill(factor).clone() for chunk in self._chunks]  # sums are made in what is sent
         self._generation = live.generation.number
-        self._opening: Opening | None = None
+        self._pending_header: PendingHeader | None = None
         self._running: list[Running] = []
-        self._arrived: tuple[Meeting, list[Total]] | None = None
+        self._arrived: tuple[ExchangeSummary, list[Total]] | None = None
         self._heard: Heard | None = None
         live.member.starts(live.exchange)
 
@@ -107,8 +106,8 @@ class Attempts:
             self._generation = live.generation.number
             self._header = replace(self._header, checksum=self._checksum())
             live.member.starts(live.exchange)
-        self._opening = live.exchanger.open(self._header)
-        if self._header.brings or not self._opening.meeting().empty:
+        self._pending_header = live.exchanger.open(self._header)
+        if self._header.brings or not self._pending_header.summary().empty:
             self._running = [
                 live.exchanger.begin_with(chunk, self._part(given), self._number)
                 for chunk, given in zip(self._chunks, self._given, strict=True)
@@ -116,10 +115,10 @@ class Attempts:
 
     def _part(self, given: Tensor) -> Tensor:
         """What is sent: the contribution, or zeros where it is far larger than usual and the others leave it out."""
-        assert self._opening is not None
+        assert self._pending_header is not None
         if self._header.usual:
             return given.clone()
-        own = self._opening.meeting().headers[self._live.transport.world.rank]
+        own = self._pending_header.summary().headers[self._live.transport.world.rank]
         return given.clone() if own.factor else torch.zeros_like(given)
 
     @property
@@ -131,18 +130,18 @@ class Attempts:
         """Wait for all of it; each chunk's new state."""
         return [state for _, state in self._arrive()[1]]
 
-    def _arrive(self) -> tuple[Meeting, list[Total]]:
+    def _arrive(self) -> tuple[ExchangeSummary, list[Total]]:
         while self._arrived is None:
             try:
-                if self._opening is None:
+                if self._pending_header is None:
                     self._begin()
-                assert self._opening is not None
-                meeting = self._opening.meeting()
+                assert self._pending_header is not None
+                summary = self._pending_header.summary()
                 totals = [running.finish() for running in self._running]
                 tuner = self._live.exchanger.tuner
-                if meeting.asked and tuner is not None:
+                if summary.asked and tuner is not None:
                     self._heard = tuner.gather(self._live.transport)
-                self._arrived = meeting, totals
+                self._arrived = summary, totals
             except GivenUpError:
                 raise
             except PeerLostError as error:
@@ -151,9 +150,9 @@ class Attempts:
         return self._arrived
 
     def _again(self) -> None:
-        self._opening, self._running, self._arrived, self._heard = None, [], None, None
+        self._pending_header, self._running, self._arrived, self._heard = None, [], None, None
 
-    def finish(self, made: int = 0) -> Meeting:
+    def finish(self, made: int = 0) -> ExchangeSummary:
         """Apply it, once it counts.
 
         Raises:
@@ -165,24 +164,24 @@ class Attempts:
         follows: Generation | None = None
         while follows is None:
             try:
-                meeting, totals = self._arrive()
+                summary, totals = self._arrive()
             except (DesyncError, MismatchError) as error:
                 self._live.member.doing(f"ends with {type(error).__name__}", self._header.total)
                 raise
             asked = time.perf_counter()
-            follows = self._live.commit(*self._live.exchanger.marks(meeting))
+            follows = self._live.commit(*self._live.exchanger.marks(summary))
             timing.wait_s += time.perf_counter() - asked
             if follows is None:
                 self._again()
         self._live.applying.acquire()  # whoever called lets go, when all of it is in its place
-        if meeting.weight > 0:
+        if summary.weight > 0:
             for chunk, (total, state) in zip(self._chunks, totals, strict=True):
                 chunk.keep(state)
-                chunk.land(total, meeting)
+                chunk.land(total, summary)
         if self._heard is not None and self._live.exchanger.tuner is not None:
             self._live.exchanger.tuner.decide(self._heard)
         timing.exchange_s = time.perf_counter() - began - timing.wait_s
         self._live.applied = self._live.exchange
         self._live.follows = follows
-        refuse_nothing(meeting, self._live.exchanger.transport.world)
-        return meeting
+        refuse_nothing(summary, self._live.exchanger.transport.world)
+        return summary

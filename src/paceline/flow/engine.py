@@ -37,7 +37,7 @@ from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.common_start import exchanged_parts, layout, untrained
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 from paceline.update.monitor import Watch
 
 logger = logging.getLogger("paceline")
@@ -254,7 +254,7 @@ class Elastic:
             self._fresh.append((self._flow.steps, self._feed.take_marks()))
             self._end_block(leaving=False)
 
-    def _end_block(self, leaving: bool) -> Meeting:
+    def _end_block(self, leaving: bool) -> ExchangeSummary:
         self.entering.ready()
         if not leaving:
             agreement.check_unchanged(self._owned)
@@ -265,7 +265,7 @@ class Elastic:
         live.member.doing(f"exchange {live.exchange}", self._flow.steps)
         blocks.begin(self._flow.steps, leaving)
         try:
-            meeting = blocks.land(fragment)
+            summary = blocks.land(fragment)
             while self._fresh and self._fresh[0][0] <= blocks.steps_committed:
                 self._fresh.popleft()
             if self._tuner.decided:  # among those who agreed on it, and before newcomers are given the state
@@ -275,14 +275,14 @@ class Elastic:
             if live.applying.locked() and live.follows is not None:
                 live.applying.release()
             live.take_over()
-        self._watch.end(live.exchanger.timing, meeting, block=blocks.block, warmup=False)
+        self._watch.end(live.exchanger.timing, summary, block=blocks.block, warmup=False)
         blocks.align(blocks.turns.begun)
         live.member.doing("computing", self._flow.steps)
-        return meeting
+        return summary
 
-    def _marks(self, meeting: Meeting) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
+    def _marks(self, summary: ExchangeSummary) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
         """The places whose work enters the global model with this exchange; what was left out goes to somebody else."""
-        own = meeting.headers[self._live.transport.world.rank]
+        own = summary.headers[self._live.transport.world.rank]
         merged: list[Mark] = []
         for steps, marks in self._fresh:
             if steps <= self.blocks.steps_committed:
@@ -306,8 +306,8 @@ class Elastic:
         self._leases.done(self._feed.take_marks())  # such as batches of a validation
         quiet = 0
         while quiet < len(self.blocks.updates) + 1:  # the last one compares what the one before it left
-            meeting = self._end_block(leaving=True)
-            quiet = quiet + 1 if meeting.all_leaving else 0
+            summary = self._end_block(leaving=True)
+            quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(self.blocks.global_parts)
         self._live.member.leave()
 

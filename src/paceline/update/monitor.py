@@ -15,7 +15,7 @@ from paceline.communication import Transport
 from paceline.data.sharing.cache_log import Sources
 from paceline.observe import processes
 from paceline.observe.event_log import Journal
-from paceline.update.exchange.header import Header, Meeting, Timing
+from paceline.update.exchange.header import ExchangeSummary, Header, Timing
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")
@@ -154,7 +154,7 @@ class Watch:
         self.of_blocks[1] += now - self._since  # only blocks are left behind
         self._since, self._goes_on = now, True
 
-    def end(self, timing: Timing, meeting: Meeting | None, *, block: int, warmup: bool) -> None:
+    def end(self, timing: Timing, meeting: ExchangeSummary | None, *, block: int, warmup: bool) -> None:
         """An exchange is over."""
         sums = self._sums
         sums.exchanges += 1
@@ -175,14 +175,14 @@ class Watch:
         if self._since - self._written_s >= FOLD_S or sums.left_out:
             self._write(block, warmup)
 
-    def _met(self, meeting: Meeting, timing: Timing) -> None:
+    def _met(self, meeting: ExchangeSummary, timing: Timing) -> None:
         """Note when this worker knew that all had come: clocks of different hosts are set by that."""
         if len(meeting.headers) != self._transport.world.size:
             return  # of the workers of one host
         if not self._goes_on or timing.wait_s >= LEAST_S:  # else it had come while the worker was busy
             self._sums.meets(meeting.headers[0].sequence, self._since - timing.exchange_s)
 
-    def _judged(self, meeting: Meeting) -> None:
+    def _judged(self, meeting: ExchangeSummary) -> None:
         """Say who was left out and why, and who is so again and again."""
         for rank, header in enumerate(meeting.headers):
             if rank in meeting.left_out:

@@ -15,8 +15,9 @@ from torch import nn
 
 import paceline
 from paceline.update.engine.gradients.update import Footer
-from paceline.update.exchange.agreement import judged
-from paceline.update.exchange.header import Header, Meeting
+from paceline.update.exchange.agreement import with_outliers_dropped
+from paceline.update.exchange.header import ExchangeSummary, Header
+from paceline.update.exchange.kind import NO_PAYLOAD, Kind
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 
@@ -98,14 +99,14 @@ def test_who_is_left_out(said: dict[int, tuple[float, bool]], out: set[int]) -> 
 
 
 def test_who_is_not_finite_or_brings_nothing_has_no_voice() -> None:
-    ill = Header(1, 1000, True, False, False, 4, 0.0, 0.0, 4, 0)
-    well = Header(1, 1000, True, False, True, 4, 1.0, 1.0, 4, 0)
-    idle = Header(1, 0, False, False, True, 0, 0.0, 0.0, 4, 0)
-    huge = Header(1, 1000, True, False, True, 4, 50.0, 1.0, 4, 0, usual=False)
-    meeting = judged(Meeting((ill, well, idle, huge)))
-    assert meeting.left_out == [0, 3] and meeting.weight == 1.0
-    assert judged(Meeting((ill, idle, huge))).left_out == [0]  # nobody to compare it with
-    assert judged(meeting) == meeting
+    ill = Header(1, Kind.block(0), True, False, False, 4, 0.0, 0.0, 4, 0)
+    well = Header(1, Kind.block(0), True, False, True, 4, 1.0, 1.0, 4, 0)
+    idle = Header(1, NO_PAYLOAD, False, False, True, 0, 0.0, 0.0, 4, 0)
+    huge = Header(1, Kind.block(0), True, False, True, 4, 50.0, 1.0, 4, 0, usual=False)
+    summary = with_outliers_dropped(ExchangeSummary((ill, well, idle, huge)))
+    assert summary.left_out == [0, 3] and summary.weight == 1.0
+    assert with_outliers_dropped(ExchangeSummary((ill, idle, huge))).left_out == [0]  # nobody to compare it with
+    assert with_outliers_dropped(summary) == summary
 
 
 def test_a_footer_carries_a_norm() -> None:

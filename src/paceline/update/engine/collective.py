@@ -31,14 +31,11 @@ from paceline.update.engine.gradients.hooks import PassEnd
 from paceline.update.engine.gradients.update import GradientUpdate, Occasion
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.exchanger import Chunk, Exchanger
-from paceline.update.exchange.header import WARM, Header, Meeting
+from paceline.update.exchange.exchanger import Exchanger
+from paceline.update.exchange.header import ExchangeSummary, Header
+from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, Kind
 from paceline.update.exchange.work import Work
 from paceline.update.monitor import Watch
-
-
-def _nothing(kind: int) -> list[Chunk]:
-    return []
 
 
 class Engine:
@@ -134,7 +131,7 @@ class Engine:
             GradientUpdate(
                 self.rule,
                 exchanger,
-                1 + number,
+                Kind.gradients(number),
                 optimizer,
                 named,
                 self._model if number == last else None,
@@ -198,7 +195,7 @@ class Engine:
         return Work(1, self._flow.steps, self._factor())
 
     @contextlib.contextmanager
-    def _watched(self, exchanger: Exchanger, met: list[Meeting]) -> Iterator[None]:
+    def _watched(self, exchanger: Exchanger, met: list[ExchangeSummary]) -> Iterator[None]:
         """Time an exchange of gradients, and write it down."""
         self._watch.begin()
         now, timing = exchanger.transport.now, exchanger.timing
@@ -243,7 +240,7 @@ class Engine:
     def on_step(self, warm: bool) -> None:
         """A minibatch was counted; `warm` where the warm-up is over with it."""
         if warm:  # everybody, those too who have left, takes the same start
-            self._take_start(self._exchanger.meet(self._bare_header(WARM, leaving=False), _nothing))
+            self._take_start(self._exchanger.meet(self._bare_header(WARMUP_END, leaving=False)))
         elif self.blocks is not None and not self._flow.lockstep:
             self._advance(self.blocks, idle=False)
         self._retune(0)
@@ -258,8 +255,8 @@ class Engine:
             self._end_block(leaving=False, idle=idle)
             self._hear_blocks(blocks, rests=False)
 
-    def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> Meeting | None:
-        """End a fragment's block; the meeting where its result is waited for: without overlap, or as it is told."""
+    def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
+        """End a fragment's block; the summary where its result is waited for: without overlap, or as it is told."""
         assert self.blocks is not None
         if not leaving:  # a run that was told to close must be able to: with what it owned at attach
             agreement.check_unchanged(self._owned)
@@ -271,14 +268,14 @@ class Engine:
             return None
         return self._land(fragment, begun=True)
 
-    def _land(self, fragment: int, begun: bool = False) -> Meeting:
+    def _land(self, fragment: int, begun: bool = False) -> ExchangeSummary:
         assert self.blocks is not None
         if not begun:
             self._watch.begin()
-        meeting = self.blocks.land(fragment)
-        self._merge_point.look(meeting)
-        self._watch.end(self._exchanger.timing, meeting, block=self.blocks.block, warmup=False)
-        return meeting
+        summary = self.blocks.land(fragment)
+        self._merge_point.look(summary)
+        self._watch.end(self._exchanger.timing, summary, block=self.blocks.block, warmup=False)
+        return summary
 
     def _land_all(self) -> None:
         """Wait for every block that is under way, and apply it."""
@@ -286,28 +283,28 @@ class Engine:
             for fragment in sorted(self.blocks.turns.made):
                 self._land(fragment)
 
-    def _take_start(self, meeting: Meeting) -> None:
+    def _take_start(self, summary: ExchangeSummary) -> None:
         """The warm-up is over."""
         self._flow.warm = True
         if self.blocks is not None:
             self.blocks.prepare()
-            self._even_out(self._transport, meeting, [lane.fragment for lane in self.blocks.lanes])
+            self._even_out(self._transport, summary, [lane.fragment for lane in self.blocks.lanes])
             self.blocks.capture()
             self.blocks.entered = [self._flow.steps] * len(self.blocks.updates)
         self._stop_gradients()
         if self._inner is not None:
             self._exchange_gradients(self._inner)
-        self._hear(meeting)
+        self._hear(summary)
         self._retune(0)
 
     # -- what is asked for while the run goes on --------------------------------------------------
 
-    def _hear(self, meeting: Meeting) -> None:
+    def _hear(self, summary: ExchangeSummary) -> None:
         """An exchange of all is over, and nothing of it is on the wire: hear what somebody has asked for.
 
         Of gradients that is in the middle of a step, at whose end it takes effect.
         """
-        if meeting.asked:
+        if summary.asked:
             self._tuner.hear(self._transport)
 
     def _hear_blocks(self, blocks: Blocks, rests: bool) -> None:
@@ -374,57 +371,57 @@ class Engine:
         if self.global_model is not None:
             self._leave_blocks(self.global_model)
         checksum = self.blocks.checksum() if self.global_model and self.blocks else self.gradients[-1].checksum()
-        header = replace(self._bare_header(0, leaving=True), checksum=checksum)
-        self._exchanger.meet(header, _nothing)  # nobody follows it up: whether all end with the same bits
+        header = replace(self._bare_header(NO_PAYLOAD, leaving=True), checksum=checksum)
+        self._exchanger.meet(header)  # nobody follows it up: whether all end with the same bits
 
     def _leave_lockstep(self) -> None:
         """Join the gradients of those who have more data, until all have left or the warm-up is over."""
         while self._flow.lockstep:
-            meeting = self._join_gradients(self._exchanger)
-            if any(h.kind == WARM for h in meeting.headers):
-                self._take_start(meeting)
-            elif meeting.all_leaving:
-                self._even_out(self._transport, meeting, self._parts)
+            summary = self._join_gradients(self._exchanger)
+            if any(h.kind == WARMUP_END for h in summary.headers):
+                self._take_start(summary)
+            elif summary.all_leaving:
+                self._even_out(self._transport, summary, self._parts)
                 return
             self._retune(0)
 
     def _leave_host(self, inner: Exchanger) -> None:
         """Join the steps of this host, and its blocks, until all its processes have left; then be as they are."""
-        last = len(self._owned)
+        last = Kind.gradients(len(self._owned) - 1)
         while True:
-            meeting = self._join_gradients(inner)
-            if meeting.all_leaving:
+            summary = self._join_gradients(inner)
+            if summary.all_leaving:
                 break
-            if self.blocks is not None and meeting.weight > 0 and any(h.kind == last for h in meeting.headers):
+            if self.blocks is not None and summary.weight > 0 and any(h.kind == last for h in summary.headers):
                 self._advance(self.blocks, idle=True)
             self._retune(0)
         self._land_all()
         parts = self._parts if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
-        self._even_out(inner.transport, meeting, parts)
+        self._even_out(inner.transport, summary, parts)
 
     def _leave_blocks(self, blocks: Blocks) -> None:
         """Exchange every fragment once more after all have left, whoever comes last with work."""
         quiet = 0
         while quiet < len(blocks.updates):
             self._hear_blocks(blocks, rests=True)
-            meeting = self._end_block(leaving=True)
-            assert meeting is not None
-            quiet = quiet + 1 if meeting.all_leaving else 0
+            summary = self._end_block(leaving=True)
+            assert summary is not None
+            quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(blocks.global_parts)
 
-    def _join_gradients(self, exchanger: Exchanger) -> Meeting:
+    def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
         """Come to an exchange of gradients with nothing in hand."""
-        opening = exchanger.open(self._bare_header(0, leaving=True))
-        meeting = opening.meeting()
-        return meeting if meeting.empty else self.gradients[meeting.kind - 1].join(opening)
+        pending_header = exchanger.open(self._bare_header(NO_PAYLOAD, leaving=True))
+        summary = pending_header.summary()
+        return summary if summary.empty else self.gradients[summary.kind.optimizer].join(pending_header)
 
-    def _bare_header(self, kind: int, leaving: bool) -> Header:
+    def _bare_header(self, kind: Kind, leaving: bool) -> Header:
         """A header without a payload behind it."""
         return Header(0, kind, False, leaving, True, 0, 0.0, 0.0, self._flow.steps, 0)
 
-    def _even_out(self, transport: Transport, meeting: Meeting, parts: list[Fragment]) -> None:
+    def _even_out(self, transport: Transport, summary: ExchangeSummary, parts: list[Fragment]) -> None:
         """Workers that made fewer steps take what one has that made the most."""
-        totals = [h.total for h in meeting.headers]
+        totals = [h.total for h in summary.headers]
         if len(set(totals)) > 1:
             agreement.broadcast_start(transport, parts, totals.index(max(totals)))
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from paceline.communication.calls import advice
 from paceline.core.world import World
 from paceline.errors import ElsewhereError
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -45,14 +45,14 @@ class MergePoint:
         self._world, self._fragments = world, fragments
         self._apart = self.together = 0
 
-    def look(self, meeting: Meeting) -> None:
+    def look(self, summary: ExchangeSummary) -> None:
         """Count an exchange of blocks.
 
         Raises:
             ElsewhereError: some workers merge and others train on; on every worker alike.
         """
-        merging = [rank for rank, h in enumerate(meeting.headers) if h.merges]
-        others = [rank for rank, h in enumerate(meeting.headers) if not (h.merges or h.leaving)]
+        merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
+        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving)]
         self.together = 0 if others or not merging else self.together + 1
         self._apart = self._apart + 1 if merging and others else 0
         if self._apart > self._fragments:

@@ -8,37 +8,38 @@ from dataclasses import replace
 from paceline.communication.calls import check_alike
 from paceline.core.world import World
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.kind import NO_PAYLOAD
 from paceline.update.exchange.outliers import outliers
 
 
-def refuse_nothing(meeting: Meeting, world: World) -> None:
-    """Raise `NonFiniteError` where nobody brought anything that can be averaged."""
-    if not meeting.empty and meeting.left_out and meeting.weight == 0:
+def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
+    """Raise `NonFiniteError` where no worker brought a contribution that can be averaged."""
+    if not summary.empty and summary.left_out and summary.weight == 0:
         raise NonFiniteError(
             world.sign(
-                f"the contributions of all workers to exchange {meeting.headers[0].sequence} hold inf or nan, so "
+                f"the contributions of all workers to exchange {summary.headers[0].sequence} hold inf or nan, so "
                 "nothing is left to average; the global model is as it was before the block. Lower the learning rate, "
                 "clip gradients, or resume from a checkpoint"
             )
         )
 
 
-def judged(meeting: Meeting) -> Meeting:
-    """The meeting with the factor 0 for contributions that are far larger than usual, and than those of the others."""
-    said = {rank: (h.norm, h.usual) for rank, h in enumerate(meeting.headers) if h.brings and h.finite and h.factor}
+def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
+    """The summary with the factor 0 for contributions far larger than usual and far larger than the other workers'."""
+    said = {rank: (h.norm, h.usual) for rank, h in enumerate(summary.headers) if h.brings and h.finite and h.factor}
     out = outliers(said)
     if not out:
-        return meeting
-    headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(meeting.headers))
-    return replace(meeting, headers=tuple(headers))
+        return summary
+    headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(summary.headers))
+    return replace(summary, headers=tuple(headers))
 
 
-def agree(meeting: Meeting, world: World) -> None:
+def agree(summary: ExchangeSummary, world: World) -> None:
     """Refuse to go on where workers are at different places or hold different bits."""
-    headers = meeting.headers
-    check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
-    places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, 0) for h in headers}
+    headers = summary.headers
+    check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
+    places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
         raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of an exchange: what each worker says about its part, and the summary of all of them."""
+"""The header of an exchange: what each worker says about its contribution, and the summary of all headers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.communication.calls import BLOCK
-
-WARM = -1
-"""Kind of the exchange that ends a warm-up."""
+from paceline.update.exchange.kind import Kind
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Header:
 
     Attributes:
         sequence: number of the exchange, the same on all.
-        kind: which exchange this is; 1000 + f for a block of fragment f, 1 + k for the gradients of optimizer k.
+        kind: which exchange this is.
         brings: whether a payload follows.
         leaving: whether the worker has come to its end.
         finite: whether its contribution is free of inf and nan.
@@ -31,12 +28,12 @@ class Header:
         total: all minibatches of this worker so far.
         checksum: of the state that all workers should hold alike, 0 where not taken.
         usual: whether the norm is not far outside of what is usual.
-        asks: whether the worker has something to say to all once this exchange is over.
+        asks: whether the worker has a request for all workers, to be read once this exchange is over.
         merges: whether it ends the block early, in `run.merge()`.
     """
 
     sequence: int
-    kind: int
+    kind: Kind
     brings: bool
     leaving: bool
     finite: bool
@@ -52,7 +49,15 @@ class Header:
     def pack(self) -> Tensor:
         """As int64, shape (10,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
-        values = [self.sequence, self.kind, self.brings, self.leaving, condition, self.minibatches, _bits(self.norm)]
+        values = [
+            self.sequence,
+            self.kind.code,
+            self.brings,
+            self.leaving,
+            condition,
+            self.minibatches,
+            _bits(self.norm),
+        ]
         values += [_bits(self.factor), self.total, self.checksum]
         return torch.tensor([int(v) for v in values], dtype=torch.int64)
 
@@ -61,7 +66,7 @@ class Header:
         """The inverse of `pack`."""
         finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
         flags = (bool(row[2]), bool(row[3]), finite)
-        return cls(row[0], row[1], *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)
+        return cls(row[0], Kind(row[1]), *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)
 
 
 def _bits(number: float) -> int:
@@ -75,8 +80,8 @@ def _number(bits: int) -> float:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What all workers said, in rank order.
+class ExchangeSummary:
+    """The headers of all workers, in rank order, and what follows from them.
 
     Attributes:
         headers: with the factor 0 where a contribution is left out.
@@ -118,28 +123,28 @@ class Meeting:
         return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
 
     @property
-    def anybody_left(self) -> bool:
-        """Whether a worker has come to its end, or only keeps the others of its host company in a block."""
-        return any(h.leaving or (h.kind >= BLOCK and not h.minibatches) for h in self.headers)
+    def somebody_left(self) -> bool:
+        """Whether a worker has come to its end, or joins a block only because another process of its host trains."""
+        return any(h.leaving or (h.kind.is_block and not h.minibatches) for h in self.headers)
 
     @property
     def all_leaving(self) -> bool:
-        """Whether nobody will come again."""
+        """Whether this is the last exchange of every worker."""
         return all(h.leaving for h in self.headers)
 
     @property
-    def kind(self) -> int:
-        """Which exchange this is, where somebody brought a payload."""
+    def kind(self) -> Kind:
+        """Which exchange this is, where a worker brought a payload."""
         return next(h.kind for h in self.headers if h.brings)
 
     @property
     def asked(self) -> bool:
-        """Whether somebody has something to say to all."""
+        """Whether a worker has a request for all workers."""
         return any(h.asks for h in self.headers)
 
     @property
     def empty(self) -> bool:
-        """Whether nobody brought a payload."""
+        """Whether no worker brought a payload."""
         return not any(h.brings for h in self.headers)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drives exchanges (generators that yield what they have started), in the background where that pays.
 
-An exchange of several operations is an assembly line: while the second operation of one chunk is on the wire, the first
-of the next can be, and a third is being packed. Each station is a thread that takes chunks in the order in which they
-came: station 0 packs and starts the first operation, station k waits for operation k - 1, computes, and starts
+An exchange of several operations is a pipeline: while the second operation of one chunk is on the wire, the first
+of the next can be, and a third is being packed. Each stage is a thread that takes chunks in the order in which they
+came: stage 0 packs and starts the first operation, stage k waits for operation k - 1, computes, and starts
 operation k. Every operation has a channel of its own (:meth:`paceline.communication.base.Transport.channel`), so what
 is started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
 
@@ -30,12 +30,12 @@ from paceline.rules.codec.base import Steps
 
 Result = TypeVar("Result")
 LEAVE_S = 3.0
-"""For stations to come back from an operation whose connection was closed, before the interpreter ends."""
+"""For stages to come back from an operation whose connection was closed, before the interpreter ends."""
 _at_work: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
-def _await_stations() -> None:
+def _await_stages() -> None:
     """A thread that is in native code when the interpreter ends would bring the process down with SIGABRT."""
     until = time.monotonic() + LEAVE_S
     for thread in list(_at_work):
@@ -96,8 +96,8 @@ class _Inline(Running):
         return super().finish()
 
 
-class _Carried(Running):
-    """An exchange that the stations drive."""
+class _Staged(Running):
+    """An exchange that the stages drive."""
 
     def finish(self) -> Any:
         self.over.wait()  # every operation in it has a deadline
@@ -105,7 +105,7 @@ class _Carried(Running):
 
 
 class Pipeline:
-    """The stations.
+    """The stages.
 
     Args:
         threads: whether to work in the background.
@@ -114,10 +114,10 @@ class Pipeline:
 
     def __init__(self, threads: bool, operations: int) -> None:
         self._threads, self._operations = threads, operations
-        self._stations: list[queue.SimpleQueue[_Carried | None]] = []
+        self._stages: list[queue.SimpleQueue[_Staged | None]] = []
 
     def start(self, steps: Steps[Any], eager: bool = False) -> Running:
-        """Start an exchange; exchanges go through every station in the order in which they were started.
+        """Start an exchange; exchanges go through every stage in the order in which they were started.
 
         Args:
             steps: the exchange.
@@ -128,26 +128,26 @@ class Pipeline:
             for _ in range(self._operations if eager else 1):
                 inline.advance()
             return inline
-        carried = _Carried(steps)
-        self._station(0).put(carried)
-        return carried
+        staged = _Staged(steps)
+        self._stage(0).put(staged)
+        return staged
 
-    def _station(self, number: int) -> queue.SimpleQueue[_Carried | None]:
-        if number == len(self._stations):
-            self._stations.append(queue.SimpleQueue())
-            name = f"paceline-station-{number}"
-            thread = threading.Thread(target=self._work, args=(number, self._stations[number]), name=name, daemon=True)
+    def _stage(self, number: int) -> queue.SimpleQueue[_Staged | None]:
+        if number == len(self._stages):
+            self._stages.append(queue.SimpleQueue())
+            name = f"paceline-stage-{number}"
+            thread = threading.Thread(target=self._work, args=(number, self._stages[number]), name=name, daemon=True)
             _at_work.add(thread)
             thread.start()
-        return self._stations[number]
+        return self._stages[number]
 
-    def _work(self, number: int, station: queue.SimpleQueue[_Carried | None]) -> None:
-        while (carried := station.get()) is not None:
-            if carried.advance():
-                self._station(number + 1).put(carried)
+    def _work(self, number: int, stage: queue.SimpleQueue[_Staged | None]) -> None:
+        while (staged := stage.get()) is not None:
+            if staged.advance():
+                self._stage(number + 1).put(staged)
 
     def close(self) -> None:
         """End the threads, when they are through with what they have."""
-        for station in self._stations:
-            station.put(None)
-        self._stations = []
+        for stage in self._stages:
+            stage.put(None)
+        self._stages = []

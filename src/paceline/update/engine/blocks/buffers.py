@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments
 from paceline.update.engine.blocks.outer_state import Lane, Moves
 from paceline.update.exchange.checksum import fold
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 
 
 class BufferLane(Lane):
@@ -26,7 +26,7 @@ class BufferLane(Lane):
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         out.copy_(self.values(begin, end))
 
-    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         self.fragment.write(begin, end, self._next(begin, end, mean))
 
     def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class BufferLane(Lane):
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         self._next(begin, end, mean)
 
     def move(self, begin: int, end: int, made: int) -> None:
@@ -60,8 +60,8 @@ class BufferLane(Lane):
 class CounterLane(BufferLane):
     """Whole-number buffers, such as BatchNorm's count of batches: the mean of what each worker added."""
 
-    def weight(self, meeting: Meeting) -> float:
-        return float(sum(meeting.minibatches))
+    def weight(self, summary: ExchangeSummary) -> float:
+        return float(sum(summary.minibatches))
 
     def factor(self, factor: float, minibatches: int) -> float:
         return float(minibatches) if factor else 0.0
@@ -74,7 +74,7 @@ class CounterLane(BufferLane):
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         assert self.then is not None
         torch.sub(self._next(begin, end, mean), self.then[begin:end], out=self.then[begin:end])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.rules.codec import Codec, Layout, State
 from paceline.update.engine.blocks.outer_state import Lane, Moves
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 
 
 class LaneChunk:
@@ -21,7 +21,7 @@ class LaneChunk:
         begin, end: its range (excl.).
         wire: space for it, shape (at least end - begin,), on the carrier's device.
         minibatches: what this worker's contribution stands for, read when it is packed.
-        moves: meeting -> the numbers of the block.
+        moves: summary -> the numbers of the block.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LaneChunk:
         end: int,
         wire: Tensor,
         minibatches: Callable[[], int],
-        moves: Callable[[Meeting], Moves],
+        moves: Callable[[ExchangeSummary], Moves],
     ) -> None:
         self.lane, self.begin, self.end = lane, begin, end
         self.layout, self.lossless = lane.layout.cut(begin, end), lane.lossless
@@ -70,13 +70,13 @@ class LaneChunk:
             self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
         self.state = state
 
-    def land(self, total: Tensor, meeting: Meeting) -> None:
+    def land(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Apply the mean."""
-        self._each(total, meeting, self.lane.apply)
+        self._each(total, summary, self.lane.apply)
 
-    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+    def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Apply the mean to the outer state; the tensors are moved later."""
-        self._each(total, meeting, self.lane.prepare)
+        self._each(total, summary, self.lane.prepare)
 
     @torch.no_grad()
     def move(self, made: int) -> None:
@@ -85,8 +85,10 @@ class LaneChunk:
             self.lane.move(low, high, made)
 
     @torch.no_grad()
-    def _each(self, total: Tensor, meeting: Meeting, use: Callable[[int, int, Tensor, Meeting, Moves], None]) -> None:
-        weight, moves = self.lane.weight(meeting), self._moves(meeting)
+    def _each(
+        self, total: Tensor, summary: ExchangeSummary, use: Callable[[int, int, Tensor, ExchangeSummary, Moves], None]
+    ) -> None:
+        weight, moves = self.lane.weight(summary), self._moves(summary)
         for low, high in self._blocks():
             mean = total[low - self.begin : high - self.begin]
             scratch = self.lane.scratch(2, high - low)
@@ -96,7 +98,7 @@ class LaneChunk:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
             elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
                 mean = torch.div(mean, weight, out=scratch)
-            use(low, high, mean, meeting, moves)
+            use(low, high, mean, summary, moves)
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:

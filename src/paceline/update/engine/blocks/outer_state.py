@@ -37,7 +37,7 @@ from paceline.rules.outer import Outer
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.outer.moments import block_decay, compensate
 from paceline.update.exchange.checksum import fold
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 
 LARGEST = 1e150
 """Taken for a norm that is too large to be computed; its square still can be."""
@@ -123,9 +123,9 @@ class Lane(ABC):
         if values.data_ptr() == self.scratch(3, end - begin).data_ptr():
             self.fragment.write(begin, end, values)
 
-    def weight(self, meeting: Meeting) -> float:
+    def weight(self, summary: ExchangeSummary) -> float:
         """What the sum over the workers has to be divided by."""
-        return meeting.weight
+        return summary.weight
 
     def factor(self, factor: float, minibatches: int) -> float:
         """What this worker's numbers are multiplied with."""
@@ -143,11 +143,11 @@ class Lane(ABC):
         """Write this worker's contribution for [begin, end) into `out`, on the lane's device."""
 
     @abstractmethod
-    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         """Use the workers' mean for [begin, end)."""
 
     @abstractmethod
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         """Use the workers' mean for [begin, end), but leave the tensors; `then` says how they are to be moved."""
 
     def move(self, begin: int, end: int, made: int) -> None:
@@ -221,7 +221,7 @@ class ParameterLane(Lane):
             parts.append(torch.linalg.vector_norm(out))  # what it reads is still in the cache
         return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
 
-    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
         out = self.scratch(1, end - begin)
         if not self._at_once:
@@ -233,7 +233,7 @@ class ParameterLane(Lane):
         elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
 
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         assert self.then is not None
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
         then = self.then[begin:end]
@@ -296,20 +296,20 @@ class MomentLane(Lane):
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         out.copy_(self.values(begin, end))
 
-    def apply(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
-        self.fragment.write(begin, end, self._next(begin, end, mean, meeting, moves))
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean, summary, moves))
 
     def hold(self) -> None:
         super().hold()
         self._held_decay = self._decay()  # a schedule may change it while the exchange is under way
 
-    def _next(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> Tensor:
+    def _next(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> Tensor:
         """What the next block starts from."""
         start = mean
         if self.init is not None:
             b = self._held_decay if self.held else self._decay()
-            weights = [h.factor for h in meeting.headers]
-            decay = block_decay(b, meeting.minibatches, weights)
+            weights = [h.factor for h in summary.headers]
+            decay = block_decay(b, summary.minibatches, weights)
             start = self.init[begin:end]
             compensate(mean, start, decay=decay, ahead=b**moves.ahead, square=self._moment.square, out=start)
             if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
@@ -317,9 +317,9 @@ class MomentLane(Lane):
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, meeting: Meeting, moves: Moves) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
         assert self.then is not None
-        torch.sub(self._next(begin, end, mean, meeting, moves), self.then[begin:end], out=self.then[begin:end])
+        torch.sub(self._next(begin, end, mean, summary, moves), self.then[begin:end], out=self.then[begin:end])
 
     def move(self, begin: int, end: int, made: int) -> None:
         moved = self._add(begin, end, self._decay() ** made)

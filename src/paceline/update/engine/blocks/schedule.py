@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.reshard import Old
-from paceline.communication.calls import BLOCK
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
 from paceline.errors import CheckpointError
@@ -27,7 +26,8 @@ from paceline.update.engine.blocks.timing import Turns
 from paceline.update.engine.blocks.update import BlockUpdate
 from paceline.update.exchange.checksum import combine
 from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.kind import Kind
 from paceline.update.exchange.outliers import Guard
 from paceline.update.exchange.work import Work
 
@@ -58,7 +58,9 @@ class Blocks:
         assert isinstance(rule.schedule, EveryBlock)
         self._schedule = rule.schedule
         self.updates = [
-            BlockUpdate(rule, exchanger, None if number else model, part, state_device, BLOCK + number, workers, guard)
+            BlockUpdate(
+                rule, exchanger, None if number else model, part, state_device, Kind.block(number), workers, guard
+            )
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.turns = Turns([0] * len(self.updates))
@@ -140,12 +142,12 @@ class Blocks:
             update.restart()
             self.turns.since[other] = 0
 
-    def land(self, fragment: int) -> Meeting:
+    def land(self, fragment: int) -> ExchangeSummary:
         """Apply the exchange of a fragment that `begin` sent."""
-        meeting = self.updates[fragment].land(self.turns.made.pop(fragment, None))
-        if meeting.asked:
+        summary = self.updates[fragment].land(self.turns.made.pop(fragment, None))
+        if summary.asked:
             self.turns.hear(fragment, self._schedule.overlap)
-        return meeting
+        return summary
 
     @property
     def steps_committed(self) -> int:

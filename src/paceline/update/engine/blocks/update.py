@@ -35,8 +35,9 @@ from paceline.update.engine.blocks.buffers import buffer_lanes
 from paceline.update.engine.blocks.chunks import LaneChunk, cut
 from paceline.update.engine.blocks.outer_state import Lane, MomentLane, Moves, ParameterLane, measure
 from paceline.update.exchange.checksum import combine, fold
-from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, Flight, Flying
-from paceline.update.exchange.header import Header, Meeting
+from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, InFlightExchange, StartedExchange
+from paceline.update.exchange.header import ExchangeSummary, Header
+from paceline.update.exchange.kind import Kind
 from paceline.update.exchange.outliers import Guard, block_norms
 from paceline.update.exchange.work import Work
 
@@ -62,7 +63,7 @@ class BlockUpdate:
         model: Modules | None,
         owned: list[tuple[Optimizer, Named]],
         state_device: torch.device | None,
-        kind: int,
+        kind: Kind,
         workers: int,
         guard: Guard | None = None,
     ) -> None:
@@ -88,10 +89,10 @@ class BlockUpdate:
         self.moment_lanes: list[MomentLane] | None = None  # made when the optimizers have made their state
         self._chunks: list[LaneChunk] = []
         self._minibatches = 0
-        self._flight: Flying | None = None
+        self._flight: StartedExchange | None = None
         self._left_out = False
         self._norms = block_norms(guard, lambda: [lane.anchor for lane in self.parameter_lanes])
-        self._moves_of: tuple[Meeting, Moves] | None = None
+        self._moves_of: tuple[ExchangeSummary, Moves] | None = None
         self._begun_with: Coefficients | None = None
         if any(len(optimizer.state) for optimizer, _ in owned):  # moments from before attach are a start too
             self.moment_lanes = self._make_moment_lanes()
@@ -118,11 +119,11 @@ class BlockUpdate:
         for lane in self.parameter_lanes:
             lane.retune(rule.merging)
 
-    def _moves(self, meeting: Meeting) -> Moves:
-        if self._moves_of is None or self._moves_of[0] is not meeting:
+    def _moves(self, summary: ExchangeSummary) -> Moves:
+        if self._moves_of is None or self._moves_of[0] is not summary:
             c = self._coefficients()
-            _, ahead = self._rule.merging.equivalent_minibatches(self.rho, meeting.tau, c)
-            self._moves_of = (meeting, Moves(c, ahead))
+            _, ahead = self._rule.merging.equivalent_minibatches(self.rho, summary.tau, c)
+            self._moves_of = (summary, Moves(c, ahead))
         return self._moves_of[1]
 
     # -- lanes and chunks -------------------------------------------------------------------------
@@ -238,14 +239,14 @@ class BlockUpdate:
             merges=work.merges,
         )
         if not header.usual:
-            header = self._exchanger.announce(header)
+            header = self._exchanger.pre_vote(header)
         self._left_out = not finite or (header.brings and not header.factor)
         if behind:
             self._prepare_to_go_on()
         elif self._left_out and self._mixes_at_once:  # nothing of a spoilt block is to stay
             self.restart()
         at_once = 0 if behind else IN_FLIGHT
-        self._flight = self._exchanger.fly(header, lambda kind: self._chunks, self.block, at_once, self.checksum)
+        self._flight = self._exchanger.start(header, self._chunks, self.block, at_once, self.checksum)
 
     def _measure(self, work: Work) -> tuple[float, bool]:
         """The norm of what the block brought, 0 where it is not judged, and whether all is finite."""
@@ -264,7 +265,7 @@ class BlockUpdate:
             if choice == "reset":
                 reset_state(optimizer, [p for _, p in named])
 
-    def land(self, made: int | None) -> Meeting:
+    def land(self, made: int | None) -> ExchangeSummary:
         """Apply what `begin` sent, and start the next block from the result.
 
         Args:
@@ -277,9 +278,9 @@ class BlockUpdate:
         for lane in self.lanes:
             lane.fragment.refresh()
         try:
-            meeting = flight.finish(made or 0)
-            if meeting.weight > 0:
-                self._advance(meeting, made)
+            summary = flight.finish(made or 0)
+            if summary.weight > 0:
+                self._advance(summary, made)
         except NonFiniteError:
             self.restart()
             raise
@@ -287,13 +288,13 @@ class BlockUpdate:
             for lane in self.lanes:
                 lane.held = False
             self._begun_with = None
-        own = meeting.headers[self._exchanger.transport.world.rank]
+        own = summary.headers[self._exchanger.transport.world.rank]
         self._left_out = self._left_out or (own.brings and not own.factor)
         if self._norms is None:
-            return meeting
+            return summary
         between = self._norms.between
-        self._norms.add(meeting.accepted, meeting.changed)
-        return replace(meeting, between=between)
+        self._norms.add(summary.accepted, summary.changed)
+        return replace(summary, between=between)
 
     def checksum(self) -> int:
         """Of the state that the last exchange left, combined over the lanes; taken once."""
@@ -302,9 +303,9 @@ class BlockUpdate:
             lane.checksum.zero_()
         return total
 
-    def _advance(self, meeting: Meeting, made: int | None) -> None:
-        moves = self._moves(meeting)
-        self.rho, _ = self._rule.merging.equivalent_minibatches(self.rho, meeting.tau, moves.coefficients)
+    def _advance(self, summary: ExchangeSummary, made: int | None) -> None:
+        moves = self._moves(summary)
+        self.rho, _ = self._rule.merging.equivalent_minibatches(self.rho, summary.tau, moves.coefficients)
         self.ahead = moves.coefficients.next_momentum
         self.block += 1
         for number, ((optimizer, named), choice) in enumerate(zip(self._owned, self.choices, strict=True)):
@@ -312,7 +313,7 @@ class BlockUpdate:
             if made is None and (choice == "reset" or (choice == "keep" and self._left_out)):
                 reset_state(optimizer, parameters)
             elif choice in ("average", "compensate"):
-                self.counts[number] += meeting.tau + (moves.ahead if choice == "compensate" else 0.0)
+                self.counts[number] += summary.tau + (moves.ahead if choice == "compensate" else 0.0)
                 set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
 
     @property
@@ -423,10 +424,10 @@ class BlockUpdate:
         self._begun_with = Coefficients(*saved["coefficients"])
         for lane, then in zip(self.lanes, saved["then"], strict=True):
             lane.then = then.to(lane.device, copy=True) if then is not None else None
-        meeting = Meeting(tuple(Header.unpack(row) for row in saved["said"]))
+        summary = ExchangeSummary(tuple(Header.unpack(row) for row in saved["said"]))
         kept = [restored(state, chunk.device) for chunk, state in zip(self._chunks, saved["codec"], strict=True)]
         arrived = list(zip(self._chunks, kept, strict=True))
-        self._flight = Flight.arrived(self._exchanger, meeting, arrived)
+        self._flight = InFlightExchange.arrived(self._exchanger, summary, arrived)
 
     # -- from another number of workers -----------------------------------------------------------
 
@@ -486,7 +487,7 @@ class BlockUpdate:
         counts = list(numbers["counts"])
         if said is not None:
             self._count_in(
-                Meeting(tuple(Header.unpack(row) for row in said)), numbers.get("workers", len(said)), counts
+                ExchangeSummary(tuple(Header.unpack(row) for row in said)), numbers.get("workers", len(said)), counts
             )
         if ahead is None:
             ahead = self._coefficients().momentum if self.block else 0.0
@@ -508,15 +509,15 @@ class BlockUpdate:
         for lane in self.lanes:
             lane.fragment.refresh()
 
-    def _count_in(self, meeting: Meeting, workers: int, counts: list[float]) -> None:
+    def _count_in(self, summary: ExchangeSummary, workers: int, counts: list[float]) -> None:
         """Bring the numbers to where an exchange among so many workers brought the outer state."""
-        if meeting.weight == 0:
+        if summary.weight == 0:
             return
         c = self._rule.coefficients(self.block + 1, workers, self.ahead)
-        self.rho, ahead = self._rule.merging.equivalent_minibatches(self.rho, meeting.tau, c)
+        self.rho, ahead = self._rule.merging.equivalent_minibatches(self.rho, summary.tau, c)
         self.block += 1
         for number, choice in enumerate(self.choices):
-            counts[number] += meeting.tau + (ahead if choice == "compensate" else 0.0)
+            counts[number] += summary.tau + (ahead if choice == "compensate" else 0.0)
 
     def _begin_optimizers(self, counts: list[float], met: bool) -> None:
         """What the optimizers have at the start of a block: what is kept beyond it, and nothing of one under way."""

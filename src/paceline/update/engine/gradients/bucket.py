@@ -15,7 +15,7 @@ from paceline.update.engine.blocks.chunks import shares_memory
 from paceline.update.engine.blocks.outer_state import LARGEST
 from paceline.update.engine.gradients.payloads import Carrier, Gradients
 from paceline.update.exchange.checksum import fold
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 
 
 class FlatGradient:
@@ -207,7 +207,7 @@ class GradientChunk:
         self._aliased = any(shares_memory(tensor, self.part.wire) for tensor in state.values())
         self.state = state
 
-    def prepare(self, total: Tensor, meeting: Meeting) -> None:
+    def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Gradients are used in the step that they belong to."""
         raise AssertionError("a gradient is never exchanged behind the next steps")
 
@@ -228,6 +228,6 @@ class GradientChunk:
                 owed = residual[low - self.begin : high - self.begin]
                 owed.add_(self.part.mean[low:high], alpha=weight)
 
-    def land(self, total: Tensor, meeting: Meeting) -> None:
+    def land(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Take the mean."""
-        self.part.receive(self.begin, self.end, total, meeting.weight, self._aliased)
+        self.part.receive(self.begin, self.end, total, summary.weight, self._aliased)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.update.exchange.header import Meeting
+from paceline.update.exchange.header import ExchangeSummary
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,22 @@ class Footer:
         return cls(finite, stale, row[2], row[3], row[4], usual, norm, overflowed, buffers)
 
 
-def with_footers(meeting: Meeting, footers: Sequence[Footer]) -> Meeting:
-    """The meeting as the footers leave it: a worker whose gradients were not finite weighs nothing.
+def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
+    """The summary as the footers leave it: a worker whose gradients were not finite weighs nothing.
 
     Where one has overflowed under a GradScaler, nobody weighs anything, and nobody is to blame: all skip the step.
     """
     if any(f.overflowed for f in footers):
-        return Meeting(tuple(replace(h, factor=0.0) for h in meeting.headers))
-    return Meeting(
+        return ExchangeSummary(tuple(replace(h, factor=0.0) for h in summary.headers))
+    return ExchangeSummary(
         tuple(
             replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, norm=f.norm, usual=f.usual)
-            for h, f in zip(meeting.headers, footers, strict=True)
+            for h, f in zip(summary.headers, footers, strict=True)
         )
     )
 
 
-def of_buffers(meeting: Meeting, footers: Sequence[Footer]) -> Meeting:
-    """The meeting as the buffers were sent, whatever became of the gradients."""
-    said = zip(meeting.headers, footers, strict=True)
-    return Meeting(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in said))
+def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
+    """The summary as the buffers were sent, whatever became of the gradients."""
+    said = zip(summary.headers, footers, strict=True)
+    return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in said))

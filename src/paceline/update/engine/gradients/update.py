@@ -48,10 +48,11 @@ from paceline.update.engine.gradients.bucket import FlatGradient, GradientChunk
 from paceline.update.engine.gradients.footer import Footer, of_buffers, with_footers
 from paceline.update.engine.gradients.hooks import Backward, PassEnd
 from paceline.update.engine.gradients.payloads import FirstMoments
-from paceline.update.exchange.agreement import compare, judged, refuse_nothing
+from paceline.update.exchange.agreement import compare, refuse_nothing, with_outliers_dropped
 from paceline.update.exchange.checksum import combine
-from paceline.update.exchange.exchanger import Chunk, Exchanger, Opening
-from paceline.update.exchange.header import Header, Meeting
+from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader
+from paceline.update.exchange.header import ExchangeSummary, Header
+from paceline.update.exchange.kind import Kind
 from paceline.update.exchange.outliers import Guard, gradient_norms
 from paceline.update.exchange.pipeline import Running
 from paceline.update.exchange.work import Work
@@ -68,7 +69,7 @@ class Occasion:
         due: whether gradients are exchanged now.
         work: what this worker's gradient stands for.
         watched: a context manager round the part of an exchange that the user waits for; is given a list in which the
-            meeting will be.
+            summary will be.
         ends: the ends of backward passes, shared by the updates of a run.
         early: whether chunks may leave before the pass is over; with several optimizers their order would not be
             certain.
@@ -78,14 +79,14 @@ class Occasion:
 
     due: Callable[[], bool]
     work: Callable[[], Work]
-    watched: Callable[[Exchanger, list[Meeting]], AbstractContextManager[None]]
+    watched: Callable[[Exchanger, list[ExchangeSummary]], AbstractContextManager[None]]
     ends: PassEnd
     early: bool
-    heard: Callable[[Meeting], None]
+    heard: Callable[[ExchangeSummary], None]
     scaler: Any = None
 
 
-def _no_moves(meeting: Meeting) -> Moves:
+def _no_moves(summary: ExchangeSummary) -> Moves:
     """Buffers are averaged and know of no outer step."""
     return Moves(Coefficients(0.0, 1.0, 0.0, 0.0), 0.0)
 
@@ -96,7 +97,7 @@ class GradientUpdate:
     Args:
         rule: the rule (its codec and route).
         exchanger: the connection.
-        kind: which optimizer, 1 + its number.
+        kind: which optimizer's gradients its headers are about.
         optimizer: it.
         named: its parameters.
         model: whose buffers are averaged along with these gradients; None where another optimizer's carry them.
@@ -108,7 +109,7 @@ class GradientUpdate:
         self,
         rule: Rule,
         exchanger: Exchanger,
-        kind: int,
+        kind: Kind,
         optimizer: Optimizer,
         named: Named,
         model: Modules | None,
@@ -132,14 +133,16 @@ class GradientUpdate:
         self._exchanges = 0
         self._number = 0  # of the step that is exchanged, the first is 0; a step may take several exchanges
         self._norms = gradient_norms(guard, [local(p) for _, p in self._named])
-        self._opening: Opening | None = None
+        self._pending_header: PendingHeader | None = None
         self._running: list[tuple[Chunk, Running]] = []
         self._stale = False
         self.landed = False
         self.present = 0  # gradients that were there when it landed
         self.problem: NonFiniteError | None = None
         parameters: list[Tensor] = [p for _, p in self._named]
-        self._backward = Backward(parameters, kind, occasion.ends, self._pass_began, self._ready, self._pass_over)
+        self._backward = Backward(
+            parameters, kind.optimizer, occasion.ends, self._pass_began, self._ready, self._pass_over
+        )
 
     # -- while backward goes on -------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class GradientUpdate:
         if self._backward.passes < self._expected:
             return
         part, number = self._place[index]
-        if self._opening is None:
+        if self._pending_header is None:
             self._open(self._occasion.work())
         elif self.parts[part].is_packed(number):
             self._stale = True
@@ -178,7 +181,7 @@ class GradientUpdate:
         self.scaling.follow(chunk.state for chunk in self._chunks if not self._codec.exact)
         header = Header(0, self.kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
         self._exchanger.timing.wait_s = 0.0
-        self._opening = self._exchanger.open(header)
+        self._pending_header = self._exchanger.open(header)
         for part in self.parts:
             part.forget()
             if self._moments is not None and self.frozen:
@@ -201,16 +204,16 @@ class GradientUpdate:
         A gradient that no worker has stays absent. Raises as `BlockUpdate.land` does, but keeps a `NonFiniteError` in
         `problem`: a gradient scaler may mean to skip the step.
         """
-        met: list[Meeting] = []
+        met: list[ExchangeSummary] = []
         with self._occasion.watched(self._exchanger, met):
-            if self._opening is None:
+            if self._pending_header is None:
                 self._open(self._occasion.work())
-            assert self._opening is not None
-            opening = self._opening
+            assert self._pending_header is not None
+            pending_header = self._pending_header
             if not self._chunks:
-                self._opening = None  # after an error there is nothing to go on with
-                self._arrange(opening.meeting())
-                self._opening = opening
+                self._pending_header = None  # after an error there is nothing to go on with
+                self._arrange(pending_header.summary())
+                self._pending_header = pending_header
             while len(self._running) < len(self._chunks):
                 self._launch()
             self._launch_buffers(self._factor)
@@ -220,31 +223,31 @@ class GradientUpdate:
             usual = self._norms is None or self._norms.usual(self._exchanger.transport.world.rank, norm)
             said = (self._presence(), self._backward.passes, self._checked(), usual, norm)
             footer = Footer(finite, stale, *said, overflowed=not finite and self.scaling.active)
-            met.append(self._conclude(opening, footer))
+            met.append(self._conclude(pending_header, footer))
             self._learn()
 
-    def join(self, opening: Opening) -> Meeting:
+    def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Come to an exchange with nothing in hand."""
         if not self._chunks:
-            self._arrange(opening.meeting())
-        self._number = max(h.total for h in opening.meeting().headers if h.brings)
+            self._arrange(pending_header.summary())
+        self._number = max(h.total for h in pending_header.summary().headers if h.brings)
         self._send_all(0.0)
-        return self._conclude(opening, Footer())
+        return self._conclude(pending_header, Footer())
 
     @torch.no_grad()
     def withdraw(self) -> None:
         """Finish an exchange of a pass that failed in the middle, without this worker's part."""
-        if self._opening is None:
+        if self._pending_header is None:
             return
         self._factor = 0.0
         if not self._chunks:
-            self._arrange(self._opening.meeting())
+            self._arrange(self._pending_header.summary())
         for part in self.parts:
             part.muted = True
         while len(self._running) < len(self._chunks):
             self._launch()
         self._launch_buffers(0.0)
-        self._conclude(self._opening, Footer(finite=False, presence=self._presence(), buffers=False))
+        self._conclude(self._pending_header, Footer(finite=False, presence=self._presence(), buffers=False))
         for part in self.parts:
             part.muted = False
 
@@ -264,69 +267,71 @@ class GradientUpdate:
         for chunk in self._buffer_chunks:
             self._running.append((chunk, self._exchanger.begin(chunk, factor, self._number)))
 
-    def _conclude(self, opening: Opening, footer: Footer) -> Meeting:
+    def _conclude(self, pending_header: PendingHeader, footer: Footer) -> ExchangeSummary:
         """Say the footer, and apply what comes; or send all again where that is needed."""
-        pending, rows = self._exchanger.tell(footer.pack())
-        self._opening = None
-        meeting, results = self._collect(opening)
+        pending, rows = self._exchanger.gather_row(footer.pack())
+        self._pending_header = None
+        summary, results = self._collect(pending_header)
         pending.wait()
         footers = [Footer.unpack(row) for row in rows.tolist()]
-        self._agree(meeting, footers)
-        sent, meeting = of_buffers(meeting, footers), judged(with_footers(meeting, footers))
-        if meeting.weight > 0 and (meeting.left_out or any(f.stale for f in footers)):
-            self._send_all(meeting.headers[self._exchanger.transport.world.rank].factor)
+        self._agree(summary, footers)
+        sent, summary = of_buffers(summary, footers), with_outliers_dropped(with_footers(summary, footers))
+        if summary.weight > 0 and (summary.left_out or any(f.stale for f in footers)):
+            self._send_all(summary.headers[self._exchanger.transport.world.rank].factor)
             results = [(chunk, *running.finish()) for chunk, running in self._running]
         self._running = []
         self._exchanges += 1
-        brought = [f for f, h in zip(footers, meeting.headers, strict=True) if h.brings]
-        if not opening.header.brings:
+        brought = [f for f, h in zip(footers, summary.headers, strict=True) if h.brings]
+        if not pending_header.header.brings:
             for part in self.parts:
                 part.has = [False] * len(part.has)
         if len({f.presence for f in brought}) > 1:
-            self._share_presence(meeting)
+            self._share_presence(summary)
         self.landed, self.problem = True, None
-        if meeting.weight > 0:
-            self._land(results, meeting)
+        if summary.weight > 0:
+            self._land(results, summary)
         else:
-            self._land_nothing(results, meeting, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
+            self._land_nothing(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
         self._expected = max(f.passes for f in brought) or 1
-        self._occasion.heard(meeting)
-        return self._remember(meeting)
+        self._occasion.heard(summary)
+        return self._remember(summary)
 
     def _norm(self) -> float:
         """Of this worker's gradients; 0 where it is not judged."""
         return math.sqrt(sum(part.square for part in self.parts)) if self._norms is not None else 0.0
 
-    def _remember(self, meeting: Meeting) -> Meeting:
-        """Take the norms into the window; the meeting with what was usual before."""
+    def _remember(self, summary: ExchangeSummary) -> ExchangeSummary:
+        """Take the norms into the window; the summary with what was usual before."""
         if self._norms is None:
-            return meeting
+            return summary
         between = self._norms.between
-        self._norms.add(meeting.accepted, meeting.changed)
-        return replace(meeting, between=between)
+        self._norms.add(summary.accepted, summary.changed)
+        return replace(summary, between=between)
 
-    def _collect(self, opening: Opening) -> tuple[Meeting, list[Any]]:
+    def _collect(self, pending_header: PendingHeader) -> tuple[ExchangeSummary, list[Any]]:
         """Wait for everything; an error of the header is raised when nothing is on the wire any more."""
         try:
-            meeting = opening.meeting()
+            summary = pending_header.summary()
         except ElsewhereError:
             self._running = []  # nobody answers it
             raise
         finally:
             results = [(chunk, *running.finish()) for chunk, running in self._running]
-        return meeting, results
+        return summary, results
 
-    def _land(self, results: list[Any], meeting: Meeting) -> None:
+    def _land(self, results: list[Any], summary: ExchangeSummary) -> None:
         for chunk, total, state in results:
             chunk.keep(state)
-            chunk.land(total, meeting)
+            chunk.land(total, summary)
         if self._exchanger.transport.world.rank == 0:  # one of them, so that it is owed once
             for chunk in self._chunks:
-                chunk.take_back(meeting.weight)
+                chunk.take_back(summary.weight)
         for part in self.parts:
             part.unpack()
 
-    def _land_nothing(self, results: list[Any], meeting: Meeting, sent: Meeting, overflowed: list[int]) -> None:
+    def _land_nothing(
+        self, results: list[Any], summary: ExchangeSummary, sent: ExchangeSummary, overflowed: list[int]
+    ) -> None:
         """No gradient can be used: only the buffers are brought together, as they were sent."""
         if sent.weight > 0:
             for chunk, total, state in results:
@@ -339,7 +344,7 @@ class GradientUpdate:
                 part.spoil()
             return
         try:
-            refuse_nothing(meeting, self._exchanger.transport.world)
+            refuse_nothing(summary, self._exchanger.transport.world)
         except NonFiniteError as error:
             self.problem = error
 
@@ -347,10 +352,10 @@ class GradientUpdate:
         self._usual = set(self._backward.order)
         self.present = sum(p.grad is not None for _, p in self._named)
 
-    def _agree(self, meeting: Meeting, footers: list[Footer]) -> None:
+    def _agree(self, summary: ExchangeSummary, footers: list[Footer]) -> None:
         """Refuse to go on where workers are at different steps, or hold different parameters."""
         world = self._exchanger.transport.world
-        steps = {rank: h.total for rank, h in enumerate(meeting.headers) if h.brings}
+        steps = {rank: h.total for rank, h in enumerate(summary.headers) if h.brings}
         if len(set(steps.values())) > 1:
             said = "; ".join(f"{world.name(rank)} in step {total + 1}" for rank, total in steps.items())
             raise MismatchError(
@@ -360,13 +365,13 @@ class GradientUpdate:
                 )
             )
         sums = {rank: footers[rank].checksum for rank in steps}
-        compare(sums, meeting.headers[0].sequence, world)
+        compare(sums, summary.headers[0].sequence, world)
 
     # -- order and presence -----------------------------------------------------------------------
 
-    def _arrange(self, meeting: Meeting) -> None:
+    def _arrange(self, summary: ExchangeSummary) -> None:
         """Lay the parameters out in the order in which gradients became ready on the first worker that has some."""
-        source = next(rank for rank, h in enumerate(meeting.headers) if h.brings)
+        source = next(rank for rank, h in enumerate(summary.headers) if h.brings)
         seen = list(dict.fromkeys(self._backward.order))
         rest = [index for index in reversed(range(len(self._named))) if index not in set(seen)]
         transport = self._exchanger.transport
@@ -408,9 +413,9 @@ class GradientUpdate:
             marks[index] = self.parts[part].has[number]
         return zlib.crc32(bytes(marks))
 
-    def _share_presence(self, meeting: Meeting) -> None:
+    def _share_presence(self, summary: ExchangeSummary) -> None:
         """Workers have gradients for different parameters: whoever lacks one that another has takes it too."""
-        weight = meeting.headers[self._exchanger.transport.world.rank].factor
+        weight = summary.headers[self._exchanger.transport.world.rank].factor
         marks = torch.tensor([[float(has), weight * has] for part in self.parts for has in part.has])
         device = self._exchanger.transport.wire_device(marks.device)
         everybody = marks.to(device)
@@ -419,7 +424,7 @@ class GradientUpdate:
         for part in self.parts:
             shared = [next(rows) for _ in part.has]
             part.has = [having > 0 for having, _ in shared]
-            part.missing = [max(0.0, 1 - have / meeting.weight) if meeting.weight else 0.0 for _, have in shared]
+            part.missing = [max(0.0, 1 - have / summary.weight) if summary.weight else 0.0 for _, have in shared]
 
     # -- the step ---------------------------------------------------------------------------------
 
