@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import paceline
-from paceline.update.engine.blocks import update
+from paceline.update.engine.blocks import chunks
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
@@ -238,7 +238,7 @@ def mismatch(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    update.SMALL_ELEMENTS = update.SMALL_CODED = SMALL
+    chunks.SMALL_ELEMENTS = chunks.SMALL_CODED = SMALL
     faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()
