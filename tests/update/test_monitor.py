@@ -18,7 +18,7 @@ from paceline.core.world import World
 from paceline.observe.event_log import Journal
 from paceline.update import monitor as module
 from paceline.update.exchange.header import Timing
-from paceline.update.monitor import Watch
+from paceline.update.monitor import Monitor
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -34,12 +34,12 @@ def made_up(world: World) -> Transport:
 
 
 @pytest.fixture
-def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
     """Of worker 1 of 4; nothing is written before the end, however slow the machine is."""
     monkeypatch.setattr(module, "FOLD_S", float("inf"))
     world = World(1, 4, hosts=("alpha", "beta", "gamma", "delta"))
     journal = Journal(tmp_path, 1)
-    yield Watch(journal, made_up(world))
+    yield Monitor(journal, made_up(world))
     journal.close()
 
 
@@ -52,13 +52,13 @@ def events(tmp_path: Path) -> Events:
     return read
 
 
-def exchange(watch: Watch) -> None:
+def exchange(watch: Monitor) -> None:
     watch.stepped(1, 32, 32)
     watch.begin()
     watch.end(Timing(0.25, 0.5), None, block=1, warmup=False)
 
 
-def test_a_synchronous_line_has_no_word_of_pushes(watch: Watch, events: Events) -> None:
+def test_a_synchronous_line_has_no_word_of_pushes(watch: Monitor, events: Events) -> None:
     exchange(watch)
     watch.close(1)
     line, close = events()
@@ -67,7 +67,7 @@ def test_a_synchronous_line_has_no_word_of_pushes(watch: Watch, events: Events) 
     assert close["kind"] == "close"
 
 
-def test_delays_are_counted_and_not_listed(watch: Watch, events: Events) -> None:
+def test_delays_are_counted_and_not_listed(watch: Monitor, events: Events) -> None:
     for delay in (3, 0, 3, 11, 3):
         watch.pushed(delay)
         exchange(watch)
@@ -81,7 +81,7 @@ def test_delays_are_counted_and_not_listed(watch: Watch, events: Events) -> None
     assert line["exchanges"] == 5
 
 
-def test_each_push_stands_on_one_line(watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_push_stands_on_one_line(watch: Monitor, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLD_S", 0.0)
     watch.pushed(1)
     exchange(watch)
@@ -93,7 +93,7 @@ def test_each_push_stands_on_one_line(watch: Watch, events: Events, monkeypatch:
     assert [line.get("delays") for line in events()[:3]] == [{"1": 1}, None, {"4": 2}]
 
 
-def test_what_is_pushed_last_is_written_at_the_close(watch: Watch, events: Events) -> None:
+def test_what_is_pushed_last_is_written_at_the_close(watch: Monitor, events: Events) -> None:
     watch.pushed(2)
     watch.close(0)
     line, _ = events()
@@ -101,7 +101,7 @@ def test_what_is_pushed_last_is_written_at_the_close(watch: Watch, events: Event
 
 
 def test_threads_may_push_while_lines_are_written(
-    watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch
+    watch: Monitor, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FOLD_S", 0.0)
 
@@ -120,7 +120,7 @@ def test_threads_may_push_while_lines_are_written(
     assert sum(line.get("delays", {}).get("1", 0) for line in events()) == 6000
 
 
-def test_refused_pushes_are_told_once_a_line(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_pushes_are_told_once_a_line(watch: Monitor, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
         watch.refused(2)
         watch.refused()
@@ -131,7 +131,7 @@ def test_refused_pushes_are_told_once_a_line(watch: Watch, caplog: pytest.LogCap
     assert message.startswith("3 push(es) of rank 1 on beta refused")
 
 
-def test_who_was_lost_and_who_takes_over(watch: Watch, events: Events, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_was_lost_and_who_takes_over(watch: Monitor, events: Events, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
         watch.lost(2, "no word for 30 s", [1])
         watch.takeover(2, 812, "replica")
@@ -149,7 +149,7 @@ def test_who_was_lost_and_who_takes_over(watch: Watch, events: Events, caplog: p
     ]
 
 
-def test_a_lost_worker_without_slices_has_no_heirs(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_worker_without_slices_has_no_heirs(watch: Monitor, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
         watch.lost(3, "its connection was reset")
     assert caplog.messages == ["rank 3 on delta is lost: its connection was reset; the others go on"]
@@ -171,9 +171,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def make(tmp_path: Path, size: int) -> Watch:
+def make(tmp_path: Path, size: int) -> Monitor:
     world = World(min(1, size - 1), size, hosts=("alpha",) * size)
-    return Watch(Journal(tmp_path, 1), made_up(world))
+    return Monitor(Journal(tmp_path, 1), made_up(world))
 
 
 def times(line: dict[str, Any]) -> tuple[float, float, float, float]:

@@ -22,7 +22,6 @@ from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.data.sharing.loader_registry import Feed
 from paceline.errors import CheckpointError, PacelineError, PeerLostError, UnsupportedError
 from paceline.flow.joining import Entering
 from paceline.flow.ledger_client import LiveLeases
@@ -30,15 +29,13 @@ from paceline.flow.membership import Live
 from paceline.flow.state_transfer import Parcel
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.schedule import EveryBlock
-from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.common_start import exchanged_parts, layout, untrained
-from paceline.update.engine.progress import Flow
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.header import ExchangeSummary
-from paceline.update.monitor import Watch
 
 logger = logging.getLogger("paceline")
 LOOK_AGAIN_S = 0.02
@@ -73,15 +70,8 @@ class Elastic:
     """What a worker of an elastic run does at its steps; a :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     Args:
-        rule: a block rule.
+        context: what the parts of the run share; its rule is a block rule.
         live: this worker's membership.
-        model: the user's modules.
-        owned: (optimizer, its named parameters) pairs.
-        settings: of the run.
-        flow: counts this worker's steps.
-        watch: where the time goes.
-        feed: the data.
-        tuner: what is asked for while the run goes on.
         whole: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
@@ -89,26 +79,18 @@ class Elastic:
     """
 
     def __init__(
-        self,
-        rule: Rule,
-        live: Live,
-        model: Modules,
-        owned: Owned,
-        settings: Settings,
-        flow: Flow,
-        watch: Watch,
-        feed: Feed,
-        tuner: Tuner,
-        whole: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        self, context: RunContext, live: Live, whole: Callable[[], tuple[dict[str, Any], dict[str, Any]]]
     ) -> None:
+        rule, model, owned, settings = context.rule, context.model, context.owned, context.settings
         self.rule, self._live, self._model, self._owned = rule, live, model, owned
-        self._flow, self._watch, self._feed, self._tuner, self._whole = flow, watch, feed, tuner, whole
+        self._flow, self._watch, self._feed = context.progress, context.monitor, context.loaders
+        self._tuner, self._whole = context.tuner, whole
         self.local = self.closed = False
         self._on_their_way: list[Pending] = []
         self._fresh: deque[tuple[int, list[Mark]]] = deque()  # step -> places whose work is not in the global model
         self._leases = LiveLeases(live.member, self._join, lambda: live.applied)
-        live.exchanger.marks, live.exchanger.tuner = self._marks, tuner
-        tuner.follow = self.follow
+        live.exchanger.marks, live.exchanger.tuner = self._marks, self._tuner
+        self._tuner.follow = self.follow
         self.entering = Entering(live, owned, exchanged_parts(model, owned), untrained(model, owned))
         live.enter()
         ending.claim(live.transport, owned)
@@ -117,7 +99,7 @@ class Elastic:
         size = live.transport.world.size
         self.blocks = Blocks(rule, live.exchanger, model, owned, device, size, settings.guard)
         self.blocks.capture_moments()
-        self.entering.blocks, feed.ready = self.blocks, self.entering.ready
+        self.entering.blocks, self._feed.ready = self.blocks, self.entering.ready
         live.moved = self._moved
         self._moved(note=False)
 

@@ -45,11 +45,12 @@ from paceline.update.engine import global_model
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.collective import Engine
 from paceline.update.engine.collective_calls import by_all
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import check_scaler, skipped
 from paceline.update.engine.progress import Flow
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 from paceline.update.engine.settings import Settings
-from paceline.update.monitor import Watch
+from paceline.update.monitor import Monitor
 
 
 class Run:
@@ -90,7 +91,7 @@ class Run:
         self._engine: EngineProtocol | None = None
         try:
             number = self._live.member.worker if self._live is not None else self.world.rank
-            self._watch = Watch(Journal(settings.log, number), self._transport)
+            self._watch = Monitor(Journal(settings.log, number), self._transport)
             self._outlets = Outlets(lambda: self.world, self._watch.totals, lambda: self._tuner.knobs.numbers())
             self._watch.told = self._outlets.stands
             self._feed = Feed(self.world, settings.seed, self._watch.epoch, self._watch.waited, self._watch.shared)
@@ -142,13 +143,22 @@ class Run:
 
     def _driver(self) -> EngineProtocol:
         """What carries out the rule among several workers."""
-        about = (self.rule, self._transport, self._model, self._owned, self._settings, self._flow, self._watch)
+        context = RunContext(
+            self._settings,
+            self._model,
+            self._owned,
+            self._transport,
+            self._flow,
+            self._watch,
+            self._feed,
+            self._tuner,
+        )
         if self._live is not None:
             whole = lambda: (self._state(), self.global_state())  # noqa: E731
-            return flow.Elastic(self.rule, self._live, *about[2:], self._feed, self._tuner, whole)
+            return flow.Elastic(context, self._live, whole)
         if is_asynchronous(self.rule):
-            return server.Asynchronous(*about, self._feed, self._tuner)
-        return Engine(*about, lambda: self._feed.factor, self._tuner)
+            return server.Asynchronous(context)
+        return Engine(context)
 
     def _keeper_for(self, settings: Settings) -> Keeper:
         """What takes steps of its own accord."""

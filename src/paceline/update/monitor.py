@@ -64,7 +64,7 @@ class _Sums:
             self.met = number, when
 
 
-class Watch:
+class Monitor:
     """Times a run and writes its journal.
 
     The time of the thread that trains is cut into four: it waits for data (`waited`), waits for other workers and

@@ -17,7 +17,7 @@ from paceline.rules.outer import Sum
 from paceline.rules.rule import FRAME_BYTES
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.monitor import Watch
+from paceline.update.monitor import Monitor
 from paceline.update.server.shard import Piece
 from paceline.update.server.shard_updates import Adds, Arriving
 from paceline.update.server.staleness import Clocks
@@ -29,7 +29,7 @@ from tests.update.server.programs import Numbers, rank, simulate, uneven
 def delays(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """What each worker was told of its pushes, in order."""
     found: dict[int, list[int]] = defaultdict(list)
-    monkeypatch.setattr(Watch, "pushed", lambda self, delay: found[rank()].append(delay))
+    monkeypatch.setattr(Monitor, "pushed", lambda self, delay: found[rank()].append(delay))
     return found
 
 

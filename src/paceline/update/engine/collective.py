@@ -14,28 +14,24 @@ from torch.optim import Optimizer
 from paceline.checkpoint import Moment
 from paceline.checkpoint.reshard import Old
 from paceline.communication import Transport
-from paceline.core.flat import Fragment, Modules
-from paceline.core.optimizer_state import Owned
+from paceline.core.flat import Fragment
 from paceline.data.ledger.assignment import Leases
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule, is_block
 from paceline.rules.topology import Flat
-from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.collective_calls import MergePoint
 from paceline.update.engine.common_start import begin_together
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import ScalerHook, refuse_hidden_scaler, stepping_scaler
 from paceline.update.engine.gradients.hooks import PassEnd
 from paceline.update.engine.gradients.update import GradientUpdate, Occasion
-from paceline.update.engine.progress import Flow
-from paceline.update.engine.settings import Settings
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary, Header
 from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, Kind
 from paceline.update.exchange.work import Work
-from paceline.update.monitor import Watch
 
 
 class Engine:
@@ -46,31 +42,13 @@ class Engine:
     the slow links each carries its share of what the host sends (:mod:`paceline.rules.topology.hierarchical`).
 
     Args:
-        rule: the rule.
-        transport: the connection.
-        model: the user's modules.
-        owned: (optimizer, its named parameters) pairs.
-        settings: of the run.
-        flow: counts this worker's steps.
-        watch: where the time goes.
-        factor: weight of the minibatch under way, in parts of a full one.
-        tuner: what is asked for while the run goes on.
+        context: what the parts of the run share.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        transport: Transport,
-        model: Modules,
-        owned: Owned,
-        settings: Settings,
-        flow: Flow,
-        watch: Watch,
-        factor: Callable[[], float],
-        tuner: Tuner,
-    ) -> None:
-        self.rule, self._transport, self._model, self._owned, self._settings = rule, transport, model, owned, settings
-        self._flow, self._watch, self._factor, self._tuner = flow, watch, factor, tuner
+    def __init__(self, context: RunContext) -> None:
+        self.rule, self._transport, self._model = context.rule, context.transport, context.model
+        self._owned, self._settings, self._tuner = context.owned, context.settings, context.tuner
+        self._flow, self._watch, self._loaders = context.progress, context.monitor, context.loaders
         self.closed = self.local = False
         self.blocks: Blocks | None = None
         self.gradients: list[GradientUpdate] = []
@@ -192,7 +170,7 @@ class Engine:
         return any(optimizer is one for one, _ in self._owned) and self.gradients_due
 
     def _work(self) -> Work:
-        return Work(1, self._flow.steps, self._factor())
+        return Work(1, self._flow.steps, self._loaders.factor)
 
     @contextlib.contextmanager
     def _watched(self, exchanger: Exchanger, met: list[ExchangeSummary]) -> Iterator[None]:

@@ -13,28 +13,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import Old
-from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
-from paceline.core.flat import Modules, averaged_buffers, find_buffers, fragments
-from paceline.core.optimizer_state import Owned
+from paceline.core.flat import averaged_buffers, find_buffers, fragments
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ledger import Ledger
-from paceline.data.sharing.loader_registry import Feed
 from paceline.rules.outer import Elastic
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Sharded
-from paceline.tuning.tuner import Tuner
 from paceline.update.engine import agreement
 from paceline.update.engine import exit as ending
 from paceline.update.engine.common_start import begin_together
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
-from paceline.update.engine.progress import Flow
-from paceline.update.engine.settings import Settings
 from paceline.update.exchange.header import Timing
-from paceline.update.monitor import Watch
 from paceline.update.server.client import Stream, Tally
 from paceline.update.server.delta_client import BlockStream
 from paceline.update.server.gradient_client import GradientStream
@@ -56,33 +50,15 @@ class Asynchronous:
     """What a run of several workers does at its steps under an asynchronous rule.
 
     Args:
-        rule: the rule.
-        transport: the connection.
-        model: the user's modules.
-        owned: (optimizer, its named parameters) pairs.
-        settings: of the run.
-        flow: counts this worker's steps.
-        watch: where the time goes.
-        feed: the data, of which places are leased.
-        tuner: what is asked for while the run goes on.
+        context: what the parts of the run share; places of its data are leased.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        transport: Transport,
-        model: Modules,
-        owned: Owned,
-        settings: Settings,
-        flow: Flow,
-        watch: Watch,
-        feed: Feed,
-        tuner: Tuner,
-    ) -> None:
+    def __init__(self, context: RunContext) -> None:
+        rule, settings, owned = context.rule, context.settings, context.owned
         assert isinstance(rule.schedule, Bounded) and isinstance(rule.topology, Sharded)
-        self.rule, self._transport, self._model, self._owned = rule, transport, model, owned
-        self._settings, self._flow, self._watch, self._feed = settings, flow, watch, feed
-        self._tuner, tuner.follow = tuner, self.follow
+        self.rule, self._transport, self._model, self._owned = rule, context.transport, context.model, owned
+        self._settings, self._flow, self._watch = settings, context.progress, context.monitor
+        self._feed, self._tuner, context.tuner.follow = context.loaders, context.tuner, self.follow
         self._ledger = Ledger()
         self._pushed = 0
         self._schedule = rule.schedule

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of a run share: one frozen record, put together once in :mod:`paceline.run.assembly`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.communication import Transport
+from paceline.core.flat import Modules
+from paceline.core.optimizer_state import Owned
+from paceline.data.sharing.loader_registry import Feed
+from paceline.rules.rule import Rule
+from paceline.tuning.tuner import Tuner
+from paceline.update.engine.progress import Flow
+from paceline.update.engine.settings import Settings
+from paceline.update.monitor import Monitor
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The parts below an engine.
+
+    Attributes:
+        settings: of the run.
+        model: the user's modules.
+        owned: (optimizer, its named parameters) pairs.
+        transport: the connection to the other workers.
+        progress: counts this worker's steps.
+        monitor: times the run and writes its event log.
+        loaders: the data that the run shares among the workers.
+        tuner: changes settings while the run goes on.
+    """
+
+    settings: Settings
+    model: Modules
+    owned: Owned
+    transport: Transport
+    progress: Flow
+    monitor: Monitor
+    loaders: Feed
+    tuner: Tuner
+
+    @property
+    def rule(self) -> Rule:
+        """The rule, with its present numbers."""
+        return self.tuner.rule
