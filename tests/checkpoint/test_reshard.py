@@ -23,6 +23,7 @@ from paceline.checkpoint.reshard import Old, mean_optimizers
 from paceline.data import Feed
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.outer import BlockMomentum
+from paceline.update.engine.blocks import saved as saved_blocks
 from tests.helpers import State, adam, same_bits, sgd, state_of
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -185,7 +186,7 @@ def test_other_hosts(rule: str, old: str, new: str, tmp_path: Path) -> None:
 def test_the_outer_state_of_16_bit_models_keeps_its_32_bits(rule: str, tmp_path: Path) -> None:
     def anchors(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         assert run._blocks is not None
-        return {"anchor": run._blocks.parameter_lanes[0].anchor.clone()}
+        return {"anchor": run._blocks.updates[0].state.parameters[0].anchor.clone()}
 
     choices: dict[str, Any] = {"norm": False, "dtype": torch.bfloat16}
     simulate(Quadratic(rule, sgd, save=tmp_path / "c", **choices), 4)
@@ -379,7 +380,7 @@ def test_compensated_moments_are_those_of_the_start_of_the_block(tmp_path: Path)
     rule = "bmuf_adam(period=3)"
 
     def init(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return {"at 6": run._blocks.state(), **optimizer_state(run, optimizer)} if run._blocks is not None else {}
+        return {"at 6": saved_blocks.save(run._blocks), **optimizer_state(run, optimizer)} if run._blocks is not None else {}
 
     simulate(Quadratic(rule, adam, save=tmp_path / "c", norm=False), 4)
     old = read_back(tmp_path / "c")
@@ -414,7 +415,7 @@ def test_what_came_behind_the_next_block_is_counted(tmp_path: Path) -> None:
 
     def numbers(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         assert run._blocks is not None
-        return copy.deepcopy(run._blocks.updates[0].numbers())
+        return copy.deepcopy(saved_blocks.numbers(run._blocks.updates[0]))
 
     def program() -> None:
         model = nn.Linear(6, 3)

@@ -227,7 +227,7 @@ def test_law_1_a_tampered_delta_is_found() -> None:
         if place.rank == 2 and place.run.minibatches == 4:
             block = place.run._blocks
             assert block is not None
-            block.updates[0].state()["parameters/float32/0/delta"][0] += 1.0
+            block.updates[0].state.tensors()["parameters/float32/0/delta"][0] += 1.0
 
     with pytest.raises(paceline.DesyncError, match="rank 2 on"):
         go(Case("bmuf(period=3)"), samples=96, after_step=after)
@@ -736,7 +736,7 @@ def test_law_10_outer_state_has_at_least_32_bits(dtype: torch.dtype, want: torch
                 p.grad = torch.ones_like(p)
             optimizer.step()
         assert run._blocks is not None
-        found = {t.dtype for t in run._blocks.updates[0].state().values()}
+        found = {t.dtype for t in run._blocks.updates[0].state.tensors().values()}
         assert {p.dtype for p in run.model_for_export().parameters()} == {dtype}
         run.close()
         return found
@@ -760,10 +760,10 @@ def test_law_10_the_rounding_of_a_16_bit_start_is_no_progress(rule: str) -> None
         for step in range(12):
             for p in model.parameters():
                 p.grad = torch.randn_like(p) if step < 4 else torch.zeros_like(p)
-            before = {name: tensor.clone() for name, tensor in run._blocks.updates[0].state().items()}
+            before = {name: tensor.clone() for name, tensor in run._blocks.updates[0].state.tensors().items()}
             optimizer.step()
             if step >= 4:
-                for name, tensor in run._blocks.updates[0].state().items():
+                for name, tensor in run._blocks.updates[0].state.tensors().items():
                     if "anchor" not in name:
                         still.append(torch.equal(tensor, before[name] * eta))
                     elif rule.startswith("averaging"):

@@ -6,10 +6,10 @@ from __future__ import annotations
 import itertools
 
 from paceline.rules.schedule import EveryBlock
-from paceline.update.engine.blocks.timing import Turns
+from paceline.update.engine.blocks.timing import FragmentSchedule
 
 
-def begins(turns: Turns, schedule: EveryBlock, count: int) -> list[int]:
+def begins(turns: FragmentSchedule, schedule: EveryBlock, count: int) -> list[int]:
     """After which steps the next exchanges begin."""
     found = []
     for _ in range(count):
@@ -20,29 +20,33 @@ def begins(turns: Turns, schedule: EveryBlock, count: int) -> list[int]:
 
 def test_without_a_change_the_schedule_decides() -> None:
     schedule = EveryBlock(5, fragments=3, overlap=5)
-    assert begins(Turns([0] * 3), schedule, 7) == [schedule.ends(n) for n in range(7)] == [1, 3, 5, 6, 8, 10, 11]
+    assert (
+        begins(FragmentSchedule([0] * 3), schedule, 7)
+        == [schedule.ends(n) for n in range(7)]
+        == [1, 3, 5, 6, 8, 10, 11]
+    )
 
 
 def test_the_block_under_way_gets_the_new_length() -> None:
-    turns, before, after = Turns([0]), EveryBlock(4), EveryBlock(6)
+    turns, before, after = FragmentSchedule([0]), EveryBlock(4), EveryBlock(6)
     assert begins(turns, before, 2) == [4, 8]
     turns.retime(before, after, 8)
     assert begins(turns, after, 2) == [14, 20]
 
 
 def test_a_block_that_is_long_enough_already_ends_at_once() -> None:
-    turns, before, after = Turns([0]), EveryBlock(9, overlap=4), EveryBlock(4, overlap=4)
+    turns, before, after = FragmentSchedule([0]), EveryBlock(9, overlap=4), EveryBlock(4, overlap=4)
     assert begins(turns, before, 1) == [9]
     turns.retime(before, after, 13)  # 4 steps after it began
     assert begins(turns, after, 3) == [13, 17, 21]
-    turns = Turns([0])
+    turns = FragmentSchedule([0])
     assert begins(turns, before, 1) == [9]
     turns.retime(before, after, 15)
     assert begins(turns, after, 2) == [15, 19]
 
 
 def test_fragments_keep_their_turns() -> None:
-    turns, before, after = Turns([0, 0]), EveryBlock(4, fragments=2), EveryBlock(10, fragments=2)
+    turns, before, after = FragmentSchedule([0, 0]), EveryBlock(4, fragments=2), EveryBlock(10, fragments=2)
     assert begins(turns, before, 3) == [2, 4, 6]
     turns.retime(before, after, 6)
     assert begins(turns, after, 3) == [11, 16, 21]
@@ -50,7 +54,7 @@ def test_fragments_keep_their_turns() -> None:
 
 def test_a_fragment_is_not_sent_before_it_has_landed() -> None:
     before, after = EveryBlock(7, fragments=3, overlap=5), EveryBlock(5, fragments=3, overlap=5)
-    turns = Turns([0] * 3)
+    turns = FragmentSchedule([0] * 3)
     starts = begins(turns, before, 4)
     turns.retime(before, after, starts[-1])
     starts += begins(turns, after, 9)
@@ -59,13 +63,13 @@ def test_a_fragment_is_not_sent_before_it_has_landed() -> None:
 
 
 def test_before_the_first_block() -> None:
-    turns, before, after = Turns([0]), EveryBlock(4), EveryBlock(6)
+    turns, before, after = FragmentSchedule([0]), EveryBlock(4), EveryBlock(6)
     turns.retime(before, after, 0)
     assert begins(turns, after, 2) == [6, 12]
 
 
 def test_when_a_request_is_heard() -> None:
-    turns, schedule = Turns([0, 0]), EveryBlock(6, fragments=2, overlap=4)
+    turns, schedule = FragmentSchedule([0, 0]), EveryBlock(6, fragments=2, overlap=4)
     assert begins(turns, schedule, 2) == [3, 6]
     turns.hear(0, schedule.overlap)  # of the exchange that began after step 3
     turns.hear(1, schedule.overlap)

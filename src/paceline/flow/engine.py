@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
@@ -31,6 +30,7 @@ from paceline.rules.rule import Rule, is_block
 from paceline.rules.schedule import EveryBlock
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
+from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.common_start import exchanged_parts, layout, untrained
 from paceline.update.engine.context import RunContext
@@ -95,9 +95,7 @@ class Elastic:
         live.enter()
         ending.claim(live.transport, owned)
         self.entering.start()
-        device = torch.device("cpu") if settings.outer_state == "host" else None
-        size = live.transport.world.size
-        self.blocks = Blocks(rule, live.exchanger, model, owned, device, size, settings.guard)
+        self.blocks = Blocks(rule, live.exchanger, model, owned, settings, live.transport.world.size)
         self.blocks.capture_moments()
         self.entering.blocks, self._feed.ready = self.blocks, self.entering.ready
         live.moved = self._moved
@@ -223,7 +221,7 @@ class Elastic:
             self._fresh.append((self._flow.steps, marks))
         self._live.member.doing("computing", self._flow.steps)
         self._keep_up()
-        self.blocks.turns.stepped()
+        self.blocks.schedule.stepped()
         if self.blocks.due() or self._live.called:
             self._end_block(leaving=False)
 
@@ -258,7 +256,7 @@ class Elastic:
                 live.applying.release()
             live.take_over()
         self._watch.end(live.exchanger.timing, summary, block=blocks.block, warmup=False)
-        blocks.align(blocks.turns.begun)
+        blocks.align(blocks.schedule.begun)
         live.member.doing("computing", self._flow.steps)
         return summary
 
@@ -275,7 +273,7 @@ class Elastic:
     def follow(self, rule: Rule, now: int = 0) -> None:
         """Go on with other numbers of the rule."""
         if rule is not self.rule:
-            self.blocks.retune(rule, self.blocks.turns.steps)
+            self.blocks.retune(rule, self.blocks.schedule.steps)
         self.rule = rule
 
     def merge(self) -> None:
@@ -303,7 +301,7 @@ class Elastic:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
-        return {"blocks": self.blocks.state(), "gradients": [], "sequence": [self._live.exchanger.sequence]}
+        return {"blocks": saved.save(self.blocks), "gradients": [], "sequence": [self._live.exchanger.sequence]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Never asked: the members of now are others than those of then, and `regroup` is."""
@@ -311,7 +309,7 @@ class Elastic:
 
     def reshard(self, old: Old) -> Callable[[], None]:
         """Read and check what was saved, or given by one that lives; what is returned puts it in its place."""
-        rows = self.blocks.saved(old)
+        rows = saved.read(self.blocks, old)
         if self.entering.given is not None and old is self.entering.given:
-            return lambda: self.blocks.join(rows)
-        return lambda: self.blocks.regroup(rows)
+            return lambda: saved.join(self.blocks, rows)
+        return lambda: saved.reshard(self.blocks, rows)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
@@ -21,6 +20,7 @@ from paceline.rules.rule import Rule, is_block
 from paceline.rules.topology import Flat
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
+from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.collective_calls import MergePoint
 from paceline.update.engine.common_start import begin_together
@@ -65,10 +65,9 @@ class Engine:
         self._exchanger = Exchanger(self._transport, self.rule.codec, self.rule.common, behind)
         self._inner = self._within_host() if self.rule.within else None
         if is_block(self.rule) and self._workers() > 1:
-            device = torch.device("cpu") if self._settings.outer_state == "host" else None
-            about = (self.rule, self._exchanger, self._model, self._owned, device, self._workers())
-            blocks = Blocks(*about, self._settings.guard)
-            agreement.broadcast_start(self._transport, [lane.fragment for lane in blocks.moment_parts])
+            workers = self._workers()
+            blocks = Blocks(self.rule, self._exchanger, self._model, self._owned, self._settings, workers)
+            agreement.broadcast_start(self._transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
             self.blocks = blocks
             self._merge_point = MergePoint(self._transport.world, len(blocks.updates))
@@ -154,7 +153,9 @@ class Engine:
             one = self._exchanger if self._flow.lockstep or self._inner is None else self._inner
             return Moment(self._flow.exchanges, one.sequence, one.left)
         one = self._exchanger
-        return Moment(self.rule.schedule.warmup + self.blocks.turns.begun, one.sequence, one.left, self.blocks.coming)
+        return Moment(
+            self.rule.schedule.warmup + self.blocks.schedule.begun, one.sequence, one.left, self.blocks.coming
+        )
 
     @property
     def leases(self) -> Leases | None:
@@ -225,7 +226,7 @@ class Engine:
 
     def _advance(self, blocks: Blocks, idle: bool) -> None:
         """A step of a block was made: apply what has had its time, send what is due."""
-        blocks.turns.stepped()
+        blocks.schedule.stepped()
         for fragment in blocks.landing():
             self._land(fragment)
         self._hear_blocks(blocks, rests=False)
@@ -241,7 +242,7 @@ class Engine:
         fragment = self.blocks.next
         self._watch.begin()
         self.blocks.begin(self._flow.steps, leaving, idle, waits)
-        if fragment in self.blocks.turns.made:
+        if fragment in self.blocks.schedule.made:
             self._watch.sent()
             return None
         return self._land(fragment, begun=True)
@@ -258,7 +259,7 @@ class Engine:
     def _land_all(self) -> None:
         """Wait for every block that is under way, and apply it."""
         if self.blocks is not None:
-            for fragment in sorted(self.blocks.turns.made):
+            for fragment in sorted(self.blocks.schedule.made):
                 self._land(fragment)
 
     def _take_start(self, summary: ExchangeSummary) -> None:
@@ -266,7 +267,7 @@ class Engine:
         self._flow.warm = True
         if self.blocks is not None:
             self.blocks.prepare()
-            self._even_out(self._transport, summary, [lane.fragment for lane in self.blocks.lanes])
+            self._even_out(self._transport, summary, [state.fragment for state in self.blocks.outer_states])
             self.blocks.capture()
             self.blocks.entered = [self._flow.steps] * len(self.blocks.updates)
         self._stop_gradients()
@@ -287,7 +288,7 @@ class Engine:
 
     def _hear_blocks(self, blocks: Blocks, rests: bool) -> None:
         """Hear what came with exchanges of blocks, where the time for it has come, and begin with it."""
-        while (now := blocks.asked(rests)) is not None:
+        while (now := blocks.requests_due(rests)) is not None:
             self._tuner.hear(self._transport)
             self._retune(now)
 
@@ -300,7 +301,7 @@ class Engine:
 
     def retune(self) -> None:
         """Apply what all have heard, between two exchanges, where all stand after the same step."""
-        self._retune(self.blocks.turns.steps if self.blocks is not None else 0)
+        self._retune(self.blocks.schedule.steps if self.blocks is not None else 0)
 
     def follow(self, rule: Rule, now: int = 0) -> None:
         """Go on with other numbers of the rule."""
@@ -329,11 +330,11 @@ class Engine:
         self._merge_point.together = 0
         while self._merge_point.together < len(blocks.updates):
             self._end_block(leaving=False, waits=True)
-            while blocks.turns.asked:
-                blocks.turns.asked.pop()
+            while blocks.schedule.asked:
+                blocks.schedule.asked.pop()
                 self._tuner.hear(self._transport)
-        blocks.align(blocks.turns.begun)
-        self._retune(blocks.turns.steps)
+        blocks.align(blocks.schedule.begun)
+        self._retune(blocks.schedule.steps)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -374,7 +375,7 @@ class Engine:
                 self._advance(self.blocks, idle=True)
             self._retune(0)
         self._land_all()
-        parts = self._parts if self.blocks is None else [lane.fragment for lane in self.blocks.lanes]
+        parts = self._parts if self.blocks is None else [state.fragment for state in self.blocks.outer_states]
         self._even_out(inner.transport, summary, parts)
 
     def _leave_blocks(self, blocks: Blocks) -> None:
@@ -419,7 +420,7 @@ class Engine:
         for update in self.gradients:
             update.withdraw()
         return {
-            "blocks": self.blocks.state() if self.blocks is not None else [],
+            "blocks": saved.save(self.blocks) if self.blocks is not None else [],
             "gradients": [update.state() for update in self.gradients],
             "sequence": [one.sequence for one in (self._exchanger, self._inner) if one is not None],
         }
@@ -427,10 +428,10 @@ class Engine:
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave; after the optimizers' own."""
         if self.blocks is not None:
-            self.blocks.load(state["blocks"])
+            saved.load(self.blocks, state["blocks"])
         self._follow_flow()
-        for update, saved in zip(self.gradients, state["gradients"], strict=True):
-            update.load(saved)
+        for update, row in zip(self.gradients, state["gradients"], strict=True):
+            update.load(row)
         exchangers = [one for one in (self._exchanger, self._inner) if one is not None]
         for exchanger, sequence in zip(exchangers, state["sequence"], strict=True):
             exchanger.sequence = sequence
@@ -448,7 +449,7 @@ class Engine:
         The user's model is to hold the global model by then, and the optimizers the state that goes on.
         """
         warming = self.rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
-        rows = self.blocks.saved(old) if self.blocks is not None and not warming else []
+        rows = saved.read(self.blocks, old) if self.blocks is not None and not warming else []
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
         names = ("order", "usual", "expected", "exchanges", "norms")
         gradients = [
@@ -457,11 +458,11 @@ class Engine:
 
         def put() -> None:
             if self.blocks is not None:
-                self.blocks.regroup(rows)
+                saved.reshard(self.blocks, rows)
             self._follow_flow()
-            for update, saved in zip(self.gradients, gradients, strict=False):
-                if saved["order"] is not None:
-                    update.regroup(saved)
+            for update, row in zip(self.gradients, gradients, strict=False):
+                if row["order"] is not None:
+                    update.regroup(row)
             self._exchanger.sequence = sequence
 
         return put

@@ -59,25 +59,25 @@ def twin(model: Modules, values: dict[str, Tensor]) -> Any:
 
 
 @contextlib.contextmanager
-def swapped(lanes: Sequence[GlobalPart]) -> Iterator[None]:
-    """Inside, the user's tensors hold the lanes' global values; afterwards their own again."""
+def swapped(parts: Sequence[GlobalPart]) -> Iterator[None]:
+    """Inside, the user's tensors hold the global values; afterwards their own again."""
     with torch.no_grad():
-        for lane in lanes:
-            lane.fragment.refresh()
-        own = [[local(tensor).clone() for tensor in lane.fragment.tensors] for lane in lanes]
-        settle(lanes)
+        for part in parts:
+            part.fragment.refresh()
+        own = [[local(tensor).clone() for tensor in part.fragment.tensors] for part in parts]
+        settle(parts)
     try:
         yield
     finally:
         with torch.no_grad():
-            for lane, values in zip(lanes, own, strict=True):
-                for tensor, value in zip(lane.fragment.tensors, values, strict=True):
+            for part, values in zip(parts, own, strict=True):
+                for tensor, value in zip(part.fragment.tensors, values, strict=True):
                     local(tensor).copy_(value)
 
 
 @torch.no_grad()
-def settle(lanes: Sequence[GlobalPart]) -> None:
+def settle(parts: Sequence[GlobalPart]) -> None:
     """Leave the global values in the user's tensors."""
-    for lane in lanes:
-        lane.fragment.refresh()
-        lane.fragment.write(0, lane.numel, lane.anchor)
+    for part in parts:
+        part.fragment.refresh()
+        part.fragment.write(0, part.numel, part.anchor)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import UnsupportedError
 from paceline.tuning.search_round import Round
@@ -55,6 +57,11 @@ class Settings:
     data: str = "shared"
     start: str | None = None
     round: Round | None = None
+
+    @property
+    def outer_state_device(self) -> torch.device | None:
+        """Where outer state lies; None for the tensors' own device."""
+        return torch.device("cpu") if self.outer_state == "host" else None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes of a model's buffers: averaged and exported, never extrapolated.
+"""The outer state of a model's buffers: averaged and exported, never extrapolated.
 
 Running statistics that hold inf or nan (of a bad batch) would stay so for good, and would spoil the mean of all: before
 they travel they go back to what the workers last had in common.
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments
-from paceline.update.engine.blocks.outer_state import Lane, Moves
+from paceline.update.engine.blocks.numbers import BlockEnd
+from paceline.update.engine.blocks.outer_state import OuterState
 from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
 
 
-class BufferLane(Lane):
+class BufferState(OuterState):
     """Floating-point buffers, such as BatchNorm's: averaged and exported, never extrapolated."""
 
     def __init__(self, fragment: Fragment, device: torch.device | None) -> None:
@@ -26,7 +27,7 @@ class BufferLane(Lane):
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         out.copy_(self.values(begin, end))
 
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         self.fragment.write(begin, end, self._next(begin, end, mean))
 
     def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class BufferLane(Lane):
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         self._next(begin, end, mean)
 
     def move(self, begin: int, end: int, made: int) -> None:
@@ -57,7 +58,7 @@ class BufferLane(Lane):
         return {"anchor": self.anchor}
 
 
-class CounterLane(BufferLane):
+class CounterState(BufferState):
     """Whole-number buffers, such as BatchNorm's count of batches: the mean of what each worker added."""
 
     def weight(self, summary: ExchangeSummary) -> float:
@@ -74,15 +75,15 @@ class CounterLane(BufferLane):
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
-        assert self.then is not None
-        torch.sub(self._next(begin, end, mean), self.then[begin:end], out=self.then[begin:end])
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        assert self.snapshot is not None
+        torch.sub(self._next(begin, end, mean), self.snapshot[begin:end], out=self.snapshot[begin:end])
 
     def move(self, begin: int, end: int, made: int) -> None:
-        Lane.move(self, begin, end, made)
+        OuterState.move(self, begin, end, made)
 
 
-def buffer_lanes(model: Modules, device: torch.device | None) -> list[BufferLane]:
-    """A lane for the buffers of each dtype and device."""
+def buffer_states(model: Modules, device: torch.device | None) -> list[BufferState]:
+    """One for the buffers of each dtype and device."""
     parts = fragments("buffers", averaged_buffers(model), find_buffers(model))
-    return [(BufferLane if p.outer_dtype.is_floating_point else CounterLane)(p, device) for p in parts]
+    return [(BufferState if p.outer_dtype.is_floating_point else CounterState)(p, device) for p in parts]

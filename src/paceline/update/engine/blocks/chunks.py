@@ -3,60 +3,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from paceline.rules.codec import Codec, Layout, State
-from paceline.update.engine.blocks.outer_state import Lane, Moves
+from paceline.rules.codec import Codec, Dense, Layout, State
+from paceline.rules.rule import Rule
+from paceline.update.engine.blocks.numbers import BlockEnd, Contribution
+from paceline.update.engine.blocks.outer_state import OuterState
+from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 
+Use = Callable[[int, int, Tensor, ExchangeSummary, BlockEnd], None]
+"""What is done with the mean of a range."""
 
-class LaneChunk:
-    """A range of a lane as a chunk of an exchange.
+
+class OuterStateChunk:
+    """A range of an outer state as a chunk of an exchange.
 
     Args:
-        lane: the lane.
+        outer: the outer state.
         begin, end: its range (excl.).
-        wire: space for it, shape (at least end - begin,), on the carrier's device.
-        minibatches: what this worker's contribution stands for, read when it is packed.
-        moves: summary -> the numbers of the block.
+        wire: space for it, shape (at least end - begin,), on the transport's device.
+        numbers: of the block; read when the chunk is packed and when it lands.
     """
 
     def __init__(
         self,
-        lane: Lane,
+        outer: OuterState,
         begin: int,
         end: int,
         wire: Tensor,
-        minibatches: Callable[[], int],
-        moves: Callable[[ExchangeSummary], Moves],
+        numbers: Contribution,
     ) -> None:
-        self.lane, self.begin, self.end = lane, begin, end
-        self.layout, self.lossless = lane.layout.cut(begin, end), lane.lossless
+        self.outer, self.begin, self.end = outer, begin, end
+        self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
         self.state: State = {}
-        self._wire, self._minibatches, self._moves = wire[: end - begin], minibatches, moves
+        self._wire, self._numbers = wire[: end - begin], numbers
 
     @property
     def device(self) -> torch.device:
-        """Where it lies for the carrier."""
+        """Where it lies for the transport."""
         return self._wire.device
 
     def _blocks(self) -> list[tuple[int, int]]:
-        size = self.lane.block_elements
+        size = self.outer.block_elements
         return [(low, min(self.end, low + size)) for low in range(self.begin, self.end, size)]
 
     @torch.no_grad()
     def fill(self, factor: float) -> Tensor:
         """This worker's contribution times the factor."""
-        factor = self.lane.factor(factor, self._minibatches())
+        factor = self.outer.factor(factor, self._numbers.minibatches)
         if factor == 0:
             return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
         for low, high in self._blocks():
             space = self._wire[low - self.begin : high - self.begin]
-            out = space if space.device == self.lane.device else self.lane.scratch(2, high - low)
-            self.lane.contribute(low, high, out)
+            out = space if space.device == self.outer.device else self.outer.scratch(2, high - low)
+            self.outer.contribute(low, high, out)
             if factor != 1:
                 out.mul_(int(factor) if out.dtype == torch.int64 else factor)
             if out is not space:
@@ -72,38 +76,81 @@ class LaneChunk:
 
     def land(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Apply the mean."""
-        self._each(total, summary, self.lane.apply)
+        self._each(total, summary, self.outer.apply)
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Apply the mean to the outer state; the tensors are moved later."""
-        self._each(total, summary, self.lane.prepare)
+        self._each(total, summary, self.outer.prepare)
 
     @torch.no_grad()
     def move(self, made: int) -> None:
-        """Move the tensors, `made` minibatches after they were held."""
+        """Move the tensors, `made` minibatches after their snapshot was taken."""
         for low, high in self._blocks():
-            self.lane.move(low, high, made)
+            self.outer.move(low, high, made)
 
     @torch.no_grad()
     def _each(
-        self, total: Tensor, summary: ExchangeSummary, use: Callable[[int, int, Tensor, ExchangeSummary, Moves], None]
+        self,
+        total: Tensor,
+        summary: ExchangeSummary,
+        use: Use,
     ) -> None:
-        weight, moves = self.lane.weight(summary), self._moves(summary)
+        weight, block = self.outer.weight(summary), self._numbers.end(summary)
         for low, high in self._blocks():
             mean = total[low - self.begin : high - self.begin]
-            scratch = self.lane.scratch(2, high - low)
-            if mean.device != self.lane.device:
+            scratch = self.outer.scratch(2, high - low)
+            if mean.device != self.outer.device:
                 mean = scratch.copy_(mean)
             if mean.dtype == torch.int64:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
             elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
                 mean = torch.div(mean, weight, out=scratch)
-            use(low, high, mean, summary, moves)
+            use(low, high, mean, summary, block)
+
+
+def restored(saved: State, device: torch.device) -> State:
+    """A codec's state from a checkpoint, in memory that torch has laid out itself."""
+    return {name: tensor.to(device, copy=True) for name, tensor in saved.items()}
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors lie in the same storage."""
     return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def cut_states(
+    states: Sequence[OuterState], rule: Rule, exchanger: Exchanger, numbers: Contribution, overlapped: bool
+) -> list[OuterStateChunk]:
+    """All outer states as chunks; where no data stays in them, a few wire buffers of each dtype and device take turns.
+
+    Args:
+        states: of a fragment.
+        rule: says how many chunks, and their codec.
+        exchanger: the connection.
+        numbers: of the block.
+        overlapped: whether the next block computes during an exchange.
+    """
+    pieces: list[tuple[OuterState, int, int]] = []
+    total = sum(state.numel for state in states)
+    transport, codec = exchanger.transport, rule.codec
+    for state in states:
+        wanted = max(1, round(rule.common.chunks * state.numel / max(total, 1)))
+        ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, transport.coarse)
+        pieces += [(state, begin, end) for begin, end in ranges]
+    wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
+    longest: dict[tuple[torch.dtype, torch.device], int] = {}
+    for state, begin, end in pieces:
+        key = (state.dtype, transport.wire_device(state.device))
+        longest[key] = max(longest.get(key, 0), end - begin)
+    chunks = []
+    for turn, (state, begin, end) in enumerate(pieces):
+        key = (state.dtype, transport.wire_device(state.device))
+        own = overlapped or not (codec.exact or state.lossless)
+        name = (*key, -1 - turn if own else turn % IN_FLIGHT)
+        if name not in wires:
+            wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])
+        chunks.append(OuterStateChunk(state, begin, end, wires[name], numbers))
+    return chunks
 
 
 SMALL_ELEMENTS = 1 << 18
@@ -121,7 +168,7 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
         layout: the tensor's.
         pieces: so many at most.
         codec: how they will be written.
-        coarse: the carrier's (:attr:`paceline.communication.base.Transport.coarse`).
+        coarse: the transport's (:attr:`paceline.communication.base.Transport.coarse`).
     """
     if not codec.exact:
         pieces = max(1, min(pieces, layout.numel // SMALL_CODED))

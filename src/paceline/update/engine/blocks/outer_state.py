@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes: what travels in a block exchange, and what becomes of it.
+"""Outer state: what a block exchange sends of a fragment of the user's tensors, and what it does with the mean.
 
-A lane joins a fragment of the user's tensors to its outer state and knows two things about any range of it: what this
-worker contributes (`contribute`) and what to do with the workers' mean (`apply`). Both go block by block through
-cache-sized scratch, so that outer arithmetic costs a few passes over memory and no memory of the model's size.
+An outer state knows two things about any range of its fragment: what this worker contributes (`contribute`) and what to
+do with the workers' mean (`apply`). Both work block by block in cache-sized scratch, so that outer arithmetic costs a
+few passes over memory and no memory of the model's size.
 
 Outer state is at most two numbers of 32 bits for a parameter (anchor and Delta), and one more for each compensated
 moment.
 
-Where an exchange runs behind the next block (overlap), a lane holds what its tensors were when the exchange began
-(`then`). What is sent is taken from there, and what arrives is applied to the outer state there (`prepare`), both in
-the background; the tensors themselves are moved when the exchange lands (`move`), `made` minibatches later:
+Where the next block computes during an exchange (overlap), a snapshot of the tensors is taken when the exchange begins.
+What is sent is read from the snapshot, and the mean is applied to the outer state there (`prepare`), both in the
+background; the tensors themselves are moved when the exchange lands (`move`), `made` minibatches later:
 
-    parameters   now + (start - then)                     the new start, and all the progress made meanwhile
+    parameters   now + (start - snapshot)                 the new start, and all the progress made meanwhile
                  alpha now + (1 - alpha) start            with a mixing alpha, as Streaming DiLoCo does
-    moments      now + b^made (start - then)              what the optimizer's recursion makes of another start
+    moments      now + b^made (start - snapshot)          what the optimizer's recursion makes of another start
     buffers      (now + mean) / 2                         between two valid values, never beyond them
-    counters     now + (start - then)
+    counters     now + (start - snapshot)
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
-from paceline.core.optimizer_state import Moment
 from paceline.rules.codec import Layout
 from paceline.rules.outer import Outer
-from paceline.rules.outer.base import Coefficients
-from paceline.rules.outer.moments import block_decay, compensate
+from paceline.update.engine.blocks.numbers import BlockEnd, BlockNumbers
 from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
 
@@ -43,20 +40,7 @@ LARGEST = 1e150
 """Taken for a norm that is too large to be computed; its square still can be."""
 
 
-@dataclass(frozen=True)
-class Moves:
-    """What the end of a block means in numbers, the same on every worker.
-
-    Attributes:
-        coefficients: of the outer step.
-        ahead: kv, minibatches that the next start is ahead of the mean of the local models.
-    """
-
-    coefficients: Coefficients
-    ahead: float
-
-
-class Lane(ABC):
+class OuterState(ABC):
     """A fragment and its outer state.
 
     Args:
@@ -65,20 +49,20 @@ class Lane(ABC):
     """
 
     lossless = True
-    """Whether its numbers must be written as they are: what is no difference between two models does not bear loss."""
+    """Whether its values must be sent as they are: only differences between two models tolerate a lossy codec."""
 
     def __init__(self, fragment: Fragment, device: torch.device | None = None) -> None:
         self.fragment = fragment
         self.device = device or fragment.device
         self.layout = Layout.of(s.shape if math.prod(s.shape) == s.numel else (s.numel,) for s in fragment.slots)
-        self.then: Tensor | None = None
-        self.held = False
+        self.snapshot: Tensor | None = None
+        self.uses_snapshot = False
         self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
         self._scratch: dict[tuple[int, int], Tensor] = {}
 
     @property
     def numel(self) -> int:
-        """Elements of the lane."""
+        """Elements of the fragment."""
         return self.fragment.numel
 
     @property
@@ -99,24 +83,26 @@ class Lane(ABC):
             self._scratch[key] = torch.empty(size, dtype=self.dtype, device=self.device)
         return self._scratch[key][:elements]
 
-    def hold(self) -> None:
-        """Keep what the tensors are now, for the time of an exchange behind the next block."""
-        self.held = True
-        self.then = self.fragment.whole(self.device, out=self.then)
+    def take_snapshot(self) -> None:
+        """Copy the tensors, for an exchange during which the next block computes."""
+        self.uses_snapshot = True
+        self.snapshot = self.fragment.whole(self.device, out=self.snapshot)
 
     def values(self, begin: int, end: int) -> Tensor:
-        """What the tensors are, or were when they were held; to be read only."""
-        if self.held:
-            assert self.then is not None
-            return self.then[begin:end]
+        """The tensors, or their snapshot while one is used; to be read only."""
+        if self.uses_snapshot:
+            assert self.snapshot is not None
+            return self.snapshot[begin:end]
         return self.fragment.read(begin, end, self.scratch(0, end - begin))
 
     def _add(self, begin: int, end: int, share: float) -> Tensor:
-        """The tensors as they are now, plus a share of `then`; in scratch, or in place where they lie in one piece."""
-        assert self.then is not None
+        """The tensors of now plus a share of `snapshot`; in scratch, or in place where they are contiguous."""
+        assert self.snapshot is not None
         out = self.fragment.piece(begin, end, self.scratch(3, end - begin))
         now = self.fragment.read(begin, end, self.scratch(3, end - begin))
-        return torch.add(now, self.then[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out)
+        return torch.add(
+            now, self.snapshot[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out
+        )
 
     def _put(self, begin: int, end: int, values: Tensor) -> None:
         """Write values back that `_add` gave."""
@@ -140,18 +126,18 @@ class Lane(ABC):
 
     @abstractmethod
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        """Write this worker's contribution for [begin, end) into `out`, on the lane's device."""
+        """Write this worker's contribution for [begin, end) into `out`, on the outer state's device."""
 
     @abstractmethod
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         """Use the workers' mean for [begin, end)."""
 
     @abstractmethod
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
-        """Use the workers' mean for [begin, end), but leave the tensors; `then` says how they are to be moved."""
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        """Use the workers' mean for [begin, end), but leave the tensors; `snapshot` becomes what `move` needs."""
 
     def move(self, begin: int, end: int, made: int) -> None:
-        """Move the tensors to what `prepare` found, `made` minibatches after they were held."""
+        """Move the tensors to what `prepare` found, `made` minibatches after the snapshot was taken."""
         self._put(begin, end, self._add(begin, end, 1))
 
     @abstractmethod
@@ -167,12 +153,12 @@ class Lane(ABC):
         return {}
 
 
-class ParameterLane(Lane):
+class ParameterState(OuterState):
     """Parameters: the delta travels, the outer step is applied.
 
     Args:
         outer: the rule's outer step.
-        coefficients: what origin needs for the block under way (only `ahead` of it).
+        numbers: of the block under way; `origin` needs its look-ahead.
         mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
             meanwhile.
         mixes_at_once: whether that holds for exchanges that are waited for, too.
@@ -184,13 +170,13 @@ class ParameterLane(Lane):
         self,
         fragment: Fragment,
         outer: Outer,
-        coefficients: Callable[[], Coefficients],
+        numbers: BlockNumbers,
         device: torch.device | None,
         mixing: float | None = None,
         mixes_at_once: bool = False,
     ) -> None:
         super().__init__(fragment, device)
-        self._outer, self._coefficients, self._mixing = outer, coefficients, mixing
+        self._outer, self._numbers, self._mixing = outer, numbers, mixing
         self._at_once = mixing if mixes_at_once else None
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
@@ -203,7 +189,7 @@ class ParameterLane(Lane):
         """The start of the block as the worker saw it: rounded to the parameters' dtype."""
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
         out = self.scratch(1, end - begin)
-        origin = self._outer.origin(self.anchor[begin:end], state, self._coefficients(), out)
+        origin = self._outer.origin(self.anchor[begin:end], state, self._numbers.coefficients(), out)
         if self.fragment.dtype != self.dtype:
             return out.copy_(origin.to(self.fragment.dtype))
         return origin
@@ -221,35 +207,35 @@ class ParameterLane(Lane):
             parts.append(torch.linalg.vector_norm(out))  # what it reads is still in the cache
         return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
 
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
         out = self.scratch(1, end - begin)
         if not self._at_once:
             out = self.fragment.piece(begin, end, out)
-        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, out)
+        start = self._outer.step(self.anchor[begin:end], mean, state, block.coefficients, out)
         fold(self.checksum, start)
         if self._at_once:
             self._mix(begin, end, start, self._at_once)
         elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
-        assert self.then is not None
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        assert self.snapshot is not None
         state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
-        then = self.then[begin:end]
-        start = self._outer.step(self.anchor[begin:end], mean, state, moves.coefficients, self.scratch(1, end - begin))
+        snapshot = self.snapshot[begin:end]
+        start = self._outer.step(self.anchor[begin:end], mean, state, block.coefficients, self.scratch(1, end - begin))
         fold(self.checksum, start)
         if self._mixing is None:
-            torch.sub(start, then, out=then)
+            torch.sub(start, snapshot, out=snapshot)
         else:
-            then.copy_(start)
+            snapshot.copy_(start)
 
     def move(self, begin: int, end: int, made: int) -> None:
         if self._mixing is None:
             super().move(begin, end, made)
             return
-        assert self.then is not None
-        self._mix(begin, end, self.then[begin:end], self._mixing)
+        assert self.snapshot is not None
+        self._mix(begin, end, self.snapshot[begin:end], self._mixing)
 
     def _mix(self, begin: int, end: int, start: Tensor, share: float) -> None:
         """Keep that share of the parameters as they are, and take the rest from the new start."""
@@ -271,78 +257,12 @@ class ParameterLane(Lane):
         return {"anchor": self.anchor, **self.tensors}
 
 
-class MomentLane(Lane):
-    """One moment of the local optimizer: averaged, and compensated where the rule says so.
-
-    Args:
-        moment: which one.
-        decay: b, read when it is used.
-        compensated: whether the mean is aged by what the outer step added.
-    """
-
-    def __init__(
-        self,
-        fragment: Fragment,
-        moment: Moment,
-        decay: Callable[[], float],
-        compensated: bool,
-        device: torch.device | None,
-    ) -> None:
-        super().__init__(fragment, device)
-        self._moment, self._decay, self._compensated = moment, decay, compensated
-        self._held_decay = 0.0
-        self.init = fragment.zeros(self.device) if compensated else None
-
-    def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        out.copy_(self.values(begin, end))
-
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
-        self.fragment.write(begin, end, self._next(begin, end, mean, summary, moves))
-
-    def hold(self) -> None:
-        super().hold()
-        self._held_decay = self._decay()  # a schedule may change it while the exchange is under way
-
-    def _next(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> Tensor:
-        """What the next block starts from."""
-        start = mean
-        if self.init is not None:
-            b = self._held_decay if self.held else self._decay()
-            weights = [h.factor for h in summary.headers]
-            decay = block_decay(b, summary.minibatches, weights)
-            start = self.init[begin:end]
-            compensate(mean, start, decay=decay, ahead=b**moves.ahead, square=self._moment.square, out=start)
-            if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
-                start.copy_(start.to(self.fragment.dtype))
-        fold(self.checksum, start)
-        return start
-
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, moves: Moves) -> None:
-        assert self.then is not None
-        torch.sub(self._next(begin, end, mean, summary, moves), self.then[begin:end], out=self.then[begin:end])
-
-    def move(self, begin: int, end: int, made: int) -> None:
-        moved = self._add(begin, end, self._decay() ** made)
-        self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
-
-    def capture(self) -> None:
-        if self.init is not None:
-            self.init.copy_(self.fragment.whole(self.device))
-
-    def restore(self) -> None:
-        if self.init is not None:
-            self.fragment.write(0, self.numel, self.init)
-
-    def state(self) -> dict[str, Tensor]:
-        return {} if self.init is None else {"init": self.init}
-
-
-def measure(lanes: Iterable[Lane]) -> tuple[float, bool]:
-    """The norm of what these lanes contribute together, and whether all of it is finite."""
+def measure(states: Iterable[OuterState]) -> tuple[float, bool]:
+    """The norm of what these states contribute together, and whether all of it is finite."""
     square, finite = 0.0, True
-    for lane in lanes:
-        norm = lane.norm()
+    for state in states:
+        norm = state.norm()
         if norm is None or not math.isfinite(norm):
-            finite = finite and lane.fragment.finite()  # numbers whose squares are too large are finite still
+            finite = finite and state.fragment.finite()  # numbers whose squares are too large are finite still
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
     return math.sqrt(square) if finite else 0.0, finite

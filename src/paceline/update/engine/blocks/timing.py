@@ -9,17 +9,17 @@ from paceline.rules.schedule import EveryBlock
 
 
 @dataclass
-class Turns:
+class FragmentSchedule:
     """Where the sequence of exchanges stands.
 
     Attributes:
         since: of each fragment, minibatches since its last exchange began.
         made: fragment -> minibatches made since its exchange began, of those under way.
-        begun: exchanges begun so far, by anybody.
+        begun: exchanges begun so far, by any worker.
         steps: minibatches since the first block began.
         at: after which of these steps the last exchanges began, one of each fragment.
         shift: minibatches by which changes of the period have moved the schedule.
-        asked: after which of these steps all hear what somebody has asked for.
+        asked: after which of these steps the workers read their requests to one another.
     """
 
     since: list[int]
@@ -57,6 +57,6 @@ class Turns:
         self.shift = max(last + gap, now) - after.ends(self.begun)
 
     def hear(self, fragment: int, overlap: int) -> None:
-        """Somebody asked with the exchange of a fragment: all hear it when that is over on all who go on."""
+        """A worker has a request, said with the exchange of a fragment: read it when that is over on all that go on."""
         number = self.begun - 1 - (self.begun - 1 - fragment) % len(self.since)
         self.asked = sorted([*self.asked, self.at[number - self.begun] + overlap])

@@ -36,13 +36,11 @@ from paceline.core.flat import Modules, fragments, local
 from paceline.core.optimizer_state import Named
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.rules.codec import Dense
-from paceline.rules.outer.base import Coefficients
 from paceline.rules.payload import FirstMoment
 from paceline.rules.rule import Rule, is_block
-from paceline.update.engine.blocks.buffers import buffer_lanes
-from paceline.update.engine.blocks.chunks import LaneChunk, cut
-from paceline.update.engine.blocks.outer_state import Moves
-from paceline.update.engine.blocks.update import restored
+from paceline.update.engine.blocks.buffers import buffer_states
+from paceline.update.engine.blocks.chunks import OuterStateChunk, cut, restored
+from paceline.update.engine.blocks.numbers import PlainMean
 from paceline.update.engine.grad_scaler import Scaling, overflow
 from paceline.update.engine.gradients.bucket import FlatGradient, GradientChunk
 from paceline.update.engine.gradients.footer import Footer, of_buffers, with_footers
@@ -86,11 +84,6 @@ class Occasion:
     scaler: Any = None
 
 
-def _no_moves(summary: ExchangeSummary) -> Moves:
-    """Buffers are averaged and know of no outer step."""
-    return Moves(Coefficients(0.0, 1.0, 0.0, 0.0), 0.0)
-
-
 class GradientUpdate:
     """Gradient payloads of one optimizer: the mean gradient takes the place of the worker's own.
 
@@ -121,10 +114,10 @@ class GradientUpdate:
         self._codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
         self._moments = FirstMoments(optimizer) if isinstance(rule.payload, FirstMoment) else None
         self.scaling = Scaling(occasion.scaler)
-        self.buffer_lanes = buffer_lanes(model, None) if model is not None else []
+        self.buffer_states = buffer_states(model, None) if model is not None else []
         self.parts: list[FlatGradient] = []
         self._chunks: list[GradientChunk] = []
-        self._buffer_chunks: list[LaneChunk] = []
+        self._buffer_chunks: list[OuterStateChunk] = []
         self._place: list[tuple[int, int]] = []  # of each parameter: its part, and its number there
         self._chunks_of: list[list[int]] = []  # of each parameter: the chunks in which its gradient lies
         self._waits: list[set[int]] = []  # of each chunk: parameters that it still waits for
@@ -261,9 +254,9 @@ class GradientUpdate:
         self._launch_buffers(factor)
 
     def _launch_buffers(self, factor: float) -> None:
-        for lane in self.buffer_lanes:
-            lane.fragment.refresh()
-            lane.mend()
+        for state in self.buffer_states:
+            state.fragment.refresh()
+            state.mend()
         for chunk in self._buffer_chunks:
             self._running.append((chunk, self._exchanger.begin(chunk, factor, self._number)))
 
@@ -335,7 +328,7 @@ class GradientUpdate:
         """No gradient can be used: only the buffers are brought together, as they were sent."""
         if sent.weight > 0:
             for chunk, total, state in results:
-                if isinstance(chunk, LaneChunk):
+                if isinstance(chunk, OuterStateChunk):
                     chunk.keep(state)
                     chunk.land(total, sent)
         if overflowed:
@@ -399,9 +392,10 @@ class GradientUpdate:
                 final = order.index(index_of[id(fragment.tensors[chunk.last])])
                 last_of.append((final, chunk))
         self._chunks = [chunk for _, chunk in sorted(last_of, key=lambda pair: pair[0])]
-        for lane in self.buffer_lanes:
-            wire = torch.zeros(lane.numel, dtype=lane.dtype, device=self._exchanger.transport.wire_device(lane.device))
-            self._buffer_chunks.append(LaneChunk(lane, 0, lane.numel, wire, lambda: 1, _no_moves))
+        for state in self.buffer_states:
+            device = self._exchanger.transport.wire_device(state.device)
+            wire = torch.zeros(state.numel, dtype=state.dtype, device=device)
+            self._buffer_chunks.append(OuterStateChunk(state, 0, state.numel, wire, PlainMean()))
         self._chunks_of = [
             [k for k, chunk in enumerate(self._chunks) if chunk.part is self.parts[place] and chunk.holds(number)]
             for place, number in self._place

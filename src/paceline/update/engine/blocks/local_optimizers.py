@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of the state of the worker's own optimizers at the end of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.core.optimizer_state import Owned, reset_state, set_step_count, step_count
+from paceline.rules.payload import Delta
+
+
+class LocalOptimizers:
+    """The worker's optimizers of one fragment.
+
+    Args:
+        payload: the rule's; says what becomes of their state.
+        owned: (optimizer, its named parameters) pairs.
+
+    Attributes:
+        choices: of each optimizer "keep", "reset", "average" or "compensate".
+        counts: of each optimizer the steps at the start of the block, as the rule counts them.
+    """
+
+    def __init__(self, payload: Delta, owned: Owned) -> None:
+        self._payload, self.owned = payload, owned
+        self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
+        self._fitted = False
+        self.counts: list[float] = []
+
+    def __iter__(self) -> Iterator[tuple[int, str, Optimizer, list[Tensor]]]:
+        """Number, choice, optimizer and its parameters."""
+        for number, ((optimizer, named), choice) in enumerate(zip(self.owned, self.choices, strict=True)):
+            yield number, choice, optimizer, [p for _, p in named]
+
+    @property
+    def have_state(self) -> bool:
+        """Whether any of them has made a step, or was given a state."""
+        return any(len(optimizer.state) for optimizer, _ in self.owned)
+
+    def fit(self, workers: int) -> None:
+        """Once, when there are several workers: adapt their settings; a value that the user sets later stays."""
+        if self._fitted or workers == 1:
+            return
+        for optimizer, _ in self.owned:
+            self._payload.fit(optimizer, workers)
+        self._fitted = True
+
+    def count(self) -> None:
+        """Take the step counts as they are for those of the block's start."""
+        self.counts = [step_count(optimizer, parameters) for _, _, optimizer, parameters in self]
+
+    def reset_for_overlap(self) -> None:
+        """The next block begins before the last one's result is there."""
+        for _, choice, optimizer, parameters in self:
+            if choice == "reset":
+                reset_state(optimizer, parameters)
+
+    def advance(self, tau: float, ahead: float, made: int | None, left_out: bool) -> None:
+        """A block's exchange has landed.
+
+        Args:
+            tau: minibatches that the mean displacement stands for.
+            ahead: minibatches that the next start is ahead of it.
+            made: minibatches made since the exchange began; None where the worker waited for it.
+            left_out: whether this worker's contribution was.
+        """
+        for number, choice, optimizer, parameters in self:
+            if made is None and (choice == "reset" or (choice == "keep" and left_out)):
+                reset_state(optimizer, parameters)
+            elif choice in ("average", "compensate"):
+                self._add(number, choice, tau, ahead)
+                set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
+
+    def count_in(self, tau: float, ahead: float) -> None:
+        """Count a block's exchange whose result is in the outer state already."""
+        for number, choice in enumerate(self.choices):
+            self._add(number, choice, tau, ahead)
+
+    def _add(self, number: int, choice: str, tau: float, ahead: float) -> None:
+        self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
+
+    def restart(self) -> None:
+        """Go back to the block's start, as far as it is known."""
+        for number, choice, optimizer, parameters in self:
+            if choice != "compensate":  # nothing of the block's start was kept
+                reset_state(optimizer, parameters)
+                self.counts[number] = 0.0
+            else:
+                set_step_count(optimizer, parameters, self.counts[number])
+
+    def begin_block(self, averaged: bool) -> None:
+        """Begin a block after a reshard: with the state that outlasts blocks, and nothing of a block under way.
+
+        Args:
+            averaged: whether moments had been exchanged.
+        """
+        for number, choice, optimizer, parameters in self:
+            if choice == "compensate" and averaged:
+                set_step_count(optimizer, parameters, self.counts[number])
+            elif choice in ("compensate", "reset"):
+                reset_state(optimizer, parameters)
+                self.counts[number] = 0.0
+            else:
+                self.counts[number] = step_count(optimizer, parameters)
