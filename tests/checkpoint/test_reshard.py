@@ -380,7 +380,9 @@ def test_compensated_moments_are_those_of_the_start_of_the_block(tmp_path: Path)
     rule = "bmuf_adam(period=3)"
 
     def init(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return {"at 6": saved_blocks.save(run._blocks), **optimizer_state(run, optimizer)} if run._blocks is not None else {}
+        if run._blocks is None:
+            return {}
+        return {"at 6": saved_blocks.save(run._blocks), **optimizer_state(run, optimizer)}
 
     simulate(Quadratic(rule, adam, save=tmp_path / "c", norm=False), 4)
     old = read_back(tmp_path / "c")
