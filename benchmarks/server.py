@@ -126,7 +126,7 @@ def balance_worker(steps: int) -> None:
     run = paceline.attach(model, torch.optim.SGD(model.parameters(), lr=1e-3), "asgd(overlap=0)", timeout_s=60)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer = run._optimizers[0]
+    optimizer = run._context.owned[0][0]
     for _ in range(steps):
         optimizer.step()
     run.close()

@@ -34,7 +34,7 @@ def taken(body: Body, path: Path, every: int = 1, workers: int = 2, rule: str = 
         optimizer = sgd(model.parameters())
         run = paceline.attach(model, optimizer, rule, **kept(path, every, keep=99))
         said: list[Any] = []
-        keeper = run._keeper
+        keeper = run._parts.checkpointer
         assert keeper is not None
         take = keeper._take
 

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from paceline.checkpoint.remote import Objects, Remote, local_path
-from paceline.checkpoint.store import Directory, shelf_for
+from paceline.checkpoint.store import Directory, store_for
 from paceline.errors import CheckpointError
 from tests.checkpoint.test_exact import kept
 from tests.helpers import Program, adam, same_bits, simulate, train
@@ -64,9 +64,9 @@ def harm(url: str, name: str) -> None:
 
 def test_the_newest_step_is_resumed_and_old_ones_go(memory: str) -> None:
     stopped(memory, keep=2)
-    assert shelf_for(memory).numbers() == [6, 9]
+    assert store_for(memory).numbers() == [6, 9]
     outs = train(RULE, 2, **CHOICES, settings=kept(memory, keep=2))  # type: ignore[arg-type]
-    assert len(outs[0].losses) == 12 - 9 and shelf_for(memory).numbers() == [9, 12]
+    assert len(outs[0].losses) == 12 - 9 and store_for(memory).numbers() == [9, 12]
     assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
     names = {name.rpartition("/")[0].rpartition("/")[2] for name in fsspec.filesystem("memory").find("bucket")}
     assert names == {"step-000000009", "step-000000012"}
@@ -81,7 +81,7 @@ def test_damage_and_what_was_not_finished(memory: str, caplog: pytest.LogCapture
     said = {one.getMessage() for one in caplog.records}
     assert len(said) == 1 and "step-000000009/rank-001.safetensors is damaged" in next(iter(said))
     outs = train(RULE, 2, **CHOICES, settings=kept(memory))  # type: ignore[arg-type]
-    assert shelf_for(memory).numbers() == [6, 9, 12]
+    assert store_for(memory).numbers() == [6, 9, 12]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -110,12 +110,12 @@ def test_what_a_store_refuses_is_a_warning(
     train(RULE, 2, **CHOICES, settings=kept(memory, every=3))  # type: ignore[arg-type]
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 2 and all("no, thank you" in text and "training goes on" in text for text in said)
-    assert shelf_for(memory).numbers() == []
+    assert store_for(memory).numbers() == []
 
 
 def test_objects(bucket: str) -> None:
     stopped(bucket, keep=2)
-    shelf = shelf_for(bucket)
+    shelf = store_for(bucket)
     assert isinstance(shelf, Remote) and isinstance(shelf._store, Objects) and shelf.numbers() == [6, 9]
     outs = train(RULE, 2, **CHOICES, settings=kept(bucket, keep=2))  # type: ignore[arg-type]
     assert len(outs[0].losses) == 12 - 9 and shelf.numbers() == [9, 12]
@@ -127,4 +127,4 @@ def test_objects(bucket: str) -> None:
 
 def test_what_is_local(tmp_path: Path) -> None:
     assert local_path(f"file://{tmp_path}/a") == tmp_path / "a" and local_path("s3://a/b") is None
-    assert isinstance(shelf_for(f"file://{tmp_path}/a"), Directory)
+    assert isinstance(store_for(f"file://{tmp_path}/a"), Directory)

@@ -185,8 +185,8 @@ def test_other_hosts(rule: str, old: str, new: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["bmuf(period=3)", "bmuf(period=4, overlap=3)"])
 def test_the_outer_state_of_16_bit_models_keeps_its_32_bits(rule: str, tmp_path: Path) -> None:
     def anchors(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        assert run._blocks is not None
-        return {"anchor": run._blocks.updates[0].state.parameters[0].anchor.clone()}
+        assert run._state.blocks is not None
+        return {"anchor": run._state.blocks.updates[0].state.parameters[0].anchor.clone()}
 
     choices: dict[str, Any] = {"norm": False, "dtype": torch.bfloat16}
     simulate(Quadratic(rule, sgd, save=tmp_path / "c", **choices), 4)
@@ -380,9 +380,9 @@ def test_compensated_moments_are_those_of_the_start_of_the_block(tmp_path: Path)
     rule = "bmuf_adam(period=3)"
 
     def init(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        if run._blocks is None:
+        if run._state.blocks is None:
             return {}
-        return {"at 6": saved_blocks.save(run._blocks), **optimizer_state(run, optimizer)}
+        return {"at 6": saved_blocks.save(run._state.blocks), **optimizer_state(run, optimizer)}
 
     simulate(Quadratic(rule, adam, save=tmp_path / "c", norm=False), 4)
     old = read_back(tmp_path / "c")
@@ -416,8 +416,8 @@ def test_what_came_behind_the_next_block_is_counted(tmp_path: Path) -> None:
     rule, found = "bmuf_adam(period=4, overlap=3, gain='paper')", {}
 
     def numbers(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        assert run._blocks is not None
-        return copy.deepcopy(saved_blocks.numbers(run._blocks.updates[0]))
+        assert run._state.blocks is not None
+        return copy.deepcopy(saved_blocks.numbers(run._state.blocks.updates[0]))
 
     def program() -> None:
         model = nn.Linear(6, 3)

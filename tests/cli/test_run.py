@@ -263,7 +263,7 @@ def test_certificates_of_the_launcher_are_the_workers(script: Script, tmp_path: 
         import torch, paceline
         model = torch.nn.Linear(4, 1)
         run = paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1))
-        print("certificate", run._settings.tls.certificate)
+        print("certificate", run._context.settings.tls.certificate)
         run.close()
     """
     result = run("--workers", 2, "--rule", "asgd", "--tls", folder, script(program))

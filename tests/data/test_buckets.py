@@ -218,7 +218,7 @@ def test_what_is_left_of_an_epoch_is_dealt_to_other_workers_in_the_order_of_then
             shared = run.share(DataLoader(Numbers(160), batch_sampler=BucketBatches(lengths, 8)))
             len(shared)  # makes an order before anybody knows of the checkpoint
             if states is not None:
-                run._feed.regroup(states)
+                run._context.loaders.regroup(states)
             found: list[Batch] = []
             for batch in shared:
                 found.append(batch.tolist())
@@ -226,7 +226,7 @@ def test_what_is_left_of_an_epoch_is_dealt_to_other_workers_in_the_order_of_then
                 optimizer.step()
                 if states is None and len(found) == 3:
                     break
-            state = run._feed.state()
+            state = run._context.loaders.state()
             run.abandon()
             return found, state
 

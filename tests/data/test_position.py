@@ -85,7 +85,7 @@ class Job:
         run = paceline.attach(model, optimizer, self.rule, seed=4)
         shared = run.share(self.make(), self.even)
         if states is not None:
-            run._feed.regroup(states)
+            run._context.loaders.regroup(states)
             run._transport.barrier()
         seen: Seen = []
         for epoch in range(run.epoch, self.epochs):
@@ -99,7 +99,7 @@ class Job:
         return None, seen
 
     def _stop(self, run: paceline.Run, seen: Seen) -> tuple[Any, Seen]:
-        state = through_a_file(run._state()["data"])
+        state = through_a_file(run._state.capture()["data"])
         merged = run._engine.steps_committed if run._engine is not None else len(seen)
         run.abandon()
         return state, seen[:merged]

@@ -382,7 +382,7 @@ def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_throu
 
     def body(run: paceline.Run, step: Step) -> tuple[int, int]:
         shared = run.share(DataLoader(Huge(n), 16, shuffle=True))
-        state = run._state()["data"]
+        state = run._state.capture()["data"]
         if rule == "sync":
             position = {**Position().state(), "passes": [[0, ["rounds", n, 16, 4], steps, steps, Consumed().state()]]}
         else:
@@ -391,7 +391,7 @@ def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_throu
             state["ledger"] = ledger.state() if state["ledger"] is not None else None
             position = Position().state()
         tracemalloc.start()
-        run._feed.load({**state, "positions": [position]})
+        run._context.loaders.load({**state, "positions": [position]})
         run._transport.barrier()
         batches = iter(shared)
         step(next(batches))
@@ -413,7 +413,7 @@ def test_an_even_split_leaves_no_marks() -> None:
     def body(run: paceline.Run, step: Step) -> list[Any]:
         for batch in run.share(DataLoader(Numbers(31), 2, shuffle=True), even=True):
             step(batch)
-        return [run._feed.state()["in_hand"], run._feed.holding()]
+        return [run._context.loaders.state()["in_hand"], run._context.loaders.holding()]
 
     for rule in ("sync", "asgd"):
         assert trained(body, 2, rule)[0] == [[[], []]] * 2
@@ -439,11 +439,11 @@ def test_a_resumed_ledger_expects_what_the_checkpoint_says_and_nothing_older() -
 
     def body(run: paceline.Run, step: Step) -> list[Any]:
         run.share(DataLoader(Numbers(8), 2, shuffle=True))
-        state = run._feed.state()
+        state = run._context.loaders.state()
         state["positions"][0] |= {"rest": [[0, [[4, 8]]]]}
-        run._feed.load(state)
+        run._context.loaders.load(state)
         run._transport.barrier()
-        ledger = run._feed.state()["ledger"]
+        ledger = run._context.loaders.state()["ledger"]
         return ledger["expected"] if ledger is not None else []
 
     assert trained(body, 2)[0] == [[], []]

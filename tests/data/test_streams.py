@@ -70,7 +70,7 @@ class Program:
         if self.resume is not None:
             run.resume(self.resume)
         if self.states is not None:
-            run._feed.regroup(self.states)
+            run._context.loaders.regroup(self.states)
             run._transport.barrier()
         shared = run.share(self.loader(), even=self.even)
         found: list[list[Batch]] = [[] for _ in range(self.epochs)]
@@ -91,13 +91,13 @@ class Program:
     def _saved(self, run: paceline.Run) -> Any:
         """Save and go; what the checkpoint says of the data."""
         taken: list[Any] = []
-        state_of = run._feed.state
+        state_of = run._context.loaders.state
 
         def state() -> Any:
             taken.append(state_of())
             return taken[-1]
 
-        run._feed.state = state  # type: ignore[method-assign]
+        run._context.loaders.state = state  # type: ignore[method-assign]
         run.save(self.to)
         run.abandon()
         return taken[0]
@@ -198,8 +198,8 @@ def test_places_where_nothing_is_are_done_too(choices: dict[str, Any]) -> None:
             for batch in shared:
                 model(batch.float().view(-1, 1)).mean().backward()
                 optimizer.step()
-            assert run._feed.leases is not None
-            state = run._feed.leases.state()
+            assert run._context.loaders.leases is not None
+            state = run._context.loaders.leases.state()
             books.append([] if state is None else [row["key"][1] for row in state["books"]])
         run.close()
         return books[-1]

@@ -107,7 +107,7 @@ class Program:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))
         self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout)
         self.run.include(scheduler=self.scheduler)
-        live = self.run._live
+        live = self.run._parts.membership
         self.worker = live.member.worker if live is not None else self.run.world.rank
         self.steps, self.block = 0, self.run.blocks
         self.counts = torch.zeros(phase.samples, dtype=torch.float64)
@@ -133,7 +133,7 @@ class Program:
         self.run.close()
         self.look()
         ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
-        tuned = self.run._tuner.knobs.state()["factors"]
+        tuned = self.run._context.tuner.knobs.state()["factors"]
         return {**ended, "period": getattr(self.run.rule.schedule, "period", None), "tuned": tuned}
 
     def look(self) -> None:

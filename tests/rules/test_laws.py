@@ -194,7 +194,7 @@ def test_law_1_workers_are_apart_between_exchanges(case: Case) -> None:
 
 def tamper_anchor(place: Place) -> None:
     if place.rank == 1 and place.run.minibatches == 7:
-        block = place.run._blocks
+        block = place.run._state.blocks
         assert block is not None
         block.parameter_lanes[0].anchor[5] += 1e-3
 
@@ -210,7 +210,7 @@ def test_law_1_a_tampered_anchor_is_found_at_the_latest_by_close() -> None:
     """Even when it happens in the last block."""
 
     def last(place: Place) -> None:
-        block = place.run._blocks
+        block = place.run._state.blocks
         if place.rank == 1 and place.run.minibatches == 8:
             assert block is not None
             block.parameter_lanes[0].anchor[5] += 1e-3
@@ -225,7 +225,7 @@ def test_law_1_a_tampered_anchor_is_found_at_the_latest_by_close() -> None:
 def test_law_1_a_tampered_delta_is_found() -> None:
     def after(place: Place) -> None:
         if place.rank == 2 and place.run.minibatches == 4:
-            block = place.run._blocks
+            block = place.run._state.blocks
             assert block is not None
             block.updates[0].state.tensors()["parameters/float32/0/delta"][0] += 1.0
 
@@ -654,8 +654,8 @@ def uneven(rule: str, steps: list[int], **settings: Any) -> list[tuple[float, in
         run = paceline.attach(model, optimizer, rule, **settings)
         with torch.no_grad():
             model.weight.zero_()
-        if run._blocks is not None:
-            run._blocks.capture()
+        if run._state.blocks is not None:
+            run._state.blocks.capture()
         for _ in range(steps[run.world.rank]):
             model.weight.grad = torch.full_like(model.weight, -1.0)
             optimizer.step()
@@ -735,8 +735,8 @@ def test_law_10_outer_state_has_at_least_32_bits(dtype: torch.dtype, want: torch
             for p in model.parameters():
                 p.grad = torch.ones_like(p)
             optimizer.step()
-        assert run._blocks is not None
-        found = {t.dtype for t in run._blocks.updates[0].state.tensors().values()}
+        assert run._state.blocks is not None
+        found = {t.dtype for t in run._state.blocks.updates[0].state.tensors().values()}
         assert {p.dtype for p in run.model_for_export().parameters()} == {dtype}
         run.close()
         return found
@@ -754,16 +754,16 @@ def test_law_10_the_rounding_of_a_16_bit_start_is_no_progress(rule: str) -> None
         model = nn.Linear(40, 10).to(torch.bfloat16)
         optimizer = sgd(model.parameters())
         run = paceline.attach(model, optimizer, rule, period=1)
-        assert run._blocks is not None
+        assert run._state.blocks is not None
         eta = run.rule.outer.momentum_at(1 << 30, 2)  # as in every block from the third on
         still = []
         for step in range(12):
             for p in model.parameters():
                 p.grad = torch.randn_like(p) if step < 4 else torch.zeros_like(p)
-            before = {name: tensor.clone() for name, tensor in run._blocks.updates[0].state.tensors().items()}
+            before = {name: tensor.clone() for name, tensor in run._state.blocks.updates[0].state.tensors().items()}
             optimizer.step()
             if step >= 4:
-                for name, tensor in run._blocks.updates[0].state.tensors().items():
+                for name, tensor in run._state.blocks.updates[0].state.tensors().items():
                     if "anchor" not in name:
                         still.append(torch.equal(tensor, before[name] * eta))
                     elif rule.startswith("averaging"):

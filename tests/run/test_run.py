@@ -619,8 +619,8 @@ def test_outer_state_is_small(rule: str, copies: int, dtype: torch.dtype) -> Non
             for p in model.parameters():
                 p.grad = torch.ones_like(p)
             optimizer.step()
-            assert run._blocks is not None
-            return sum(t.numel() * t.element_size() for t in run._blocks.updates[0].state().values())
+            assert run._state.blocks is not None
+            return sum(t.numel() * t.element_size() for t in run._state.blocks.updates[0].state().values())
 
     parameters = 64 * 64 + 64 + 640 + 10
     assert simulate(program, 2) == [copies * 4 * parameters] * 2

@@ -19,7 +19,7 @@ def test_every_worker_follows(rule: str, tmp_path: Path) -> None:
     def hook(place: Place) -> None:
         if (place.rank, place.step) == (1, 3):
             place.extra["request"] = place.run.tune(**settings)
-        place.run._tuner.look(now=True)
+        place.run._context.tuner.look(now=True)
         place.extra["lr"] = place.optimizer.param_groups[0]["lr"]
         place.extra["rule"] = place.run.rule
         place.extra["streams"] = [stream._schedule for stream in place.run._engine._streams]  # type: ignore[union-attr]
@@ -62,8 +62,8 @@ def test_owners_step_with_the_factor(rule: str, tmp_path: Path) -> None:
     def hook(place: Place) -> None:
         if (place.rank, place.step) == (0, 1):
             place.run.tune(lr_factor=0.5)
-        place.run._tuner.look(now=True)
-        place.extra.setdefault("factors", []).append(dict(place.run._tuner.knobs.rates.factors))
+        place.run._context.tuner.look(now=True)
+        place.extra.setdefault("factors", []).append(dict(place.run._context.tuner.knobs.rates.factors))
 
     outs = train(rule, 2, optimizer=sgd, after_step=hook, settings={"log": tmp_path})
     steps = [out.extra["factors"].index({0: 0.5}) for out in outs]

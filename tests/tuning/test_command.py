@@ -111,7 +111,7 @@ def test_requests_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
     request_files.post(tmp_path, {"lr": 0.5}, False)
 
     def hook(place: Place) -> None:
-        place.run._tuner.look(now=True)
+        place.run._context.tuner.look(now=True)
         place.extra.setdefault("lr", []).append(place.optimizer.param_groups[0]["lr"])
 
     outs = train("sync", 2, after_step=hook, settings={"log": tmp_path})

@@ -74,7 +74,7 @@ class Asking:
                 place.extra.setdefault("requests", []).append(place.run.tune(**settings))
         place.extra.setdefault("lr", []).append(place.optimizer.param_groups[0]["lr"])
         place.extra.setdefault("rule", []).append(place.run.rule)
-        place.extra["tuner"] = place.run._tuner
+        place.extra["tuner"] = place.run._context.tuner
 
 
 def go(rule: str, optimizer: Make, hook: Any, **choices: Any) -> list[Outcome]:
@@ -216,7 +216,7 @@ def test_what_cannot_be_is_refused_where_it_is_asked(rule: str, settings: dict[s
 def test_what_one_worker_cannot_do_is_done_by_none(rule: str, optimizer: Make) -> None:
     def hook(place: Place) -> None:
         if place.step == 1 and place.rank == 2:  # a program that differs on one worker
-            place.run._tuner.knobs.check = refuse  # type: ignore[method-assign]
+            place.run._context.tuner.knobs.check = refuse  # type: ignore[method-assign]
         Asking((0, 4, {"lr": 0.5}))(place)
 
     def refuse(changes: Any) -> None:

@@ -19,7 +19,7 @@ LOSSES = [4.0, 2.0, 1.99, 1.9, 2.1, 1.0, 0.9995]
 
 
 def rate(place: Place) -> float:
-    shown = place.run._tuner.knobs.show(["lr"])["lr"]
+    shown = place.run._context.tuner.knobs.show(["lr"])["lr"]
     assert isinstance(shown, float)
     return shown
 
@@ -101,7 +101,7 @@ def test_warm_up_follows_the_samples_of_all() -> None:
 def test_warm_up_refuses_what_cannot_be() -> None:
     def unshared(place: Place) -> None:
         if place.step == 1:
-            place.run._feed.samples = 0
+            place.run._context.loaders.samples = 0
             with pytest.raises(UnsupportedError, match="share the loader"):
                 WarmUp(place.run, rate=0.1, samples=8, minibatch=4, every=1).stepped()
             with pytest.raises(RuleError, match="every must be"):

@@ -9,14 +9,14 @@
     PATH/rank-000.json           everything of rank 0 that is not a tensor
 
 `run.save(PATH)` makes one where the program says so (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest
-few as steps in a directory or under a URL (:mod:`.keeper`, :mod:`.shelf`). Another number of workers reads the files of
-all ranks (:mod:`paceline.checkpoint.reshard`).
+few as steps in a directory or under a URL (:mod:`.auto_checkpointer`, :mod:`.store`). Another number of workers reads
+the files of all ranks (:mod:`paceline.checkpoint.reshard`).
 """
 
 from __future__ import annotations
 
 from paceline.checkpoint.agreement import all_well
-from paceline.checkpoint.auto_checkpointer import Keeper
+from paceline.checkpoint.auto_checkpointer import AutoCheckpointer
 from paceline.checkpoint.claim import new_run
 from paceline.checkpoint.files import (
     FORMAT,
@@ -29,19 +29,19 @@ from paceline.checkpoint.files import (
     read_tensors,
     sha256,
 )
-from paceline.checkpoint.find import Lookup
+from paceline.checkpoint.find import CheckpointFinder
 from paceline.checkpoint.loading import Found
 from paceline.checkpoint.saving import save
 from paceline.checkpoint.source import Moment
-from paceline.checkpoint.store import shelf_for
+from paceline.checkpoint.store import store_for
 
 __all__ = [
     "FORMAT",
     "GLOBAL",
     "MANIFEST",
+    "AutoCheckpointer",
+    "CheckpointFinder",
     "Found",
-    "Keeper",
-    "Lookup",
     "Moment",
     "all_well",
     "checked",
@@ -52,5 +52,5 @@ __all__ = [
     "read_tensors",
     "save",
     "sha256",
-    "shelf_for",
+    "store_for",
 ]

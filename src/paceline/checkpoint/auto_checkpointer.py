@@ -29,7 +29,7 @@ from paceline.checkpoint.agreement import Directly, WithBeats
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.snapshot import Snapshot
 from paceline.checkpoint.source import Moment, Source
-from paceline.checkpoint.store import Shelf
+from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.state_tree import flatten
@@ -53,11 +53,11 @@ class _Word:
     stopped_s: float = 0.0
 
 
-class Keeper:
+class AutoCheckpointer:
     """Takes and keeps the steps of a run.
 
     Args:
-        shelf: where they lie.
+        store: where they lie.
         every: K, exchanges from one to the next.
         keep: M, how many are kept.
         transport: the run's connection; every worker makes its keeper at the same place.
@@ -72,7 +72,7 @@ class Keeper:
 
     def __init__(
         self,
-        shelf: Shelf,
+        store: StepStore,
         every: int,
         keep: int,
         transport: Transport,
@@ -80,7 +80,7 @@ class Keeper:
         note: Callable[..., None],
         run: str,
     ) -> None:
-        self._shelf, self._every, self._keep = shelf, every, keep
+        self._store, self._every, self._keep = store, every, keep
         self._source, self._note = source, note
         self._transport = transport.part([list(range(transport.world.size))])
         self._background = may_work_behind(transport)
@@ -96,7 +96,7 @@ class Keeper:
         self._due: Moment | None = None
         self._seen = self._warned = self._told = self._over = False
         self._damaged: list[int] = []
-        self._claim = shelf.claim(self._transport.gather_json(run)[0])
+        self._claim = store.claim(self._transport.gather_json(run)[0])
         self._lost = ""
         self._refusal = self._look()
 
@@ -106,7 +106,7 @@ class Keeper:
         try:
             if self._may_make:
                 self._claim.take()
-            numbers = self._shelf.numbers()
+            numbers = self._store.numbers()
         except (OSError, CheckpointError) as error:
             problem = str(error)
         world = self._transport.world
@@ -116,13 +116,13 @@ class Keeper:
         said = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(told) if one[0]]
         if said:
             self._claim.release()
-            raise CheckpointError(world.sign(f"{self._shelf.shown} cannot be used: {'; '.join(said)}"))
+            raise CheckpointError(world.sign(f"{self._store.shown} cannot be used: {'; '.join(said)}"))
         there = [number for one in told for number in one[1]]
         return self._why_not(max(there)) if there else ""
 
     def _why_not(self, newest: int) -> str:
         return (
-            f"{self._shelf.name(newest)} is of an earlier run; call run.resume() before the training loop to go on "
+            f"{self._store.name(newest)} is of an earlier run; call run.resume() before the training loop to go on "
             "from there, or give checkpoint= another place, or move the steps away that shall not be gone on from"
         )
 
@@ -172,7 +172,7 @@ class Keeper:
         """Take one as things stand, because the run cannot go on; from any thread, while the training stands still."""
         if not self._over and not self._refusal:
             self._due, self._seen = self._source.moment(), True
-            take = self.place()
+            take = self.at_iteration_end()
             if take is not None:
                 take()
 
@@ -192,7 +192,7 @@ class Keeper:
 
     # -- where --------------------------------------------------------------------------------------------------------
 
-    def place(self, last: bool = False) -> Callable[[], None] | None:
+    def at_iteration_end(self, last: bool = False) -> Callable[[], None] | None:
         """A whole iteration of the user's loop is over; what is returned, if anything, takes the step as things stand.
 
         Args:
@@ -300,10 +300,10 @@ class Keeper:
             return
         number, content = max(one[2] for one in told), word.content
         about = {**word.about, "minibatches": number}
-        name = self._shelf.name(number)
+        name = self._store.name(number)
         try:
             self._put_aside()
-            nbytes, maker = self._shelf.write(number, self._transport, about, lambda: content, self._working)
+            nbytes, maker = self._store.write(number, self._transport, about, lambda: content, self._working)
         except CheckpointError as error:
             self._failed(name, str(error))
             return
@@ -311,7 +311,7 @@ class Keeper:
         stopped_s = round(word.stopped_s, 6)
         self._note("save", path=name, minibatches=number, stopped_s=stopped_s, written_s=written_s, bytes=nbytes)
         if maker:
-            self._tidied(lambda: self._shelf.tidy(self._keep))
+            self._tidied(lambda: self._store.tidy(self._keep))
 
     def _has_place(self) -> bool:
         """Whether this run has the place still; if not, it ends with an error, and writes nothing more."""
@@ -332,7 +332,7 @@ class Keeper:
         damaged, self._damaged = self._damaged, []
         if damaged:
             if self._may_make:
-                self._tidied(lambda: self._shelf.set_aside(damaged))
+                self._tidied(lambda: self._store.set_aside(damaged))
             self._transport.barrier()
 
     def _tidied(self, action: Callable[[], None]) -> None:
@@ -340,7 +340,7 @@ class Keeper:
         try:
             action()
         except (OSError, PacelineError) as error:
-            self._failed(self._shelf.shown, f"old checkpoints could not be put away: {error}")
+            self._failed(self._store.shown, f"old checkpoints could not be put away: {error}")
 
     def _skipped(self, why: str) -> None:
         """Said aloud once, because it may come again and again; the log has each."""
@@ -364,7 +364,7 @@ class Keeper:
         if self._due is not None:
             self._free.wait()  # the end can wait; every wait in the thread has a deadline
         if self._seen or shared:
-            take = self.place(last=True)
+            take = self.at_iteration_end(last=True)
             if take is not None:
                 take()
         self._over = True
@@ -382,7 +382,7 @@ class Keeper:
         """Nothing more is taken, and nobody waits for what is being written."""
         self._over = True
         self._words.put(None)
-        self._shelf.close()
+        self._store.close()
         self._claim.release()
 
 

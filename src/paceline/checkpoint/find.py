@@ -11,13 +11,13 @@ from paceline.checkpoint.files import MANIFEST
 from paceline.checkpoint.loading import Found, everywhere, load, look, newest, step_of
 from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.steps import is_step
-from paceline.checkpoint.store import Shelf, shelf_for
+from paceline.checkpoint.store import StepStore, store_for
 from paceline.communication import Transport
 from paceline.data.cache.source import shown
 from paceline.errors import CheckpointError
 
 
-class Lookup:
+class CheckpointFinder:
     """Finds what to resume, on all workers alike; what it fetched is there until the end of the `with`.
 
     Args:
@@ -31,17 +31,17 @@ class Lookup:
         self, path: str | Path | None, own: str | Path | None, transport: Transport, start: str | None = None
     ) -> None:
         self._path, self._transport, self._start = path, transport, start
-        self._own: Shelf | None = shelf_for(own) if own is not None else None
-        self._shelves: list[Shelf] = [] if self._own is None else [self._own]
+        self._own: StepStore | None = store_for(own) if own is not None else None
+        self._stores: list[StepStore] = [] if self._own is None else [self._own]
 
-    def __enter__(self) -> Lookup:
+    def __enter__(self) -> CheckpointFinder:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for shelf in self._shelves:
-            shelf.close()
+        for store in self._stores:
+            store.close()
 
     def found(self) -> Found:
         """What to go on from; without a manifest where the run's own place has no step.
@@ -67,32 +67,32 @@ class Lookup:
 
     def _named(self, path: Path) -> Found:
         """A checkpoint, or the newest of a directory of steps."""
-        shelf = shelf_for(path)
+        store = store_for(path)
         single = (path / MANIFEST).is_file() or path.with_name(path.name + ".old").is_dir() or is_step(path)
-        told = self._transport.gather_json([single, not single and bool(shelf.numbers() if path.is_dir() else [])])
+        told = self._transport.gather_json([single, not single and bool(store.numbers() if path.is_dir() else [])])
         if not any(one[0] for one in told) and any(one[1] for one in told):
-            return self._newest(shelf)
+            return self._newest(store)
         manifest = look(path, self._transport)
         same = manifest["size"] == self._transport.world.size
         return Found(name=str(path), manifest=manifest, state=load(manifest, path, self._transport) if same else None)
 
     def _named_by_url(self, url: str) -> Found:
-        shelf = shelf_for(parent_and_number(url)[0] if is_step(url) else url)
-        self._shelves.append(shelf)
+        store = store_for(parent_and_number(url)[0] if is_step(url) else url)
+        self._stores.append(store)
         if not is_step(url):
-            found = self._newest(shelf)
+            found = self._newest(store)
             problem = "" if found.manifest else f"{shown(url)} has no step in it"
         else:
-            found, problem = step_of(shelf, parent_and_number(url)[1], self._transport), ""
+            found, problem = step_of(store, parent_and_number(url)[1], self._transport), ""
         all_well(self._transport, problem, f"{shown(url)} cannot be resumed")
         return found
 
-    def _newest(self, shelf: Shelf) -> Found:
-        found = newest(shelf, self._transport)
+    def _newest(self, store: StepStore) -> Found:
+        found = newest(store, self._transport)
         if found.damaged and not found.manifest:
             raise CheckpointError(
                 self._transport.world.sign(
-                    f"none of the {len(found.damaged)} steps of {shelf.shown} is whole: "
+                    f"none of the {len(found.damaged)} steps of {store.shown} is whole: "
                     f"{'; '.join(found.damaged.values())}; put one of them right, or move them away for a fresh start"
                 )
             )

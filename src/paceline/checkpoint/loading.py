@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import GLOBAL, all_names, check_files, rank_names, read_manifest, read_rank
-from paceline.checkpoint.store import Shelf
+from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import CheckpointError
@@ -79,15 +79,15 @@ class Found:
     damaged: dict[int, str] = field(default_factory=dict)
 
 
-def newest(shelf: Shelf, transport: Transport) -> Found:
+def newest(store: StepStore, transport: Transport) -> Found:
     """The newest step that is whole for all workers; every worker calls it and gets the same one.
 
     Raises:
         CheckpointError: the steps cannot be listed, on every worker alike.
     """
     damaged: dict[int, str] = {}
-    for number in reversed(everywhere(shelf, transport)):
-        found, said = _try(shelf, number, transport)
+    for number in reversed(everywhere(store, transport)):
+        found, said = _try(store, number, transport)
         if not said:
             found.damaged = damaged
             return found
@@ -95,33 +95,33 @@ def newest(shelf: Shelf, transport: Transport) -> Found:
     return Found(damaged=damaged)
 
 
-def step_of(shelf: Shelf, number: int, transport: Transport) -> Found:
+def step_of(store: StepStore, number: int, transport: Transport) -> Found:
     """One step; or the same error on every worker."""
-    found, said = _try(shelf, number, transport)
+    found, said = _try(store, number, transport)
     if said:
-        raise CheckpointError(transport.world.sign(f"the checkpoint {shelf.name(number)} cannot be resumed: {said}"))
+        raise CheckpointError(transport.world.sign(f"the checkpoint {store.name(number)} cannot be resumed: {said}"))
     return found
 
 
-def _try(shelf: Shelf, number: int, transport: Transport) -> tuple[Found, str]:
+def _try(store: StepStore, number: int, transport: Transport) -> tuple[Found, str]:
     """A step, and what workers say against it; nothing where it is whole for all."""
-    problem, about, found = "", "", Found(number, shelf.name(number))
+    problem, about, found = "", "", Found(number, store.name(number))
     try:
-        found.manifest, found.state = _read(shelf, number, transport.world)
+        found.manifest, found.state = _read(store, number, transport.world)
         about = _digest(found.manifest)
     except (CheckpointError, OSError) as error:
         problem = str(error)
     return found, _said(transport, problem, about, found.name)
 
 
-def everywhere(shelf: Shelf, transport: Transport) -> list[int]:
+def everywhere(store: StepStore, transport: Transport) -> list[int]:
     """The steps that any worker sees, oldest first; the same on all workers, or the same error."""
     problem, numbers = "", list[int]()
     try:
-        numbers = shelf.numbers()
+        numbers = store.numbers()
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    told = all_well(transport, problem, f"directory {shelf.shown} cannot be listed", {"steps": json.dumps(numbers)})
+    told = all_well(transport, problem, f"directory {store.shown} cannot be listed", {"steps": json.dumps(numbers)})
     return sorted({number for one in told for number in json.loads(one["steps"])})
 
 
@@ -135,9 +135,9 @@ def _said(transport: Transport, problem: str, about: str, where: str) -> str:
     return "; ".join(said)
 
 
-def _read(shelf: Shelf, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _read(store: StepStore, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """A step's manifest, and this worker's state where as many workers saved it; all of it checked by somebody."""
-    manifest = read_manifest(shelf.fetch(number, lambda manifest: _needed(manifest, world)))
+    manifest = read_manifest(store.fetch(number, lambda manifest: _needed(manifest, world)))
     if manifest["size"] == world.size:
         if world.rank == 0:
             check_files(manifest, [GLOBAL])

@@ -27,7 +27,7 @@ from paceline.communication import Transport
 from paceline.errors import CheckpointError
 
 
-class Shelf(Protocol):
+class StepStore(Protocol):
     """A place with steps in it.
 
     Attributes:
@@ -141,8 +141,8 @@ def _kind(entry: Path) -> str:
     return kind if STEP.fullmatch(stem) and kind in ("partial", "damaged") and entry.is_dir() else ""
 
 
-def shelf_for(place: str | Path) -> Shelf:
-    """The shelf that a directory or a URL names.
+def store_for(place: str | Path) -> StepStore:
+    """The store that a directory or a URL names.
 
     Raises:
         UnsupportedError: nothing that is installed opens such a URL.

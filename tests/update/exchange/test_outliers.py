@@ -290,8 +290,8 @@ def test_workers_that_hold_different_bits_are_found_by_an_unusual_one_too() -> N
             optimizer.zero_grad()
             model.push(1e6 if (run.world.rank, step) == (1, 20) else 1.0)
             if (run.world.rank, step) == (1, 20):
-                assert run._blocks is not None
-                run._blocks.outer_states[0].checksum.add_(1)
+                assert run._state.blocks is not None
+                run._state.blocks.outer_states[0].checksum.add_(1)
             try:
                 optimizer.step()
             except paceline.DesyncError:

@@ -143,7 +143,7 @@ def test_a_read_contains_all_updates_up_to_the_bound_and_the_readers_own(stalene
         model = Counters(64 * pieces)
         run = paceline.attach(model, torch.optim.SGD(model.parameters(), lr=1.0), rule)
         newer = 0
-        optimizer = run._optimizers[0]
+        optimizer = run._context.owned[0][0]
         for clock in range(steps[rank]):
             seen = model.p.detach().reshape(pieces, 64)
             assert torch.equal(seen[:, rank], torch.full((pieces,), float(clock))), "read my writes"

@@ -77,7 +77,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
         """As Accelerator's; refuses data that nobody has shared."""
-        if self.door.shared and not self.run.samples and not self.run.minibatches and self.run._feed.idle:
+        if self.door.shared and not self.run.samples and not self.run.minibatches and self.run._context.loaders.idle:
             raise UnsupportedError(
                 self.door.world.sign(
                     "no batch came from accelerator.share(loader), so every worker would train on the same data; "

@@ -41,6 +41,7 @@ class FreshRun(ArrayRun):
         self.leaves = {**leaves, **buffers}
         super().__init__(copies(leaves), copies(buffers), rule, settings)
         self._memory = dict(self._model.named_parameters()) | dict(self._model.named_buffers())  # type: ignore[union-attr]
+        self._state.before_capture = self._bring
         if self._engine is not None:
             self._hand_out()
 
@@ -93,10 +94,6 @@ class FreshRun(ArrayRun):
         """As for any run; likewise."""
         with self._written():
             super().restore(snapshot)
-
-    def _state(self) -> dict[str, Any]:
-        self._bring()
-        return super()._state()
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model's tensors by name; copies."""

@@ -151,14 +151,14 @@ class GlobalView:
     @property
     def _is_shared(self) -> bool:
         """Whether there are other workers, or a global model that is another than this worker's."""
-        return self.run.world.size > 1 or self.run._ahead is not None
+        return self.run.world.size > 1 or self.run._state.global_model is not None
 
     def _tensors(self) -> list[Tensor]:
         return list({id(t): t for root in self.roots for t in (*root.parameters(), *root.buffers())}.values())
 
     def _swapped(self) -> list[Tensor]:
         """Those that are exchanged for the global ones."""
-        ahead = self.run._ahead
+        ahead = self.run._state.global_model
         return [] if ahead is None else [tensor for lane in ahead.global_parts for tensor in lane.fragment.tensors]
 
     @contextlib.contextmanager
@@ -190,7 +190,7 @@ class Mark:
     def set(self) -> None:
         """They are as training left them."""
         rule = self._view.run.rule
-        if self._view.run._ahead is None or is_asynchronous(rule) or not is_block(rule):
+        if self._view.run._state.global_model is None or is_asynchronous(rule) or not is_block(rule):
             return
         with torch.inference_mode(False):
             self._held = [_first(tensor) for tensor in self._looked_at]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a run is put together, from the connection up, and taken apart.
+
+The order matters: each part is made from those above it. `RunParts` names them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import checkpoint, flow
+from paceline.checkpoint import AutoCheckpointer, new_run
+from paceline.communication import Alone, Transport, connect
+from paceline.core.flat import Modules, averaged_buffers
+from paceline.core.optimizer_state import Owned
+from paceline.data.sharing.loader_registry import Feed
+from paceline.errors import UnsupportedError
+from paceline.observe.event_log import Journal
+from paceline.observe.sinks.dispatcher import Outlets
+from paceline.rules.rule import Rule, is_asynchronous
+from paceline.run import validation
+from paceline.run.hooks import StepHooks
+from paceline.run.mistakes import Mistakes
+from paceline.run.search_rounds import SearchRound
+from paceline.run.state import RunState
+from paceline.run.takeover import TakeOver, join
+from paceline.tuning.period_controller import pacer_for
+from paceline.tuning.request_files import Mailbox
+from paceline.tuning.tunables import Knobs
+from paceline.tuning.tuner import Tuner
+from paceline.update import server
+from paceline.update.engine.collective import Engine
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.grad_scaler import check_scaler
+from paceline.update.engine.progress import Flow
+from paceline.update.engine.protocol import EngineProtocol
+from paceline.update.engine.settings import Settings
+from paceline.update.monitor import Monitor
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The parts of a run.
+
+    Attributes:
+        context: what the parts share: model, optimizers, connection, counters, data, tuner.
+        membership: of an elastic run, else None.
+        state: what a checkpoint holds.
+        engine: what exchanges by the rule; None with one worker.
+        elastic: the engine of an elastic run, else None.
+        mistakes: notices what the program is likely to have forgotten.
+        sinks: receive what the run logs.
+        checkpointer: keeps the run's steps, or None.
+        search_round: a round of a search, or None.
+        hooks: what happens inside `optimizer.step()`.
+    """
+
+    context: RunContext
+    membership: flow.Live | None
+    state: RunState
+    engine: EngineProtocol | None
+    elastic: flow.Elastic | None
+    mistakes: Mistakes
+    sinks: Outlets
+    checkpointer: AutoCheckpointer | None
+    search_round: SearchRound | None
+    hooks: StepHooks
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that have been exchanged, or this worker's pushes."""
+        return self.engine.exchanged if self.engine is not None else 0
+
+    @property
+    def spent_s(self) -> tuple[float, float, float]:
+        """Seconds of computing, of waiting for other workers, and of exchanging."""
+        computing_s, waiting_s, exchanging_s = self.context.monitor.spent
+        return computing_s, waiting_s, exchanging_s
+
+
+def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, close: Callable[[], None]) -> RunParts:
+    """Check what the user gave, and put a run together; nothing is hooked yet.
+
+    Args:
+        close: closes the run, where a round of a search is over.
+    """
+    model = validation.inside(model, rule, settings.group)
+    optimizers = validation.optimizer_list(optimizer)
+    validation.check_model(model)
+    owned = validation.own_parameters(model, optimizers)
+    validation.check_rule(rule, owned)
+    check_scaler(rule, settings.scaler)
+
+    membership = join(rule, model, owned, settings) if settings.control is not None else None
+    with contextlib.ExitStack() as on_error:
+        transport: Transport = (
+            membership.transport
+            if membership is not None
+            else connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
+        )
+        on_error.callback((membership or transport).close)
+        worker = membership.member.worker if membership is not None else transport.world.rank
+        several = transport.world.size > 1 or membership is not None
+
+        monitor = Monitor(Journal(settings.log, worker), transport)
+        loaders = Feed(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
+        mistakes = Mistakes(transport.world, loaders, settings.data)
+        tuner = _tuner(rule, owned, settings, transport, monitor)
+        on_error.callback(tuner.close)
+        sinks = Outlets(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
+        monitor.told = sinks.stands
+
+        context = RunContext(settings, model, owned, transport, Flow(rule.schedule), monitor, loaders, tuner)
+        if several:
+            tuner.pacer = pacer_for(rule, transport, owned, _buffer_elements(model), monitor.of_blocks)
+        state = RunState(context, membership)
+        elastic = _elastic_engine(context, membership, state) if membership is not None else None
+        engine = elastic if elastic is not None else _engine(context) if several else None
+        state.engine = engine
+        if engine is not None:
+            loaders.leases = engine.leases
+        tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
+
+        checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
+        search_round = None
+        if checkpointer is not None:
+            loaders.safe = checkpointer.at_iteration_end
+            if settings.round is not None:
+                search_round = SearchRound(settings.round, context, engine, checkpointer, close)
+                loaders.safe = search_round.at_iteration_end
+        hooks = StepHooks(context, engine, mistakes, checkpointer)
+        on_error.pop_all()
+    return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, search_round, hooks)
+
+
+def start(parts: RunParts, run: Any) -> None:
+    """Hook the optimizers of `run`, take over what living workers sent, and write the first event."""
+    context = parts.context
+    parts.hooks.install(run)
+    if parts.elastic is not None:
+        TakeOver(context, parts.elastic, parts.state, parts.checkpointer).begin()
+    elements = sum(p.numel() for _, named in context.owned for _, p in named)
+    context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
+
+
+def finish(parts: RunParts) -> None:
+    """Come to the end together with the other workers."""
+    if parts.checkpointer is not None:
+        parts.checkpointer.leave(parts.context.loaders.leads)
+    if parts.engine is not None:
+        parts.engine.shutdown()
+    if parts.checkpointer is not None:
+        parts.checkpointer.finish(complain=True)
+    parts.mistakes.close()
+
+
+def take_apart(parts: RunParts) -> None:
+    """Unhook the optimizers and close the connection, without a word to the other workers."""
+    context, checkpointer = parts.context, parts.checkpointer
+    parts.hooks.remove()
+    context.tuner.close()
+    if checkpointer is not None:
+        checkpointer.close()
+    if parts.engine is not None:
+        parts.engine.close()
+    context.transport.close()
+    if checkpointer is not None:
+        checkpointer.finish()  # alone, what is being written is finished; others see the closed connection
+    context.monitor.close(parts.blocks)
+    parts.sinks.close()
+
+
+def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor) -> Tuner:
+    """What changes settings while the run goes on; its hooks on the optimizers come before all others."""
+    world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
+    workers = len(set(world.hosts)) if rule.within else world.size
+    alone = is_asynchronous(rule) and world.size > 1
+    return Tuner(Knobs(optimizers, rule, workers), world, Mailbox(settings.log, each=alone), monitor.note, each=alone)
+
+
+def _elastic_engine(context: RunContext, membership: flow.Live, state: RunState) -> flow.Elastic:
+    return flow.Elastic(context, membership, lambda: (state.capture(), state.global_state()))
+
+
+def _engine(context: RunContext) -> EngineProtocol:
+    """What carries out the rule among several workers."""
+    return server.Asynchronous(context) if is_asynchronous(context.rule) else Engine(context)
+
+
+def _checkpointer(
+    context: RunContext, membership: flow.Live | None, elastic: flow.Elastic | None, state: RunState
+) -> AutoCheckpointer:
+    """What takes steps at regular intervals, into the place that the settings name."""
+    settings, world = context.settings, context.transport.world
+    assert settings.checkpoint is not None
+    if is_asynchronous(context.rule) and world.size > 1:
+        raise UnsupportedError(
+            world.sign(
+                f"checkpoint= takes steps where all workers stand alike, and under {context.rule.text()} they never "
+                "do; call run.save(path) where they come together, such as behind each epoch"
+            )
+        )
+    store = checkpoint.store_for(settings.checkpoint)
+    # the members of an elastic run hold the same state, and none can be waited for: the first of them writes
+    among, run = (context.transport, new_run()) if membership is None else (Alone(), membership.member.run)
+    checkpointer = AutoCheckpointer(
+        store, settings.every_blocks, settings.keep, among, state, context.monitor.note, run
+    )
+    if elastic is not None:
+        elastic.on_pause(checkpointer.now)
+    return checkpointer
+
+
+def _buffer_elements(model: Modules) -> int:
+    return sum(buffer.numel() for _, buffer in averaged_buffers(model))

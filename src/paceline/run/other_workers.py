@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state that other workers saved or sent: from a checkpoint of another number of workers, or from a living worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from paceline import checkpoint
+from paceline.checkpoint import reshard
+from paceline.checkpoint.reshard import Old
+from paceline.core import rng
+from paceline.run.state import RunState
+from paceline.update import server
+from paceline.update.engine.context import RunContext
+
+
+def load_resharded(path: str | Path, old: Old, state: RunState, context: RunContext) -> None:
+    """Go on from a checkpoint of another number of workers.
+
+    Reads and checks everything, and changes this run only when all workers have done so.
+    """
+    problem, loaded, put = "", {}, None
+    try:
+        state.check_included(path, old.keys(0, "included"))
+        loaded = read(old, state, context)
+        put = state.engine.reshard(old) if state.engine is not None else None
+    except (OSError, ValueError, SafetensorError) as error:  # the other workers wait for an answer
+        problem = str(error)
+    checkpoint.all_well(context.transport, problem, f"{path} cannot be resumed")
+    context.loaders.regroup(loaded["data"])  # first, because it may refuse
+    state.put(path, loaded)
+    context.tuner.load(loaded["tuning"], asked=False)
+    if put is not None and state.engine is not None:
+        state.engine.follow(context.rule)
+        put()
+    context.transport.barrier()
+    rng.restore(loaded["random"])
+
+
+def read(old: Old, state: RunState, context: RunContext) -> dict[str, Any]:
+    """What this worker begins with, besides what the engine holds; checked against its model and optimizers."""
+    found = {
+        "model": old.model(),
+        "optimizers": _optimizers(old, state, context),
+        "included": old.part(0, "included"),
+        "flow": old.part(0, "flow"),
+        "tuning": old.part(0, "tuning"),
+        "data": [old.part(rank, "data") for rank in range(old.size)],
+        "random": reshard.random_state(old, context.transport.world.rank, context.settings.seed),
+    }
+    state.check(found)
+    return found
+
+
+def _optimizers(old: Old, state: RunState, context: RunContext) -> list[dict[str, Any]]:
+    """State dictionaries for the optimizers: of rank 0, where all workers held the same or none held any."""
+    at_owners = server.steps_at_owners(context.rule)
+    if at_owners and state.engine is None:
+        return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)
+    apart = not at_owners and not replace(context.progress, warm=old.part(0, "flow", 1)).lockstep
+    if state.blocks is not None and not state.blocks.keeps_state:
+        apart = False  # a block begins without the optimizer's state
+    found: list[dict[str, Any]] = reshard.mean_optimizers(old) if apart else old.part(0, "optimizers")
+    return found

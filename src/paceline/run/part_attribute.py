@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attributes of `Run` that one of its parts holds: read there whenever the program reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from paceline.run.assembly import RunParts
+
+T = TypeVar("T")
+
+
+class PartAttribute(property, Generic[T]):
+    """A read-only attribute.
+
+    Args:
+        read: reads it from the run's parts.
+        doc: what it is.
+    """
+
+    def __init__(self, read: Callable[[RunParts], T], doc: str) -> None:
+        super().__init__(lambda run: read(run._parts), doc=doc)
+
+    if TYPE_CHECKING:
+
+        def __get__(self, run: Any, owner: type | None = None) -> T:  # type: ignore[override]
+            """The value at present."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a run goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.checkpoint import CheckpointFinder, Found, reshard
+from paceline.checkpoint.reshard import Old
+from paceline.errors import CheckpointError
+from paceline.run import other_workers
+from paceline.run.assembly import RunParts
+
+
+def resume_run(parts: RunParts, path: str | Path | None) -> bool:
+    """Load the checkpoint that `path` names, or the newest step of the run's own place; whether there was one."""
+
+    def once() -> bool:
+        settings, round_ = parts.context.settings, parts.search_round
+        named = None if settings.round is not None and settings.start is not None else path
+        with CheckpointFinder(named, settings.checkpoint, parts.context.transport, settings.start) as finder:
+            found = finder.found()
+            for why in found.damaged.values():
+                parts.context.monitor.damaged(why)
+            if found.manifest:
+                _load(parts, found)
+            if parts.checkpointer is not None:
+                parts.checkpointer.resumed(*finder.own_steps(found))
+        if round_ is not None:
+            round_.begin()
+        return bool(found.manifest)
+
+    return parts.elastic.entering.resume(once) if parts.elastic is not None else once()
+
+
+def _load(parts: RunParts, found: Found) -> None:
+    """Load what was found: of as many workers with the same bits, of others resharded."""
+    context, manifest, path = parts.context, found.manifest, found.name
+    if manifest["rule"] != parts.state.rule_text:
+        raise CheckpointError(
+            f"{path} was made under the rule {manifest['rule']}, and this run has {parts.state.rule_text}; "
+            "use the same rule, or begin a new run from its global model"
+        )
+    reshard.check_kinds(path, [optimizer for optimizer, _ in context.owned], manifest.get("optimizers"))
+    if found.state is not None and parts.membership is None:
+        parts.state.load(path, found.state)
+    else:
+        other_workers.load_resharded(path, Old(manifest), parts.state, context)
+    context.monitor.note("resume", path=path)

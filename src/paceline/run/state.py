@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of a worker that a checkpoint holds: what it is made of, and how it is put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline import flow
+from paceline.checkpoint import Moment, reshard
+from paceline.core import rng
+from paceline.core.flat import module_list
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.rules.rule import is_asynchronous, is_block
+from paceline.update.engine import global_model
+from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.protocol import EngineProtocol, GlobalModel
+
+
+class RunState:
+    """The state of one worker; a :class:`paceline.checkpoint.source.Source`.
+
+    Args:
+        context: what the parts of the run share.
+        membership: of an elastic run, else None.
+
+    Attributes:
+        engine: what exchanges; None with one worker, and until it is made.
+        included: objects that `run.include` named.
+        pending: states that living workers sent for objects which `run.include` has not named yet.
+        before_capture: called before the state is read.
+        rule_text: the rule as it was attached; what has been tuned since then is in the state.
+    """
+
+    def __init__(self, context: RunContext, membership: flow.Live | None) -> None:
+        self._context, self._membership = context, membership
+        self.engine: EngineProtocol | None = None
+        self.included: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
+        self.before_capture: Callable[[], None] = lambda: None
+        self.rule_text = context.rule.text()
+
+    def include(self, objects: dict[str, Any]) -> None:
+        """Add objects with a `state_dict` and a `load_state_dict`.
+
+        Raises:
+            UnsupportedError: one of them has none.
+        """
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                kind = type(thing).__name__
+                raise UnsupportedError(f"{name} is a {kind}, which has no state_dict and load_state_dict")
+            self.included[name] = thing
+            if name in self.pending:
+                thing.load_state_dict(self.pending.pop(name))
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The engine's blocks, where it exchanges blocks."""
+        return getattr(self.engine, "blocks", None)
+
+    @property
+    def global_model(self) -> GlobalModel | None:
+        """What knows the global model, where the user's model differs from it."""
+        return self.engine.global_model if self.engine is not None else None
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> parameter or buffer of the global model, where the user's model differs from it; copies."""
+        return self.global_model.global_tensors() if self.global_model is not None else {}
+
+    def global_state(self) -> dict[str, Tensor]:
+        """The global model as a state dictionary of the unwrapped model; copies."""
+        return global_model.global_state(self._context.model, self.global_tensors())
+
+    # -- what a checkpoint is told ----------------------------------------------------------------
+
+    def moment(self) -> Moment:
+        """Where the exchanges stand; one worker alone counts the exchanges that it would have made."""
+        moment = self.engine.moment if self.engine is not None else None
+        return moment if moment is not None else Moment(self._context.progress.exchanges)
+
+    def about(self) -> dict[str, Any]:
+        """What the manifest says besides checksums."""
+        steps = self._context.progress.steps if self._membership is None else self._membership.applied
+        blocks = self.engine.exchanged if self.engine is not None else 0
+        kinds = [type(optimizer).__name__ for optimizer, _ in self._context.owned]
+        return {"rule": self.rule_text, "minibatches": steps, "blocks": blocks, "optimizers": kinds}
+
+    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+        """The state, and the global model where it is not the worker's own; the tensors themselves."""
+        state, ahead = self.capture(), self.global_model
+        if ahead is None:
+            return state, None
+        return state, global_model.global_parts(self._context.model, ahead.global_tensors())
+
+    def capture(self) -> dict[str, Any]:
+        """This worker's state; the tensors themselves."""
+        self.before_capture()
+        context = self._context
+        return {
+            "model": global_model.plain_state(context.model),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in context.owned],
+            "included": {name: thing.state_dict() for name, thing in self.included.items()},
+            "exchange": self.engine.state() if self.engine is not None else {},
+            "tuning": context.tuner.state(),
+            "flow": [context.progress.steps, context.progress.warm],
+            "data": context.loaders.state(),
+            "random": rng.capture(),
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of the state in memory.
+
+        Raises:
+            UnsupportedError: in the warm-up of a block rule, and under asynchronous rules.
+        """
+        world, rule = self._context.transport.world, self._context.rule
+        apart = is_asynchronous(rule) or (is_block(rule) and self._context.progress.lockstep)
+        if world.size > 1 and apart:
+            raise UnsupportedError(
+                world.sign(
+                    f"{rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
+                    "where workers exchange each by itself"
+                )
+            )
+        return copy.deepcopy(self.capture())
+
+    # -- put back ---------------------------------------------------------------------------------
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a `snapshot`; gradients are dropped."""
+        if not isinstance(snapshot, dict):
+            raise UnsupportedError(f"restore takes what run.snapshot() gave, got a {type(snapshot).__name__}")
+        self.capture()  # ends what is under way
+        self.load("the snapshot", copy.deepcopy(snapshot))
+        for optimizer, _ in self._context.owned:
+            optimizer.zero_grad(set_to_none=True)
+
+    def load(self, path: str | Path, state: dict[str, Any]) -> None:
+        """Load what as many workers saved at `path`."""
+        context = self._context
+        self.check_included(path, state["included"])
+        self.check(state)
+        self.put(path, state)
+        context.tuner.load(state["tuning"])
+        if self.engine is not None:
+            self.engine.follow(context.rule)
+            self.engine.load(state["exchange"])
+        context.loaders.load(state["data"])
+        context.transport.barrier()  # no worker asks for data before the ledger is loaded
+        rng.restore(state["random"])
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse the state of another model or of other optimizers."""
+        reshard.check_model(global_model.plain_state(self._context.model), state["model"])
+        reshard.check_optimizers([optimizer for optimizer, _ in self._context.owned], state["optimizers"])
+
+    def check_included(self, path: str | Path, saved: Iterable[str]) -> None:
+        """Refuse a checkpoint with other included objects than this run's."""
+        missing = sorted(set(saved) ^ set(self.included))
+        if missing:
+            raise CheckpointError(
+                f"{path} and this run do not include the same objects: {', '.join(missing)} stand in one of them only; "
+                "pass the same names to save and resume"
+            )
+
+    def put(self, path: str | Path, state: dict[str, Any]) -> None:
+        """Load model, optimizers, included objects and the count of steps."""
+        context = self._context
+        for prefix, module in module_list(global_model.unwrapped(context.model)):
+            part = {k.removeprefix(prefix): v for k, v in state["model"].items() if k.startswith(prefix)}
+            try:
+                module.load_state_dict(part)
+            except RuntimeError as error:
+                raise CheckpointError(f"{path} does not fit the model: {error}") from error
+        for (optimizer, _), saved in zip(context.owned, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for name in self.included.keys() & state["included"].keys():
+            self.included[name].load_state_dict(state["included"][name])
+        context.progress.steps, context.progress.warm = state["flow"]
