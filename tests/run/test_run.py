@@ -620,7 +620,7 @@ def test_outer_state_is_small(rule: str, copies: int, dtype: torch.dtype) -> Non
                 p.grad = torch.ones_like(p)
             optimizer.step()
             assert run._state.blocks is not None
-            return sum(t.numel() * t.element_size() for t in run._state.blocks.updates[0].state().values())
+            return sum(t.numel() * t.element_size() for t in run._state.blocks.updates[0].state.tensors().values())
 
     parameters = 64 * 64 + 64 + 640 + 10
     assert simulate(program, 2) == [copies * 4 * parameters] * 2
