@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A push and a pull of 100 MB through the server inside the workers, over gloo's bare send and receive.
 
-Two processes; the second owns 100 MB of fp32 parameters in pieces. In turn, the first pushes a gradient of 100 MB,
+Two processes; the second owns 100 MB of fp32 parameters in shards. In turn, the first pushes a gradient of 100 MB,
 which the owner checks and applies with the user's SGD, and pulls the new values; and gloo sends 100 MB there and back.
 The figure is the ratio of the rates (bare time over the server's), of the medians. Then four workers make steps under
 `asgd`, as many each, and the bytes that each has sent are compared.
@@ -35,13 +35,13 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.server.ledger_client import DataWays
-from paceline.update.server.owner import Server
-from paceline.update.server.protocol import Ask, Ticket
-from paceline.update.server.shard import Piece
-from paceline.update.server.shard_updates import Steps
-from paceline.update.server.socket_service import ThreadedService
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.ledger_client import DataAccess
+from paceline.update.server.owner import ShardServer
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import Shard
+from paceline.update.server.shard_updates import OptimizerSteps
+from paceline.update.server.socket_service import SocketService
+from paceline.update.server.staleness import WorkerClocks
 
 ELEMENTS = 25_000_000
 SGD_SETTINGS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
@@ -55,20 +55,20 @@ def timed(action: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def service_of(rank: int, cuts: list[Any]) -> ThreadedService:
+def service_of(rank: int, cuts: list[Any]) -> SocketService:
     """A service in which rank 1 owns everything."""
 
-    def piece(number: int) -> Piece:
+    def shard(number: int) -> Shard:
         anchor = torch.zeros(cuts[number].numel)
-        way = lambda a: Steps(Sum(), torch.optim.SGD, a, SGD_SETTINGS)  # noqa: E731
-        return Piece(number, anchor, way, Clocks(Bounded(), (0, 1)), keeps_origins=False)
+        way = lambda a: OptimizerSteps(Sum(), torch.optim.SGD, a, SGD_SETTINGS)  # noqa: E731
+        return Shard(number, anchor, way, WorkerClocks(Bounded(), (0, 1)), keeps_origins=False)
 
-    pieces = {number: piece(number) for number in range(len(cuts))} if rank == 1 else {}
+    shards = {number: shard(number) for number in range(len(cuts))} if rank == 1 else {}
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     owners = dict.fromkeys(range(len(cuts)), 1)
-    server = Server(rank, pieces, piece, push_bytes=4 * sum(cut.numel for cut in cuts))
+    server = ShardServer(rank, shards, shard, push_bytes=4 * sum(cut.numel for cut in cuts))
     reports: Any = SimpleNamespace(lost=nothing, takeover=nothing, inexact=nothing)
-    return ThreadedService(connect(60.0), server, owners, DataWays(Ledger()), 60.0, None, reports)
+    return SocketService(connect(60.0), server, owners, DataAccess(Ledger()), 60.0, None, reports)
 
 
 def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:
@@ -96,14 +96,14 @@ def transfer_worker(repeats: int, elements: int, numel: int) -> None:
         if rank:
             return
         parts = [
-            Ask(k, 0, gradient[cut.begin : cut.end], pulled[cut.begin : cut.end], versions[k])
+            ShardRequest(k, 0, gradient[cut.begin : cut.end], pulled[cut.begin : cut.end], versions[k])
             for k, cut in enumerate(cuts)
         ]
         number = next(numbers)
-        ticket = Ticket(number, parts, clock=number, settings={0: SGD_SETTINGS})
-        service.exchange(ticket)
-        service.wait(ticket)
-        versions[:] = [ask.version for ask in parts]
+        pending = PendingExchange(number, parts, clock=number, settings={0: SGD_SETTINGS})
+        service.exchange(pending)
+        service.wait(pending)
+        versions[:] = [request.version for request in parts]
 
     rows: dict[str, list[float]] = {"server": [], "gloo": []}
     for repeat in range(repeats + 2):

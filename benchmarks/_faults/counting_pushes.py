@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that counts under asynchronous rules: how often each sample of each epoch is in each piece of the parameters.
+"""A model that counts under asynchronous rules: how often each sample of each epoch is in each shard of the parameters.
 
-The parameters are as many rows as there are pieces, each with a number for every sample of every epoch. A minibatch's
+The parameters are as many rows as there are shards, each with a number for every sample of every epoch. A minibatch's
 gradient is -1 at its samples, in every row, and the owners' plain SGD has a rate of 1: so each row counts, and a push
-that is in one piece and not in another shows. Under `dc_asgd` the compensation is g g (theta - theta_pulled), which is
+that is in one shard and not in another shows. Under `dc_asgd` the compensation is g g (theta - theta_pulled), which is
 0 at a sample that nobody else has pushed since; its strength is small, so that rounding tells the count in any case.
 
 Workers are forked from a process that has imported everything, and killed with SIGKILL at places of the program:
@@ -11,9 +11,9 @@ Workers are forked from a process that has imported everything, and killed with 
     step  stepped      a worker before and after its optimizer's step
     torn               a worker that has sent its push to some owners and not to others
     applied answered   an owner that has applied a push, before and after the answer, and not replicated it
-    sends  kept  told  an owner before it sends a replica, before it says that the heir has it, and after
+    sends  kept  told  an owner before it sends a replica, before it says that the successor has it, and after
     done               the keeper of the ledger, when it hears that places are done
-    heir  takeover     the heir, before and after it takes slices over
+    heir  takeover     the successor, before and after it takes slices over
     dry  finish  part  a worker that has nothing to do, that ends, that has the final model
 """
 
@@ -40,10 +40,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.rules.topology import Sharded
 from paceline.update.server import peer
-from paceline.update.server.durability import Safekeeping
-from paceline.update.server.ledger_client import Desk
-from paceline.update.server.serving import Serving
-from paceline.update.server.socket_service import ThreadedService
+from paceline.update.server.durability import Durability
+from paceline.update.server.failover import Failover
+from paceline.update.server.frames import Kind
+from paceline.update.server.ledger_client import LedgerClient
+from paceline.update.server.peer_server import PeerServer
+from paceline.update.server.shard_service import ShardService
+from paceline.update.server.socket_service import SocketService
 
 UNIT = 64
 
@@ -62,7 +65,7 @@ class Pushes:
     """One run.
 
     Attributes:
-        rule: of the run; every owner has `rows` pieces.
+        rule: of the run; every owner has `rows` shards.
         workers, samples, batch, epochs: of the training.
         deaths: that are planned.
         pauses: seconds that each rank takes for a minibatch; the last for all further ranks.
@@ -83,7 +86,7 @@ class Pushes:
 
     @property
     def width(self) -> int:
-        """Elements of a piece: a whole multiple of what pieces are cut at."""
+        """Elements of a shard: a whole multiple of what shards are cut at."""
         return -(-self.samples * self.epochs // UNIT) * UNIT
 
 
@@ -92,7 +95,7 @@ class Verdict:
     """What the weights say, and how workers ended.
 
     Attributes:
-        lost: (sample, epoch, piece) triples that are not in the model.
+        lost: (sample, epoch, shard) triples that are not in the model.
         repeated: how often such are in it beyond the first.
         agree: whether all who ended have the same model.
         codes: of the workers.
@@ -139,38 +142,38 @@ class Deaths:
 
     def place(self) -> None:
         """The places of the service."""
-        self.around(ThreadedService, "push", after="applied")
-        self.around(Serving, "_answer", after="answered")
-        self.around(Safekeeping, "_send_replica", before="sends")
-        self.around(Safekeeping, "replica_kept", before="kept", after="told")
-        self.around(ThreadedService, "_take_over", before="heir", after="takeover")
-        self.around(ThreadedService, "secure", before="dry")
-        self.around(ThreadedService, "finish", before="finish")
-        self.around(ThreadedService, "part", before="part")
-        whole = Desk.handle
+        self.around(ShardService, "push", after="applied")
+        self.around(PeerServer, "_answer", after="answered")
+        self.around(Durability, "_send_replica", before="sends")
+        self.around(Durability, "replica_kept", before="kept", after="told")
+        self.around(Failover, "_take_over", before="heir", after="takeover")
+        self.around(LedgerClient, "secure", before="dry")
+        self.around(SocketService, "finish", before="finish")
+        self.around(SocketService, "part", before="part")
+        whole = LedgerClient.handle
 
-        def handle(desk: Desk, rank: int, channel: Any, frame: Any) -> None:
-            if frame.kind == peer.DONE:
+        def handle(ledger_client: LedgerClient, rank: int, channel: Any, frame: Any) -> None:
+            if frame.kind == Kind.DONE:
                 self.at("done")
-            whole(desk, rank, channel, frame)
+            whole(ledger_client, rank, channel, frame)
 
-        Desk.handle = handle  # type: ignore[method-assign]
-        send = peer.Line._send
+        LedgerClient.handle = handle  # type: ignore[method-assign]
+        send = peer.Peer._send
 
-        def torn(line: Any, ticket: Any, ask: Any) -> None:
-            if ask.values is not None:
+        def torn(line: Any, pending: Any, request: Any) -> None:
+            if request.values is not None:
                 self.at("torn")
-            send(line, ticket, ask)
+            send(line, pending, request)
 
-        peer.Line._send = torn  # type: ignore[method-assign]
+        peer.Peer._send = torn  # type: ignore[method-assign]
 
 
 class Counts(nn.Module):
     """Rows of counts."""
 
-    def __init__(self, pieces: int, width: int) -> None:
+    def __init__(self, shards: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(pieces, width, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.zeros(shards, width, dtype=torch.float64))
 
     def count(self, ids: Tensor, epoch: int, samples: int) -> None:
         """Add a minibatch to the gradients."""
@@ -180,7 +183,7 @@ class Counts(nn.Module):
 
 
 def rule_of(job: Pushes) -> paceline.Rule:
-    """The rule, with pieces of the size of a row."""
+    """The rule, with shards of the size of a row."""
     rule = paceline.rule_from_text(job.rule)
     return replace(rule, topology=Sharded(piece=job.width))
 

@@ -26,8 +26,8 @@ from paceline.communication import Transport
 from paceline.communication.sockets.channel import HEADER_BYTES, Header, Late, Listener, connect
 from paceline.communication.torch import transport
 from paceline.update.server import rendezvous
-from paceline.update.server.durability import Safekeeping
-from paceline.update.server.socket_service import ThreadedService
+from paceline.update.server.durability import Durability
+from paceline.update.server.socket_service import SocketService
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
@@ -50,7 +50,7 @@ BIG = 96
 
 
 def make_big(seed: int = 0) -> nn.Sequential:
-    """A perceptron of some pieces, with buffers."""
+    """A perceptron of some shards, with buffers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(FEATURES, BIG), nn.BatchNorm1d(BIG), nn.Tanh(), nn.Linear(BIG, 3))
 
@@ -97,7 +97,7 @@ class Saying:
 
 
 def wide() -> nn.Sequential:
-    """A model without buffers, of 49 k parameters: every owner has one piece of much the same size."""
+    """A model without buffers, of 49 k parameters: every owner has one shard of much the same size."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 220), nn.Tanh(), nn.Linear(220, 210), nn.Tanh(), nn.Linear(210, 3))
 
@@ -139,25 +139,26 @@ def traffic(directory: Path, say: Saying) -> None:
     """What is counted, what the channels have sent, and what the formula says."""
     steps, counted = 9, []
     counts, Transport.sent = Transport.sent, lambda self, n: (counted.append(n), counts(self, n))[1]
-    applied, secure = Safekeeping.applied, Safekeeping.secure
+    applied, secure = Durability.applied, Durability.secure
     try:
         for name in ("replicas", "exact"):
             if name == "exact":
-                Safekeeping.applied, Safekeeping.secure = lambda self, piece: None, lambda self: None
+                Durability.applied, Durability.secure = lambda self, shard: None, lambda self: None
             counted.clear()
             run, _ = train("ssp(staleness=1)", steps, wide())
             service = run._engine._service
-            channels = [line.channel for line in service._lines.values() if line.rank != RANK]
-            sent = [channel.bytes_sent for channel in (*channels, *service._incoming.values())]
+            peers = service._parts.peers
+            channels = [peer.channel for peer in peers.remote.values()]
+            sent = [channel.bytes_sent for channel in (*channels, *peers.incoming.values())]
             say.found[name] = {"channels": sum(sent), "counted": sum(counted), "all": run.bytes_sent}
     finally:
-        Transport.sent, Safekeeping.applied, Safekeeping.secure = counts, applied, secure
+        Transport.sent, Durability.applied, Durability.secure = counts, applied, secure
     numel = sum(p.numel() for p in wide().parameters())
-    pieces = run.rule.topology.pieces(numel, WORKERS)
-    own = [cut.numel for cut in pieces if cut.owner == RANK]
+    shards = run.rule.topology.pieces(numel, WORKERS)
+    own = [cut.numel for cut in shards if cut.owner == RANK]
     others, head = WORKERS - 1, HEADER_BYTES
     pushes = run.rule.bytes_per_block(WORKERS, numel, rank=RANK) + run.rule.overhead_bytes(WORKERS, numel, rank=RANK)
-    pulls = head * (len(pieces) - len(own)) + others * (head * len(own) + 4 * sum(own))
+    pulls = head * (len(shards) - len(own)) + others * (head * len(own) + 4 * sum(own))
     settings = len(json.dumps(service_settings(run), separators=(",", ":")))
     words = others * (head + 34 + head + settings + 3 * head)  # hello, settings, rest, finish, bye
     say.found["formula"] = steps * pushes + pulls + words
@@ -200,7 +201,7 @@ def certificates(directory: Path, say: Saying) -> None:
     """All have certificates; then one has none; then one has those of another job."""
     run, model = train("asgd", 10, tls=directory / "tls" / str(RANK))
     keep(model, directory, "tls")
-    say.found["tls"] = type(run._engine._service._incoming[(RANK + 1) % WORKERS]._sock).__name__
+    say.found["tls"] = type(run._engine._service._parts.peers.incoming[(RANK + 1) % WORKERS]._sock).__name__
     foreign = directory / "foreign"
     for name, tls in (("none", None), ("foreign", foreign)):
         try:
@@ -322,19 +323,19 @@ def hosts(directory: Path) -> None:
 
 def at_the_end(directory: Path) -> None:
     """Rank 0 dies when rank 2 has the final model and rank 1, who takes its slices over, has not."""
-    service = ThreadedService
+    service = SocketService
     finish, part = service.finish, service.part
 
-    def dies(self: ThreadedService) -> bool:
+    def dies(self: SocketService) -> bool:
         until(lambda: reached(directory / "pulled.2"))
         os.kill(os.getpid(), signal.SIGKILL)
         return True
 
-    def comes_late(self: ThreadedService) -> None:
+    def comes_late(self: SocketService) -> None:
         finish(self)
-        until(lambda: 0 in self.members.lost)
+        until(lambda: 0 in self.membership.lost)
 
-    def has_pulled(self: ThreadedService) -> bool:
+    def has_pulled(self: SocketService) -> bool:
         (directory / "pulled.2").touch()
         return part(self)
 

@@ -28,8 +28,8 @@ from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import PacelineError
 from paceline.flow.control import About, Control, Member, Terms, wire
-from paceline.update.server.peer import ANSWER, LEASE, PUSH, SETTINGS
-from paceline.update.server.rendezvous import HELLO, _Door
+from paceline.update.server.frames import Kind
+from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON
 
 LIMIT = 1 << 20
@@ -61,11 +61,11 @@ def frame(kind: int, numbers: tuple[int, ...] = (), note: object = None, body: t
 
 
 FRAMES = [
-    frame(HELLO, (1,), "0123456789abcdef" * 2),
-    frame(SETTINGS, (0,), {"lr": 0.1, "betas": [0.9, 0.999], "foreach": None}),
-    frame(PUSH, (3, 17, 16, 1, 99, 0, 1), [[0, 1, 0, 64]], torch.linspace(-1, 1, 64)),
-    frame(ANSWER, (3, 18, 1, 99), None, torch.arange(16)),
-    frame(LEASE, (1, 2, 3)),
+    frame(Kind.HELLO, (1,), "0123456789abcdef" * 2),
+    frame(Kind.SETTINGS, (0,), {"lr": 0.1, "betas": [0.9, 0.999], "foreach": None}),
+    frame(Kind.PUSH, (3, 17, 16, 1, 99, 0, 1), [[0, 1, 0, 64]], torch.linspace(-1, 1, 64)),
+    frame(Kind.ANSWER, (3, 18, 1, 99), None, torch.arange(16)),
+    frame(Kind.LEASE, (1, 2, 3)),
     frame(9, (-1, 1 << 62), {"deep": [[[[[]]]]], "text": "\u00e4\ud800"}, torch.zeros(5, dtype=torch.uint8)),
 ]
 """Frames as workers send them."""
@@ -132,13 +132,13 @@ def meeting() -> Iterator[Opened]:
     """Where workers of asynchronous rules meet, in the clear: who does not know the token is sent away."""
     token, size = "f" * 32, 10_000
     with Listener(HERE) as listener:
-        door = _Door(listener, World(0, size), token)
+        door = _Acceptor(listener, World(0, size), token)
         ranks = iter(range(1, size))
 
         def serves() -> None:
             rank = next(ranks)
             with connect(HERE, listener.port, "the door", SOON) as channel:
-                channel.send(HELLO, (rank,), note=token)
+                channel.send(Kind.HELLO, (rank,), note=token)
                 with door._changed:
                     assert door._changed.wait_for(lambda: rank in door.incoming, SOON)
 

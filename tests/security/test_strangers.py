@@ -34,7 +34,7 @@ PROGRAM = """
     import json, os, time
     import torch
     import paceline
-    from paceline.update.server import meeting
+    from paceline.update.server import rendezvous
     from paceline.communication.sockets.channel import Listener, connect
 
     rank = os.environ["RANK"]
@@ -51,7 +51,7 @@ PROGRAM = """
             time.sleep(0.01)
         return connect(*arguments)
 
-    meeting.Listener, meeting.connect = Told, later
+    rendezvous.Listener, rendezvous.connect = Told, later
 
     def train(rule):
         torch.manual_seed(0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.rules.schedule import Bounded
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.staleness import WorkerClocks
 from tests.helpers import simulate
 
 F64 = torch.float64
@@ -88,7 +88,7 @@ def test_a_worker_that_left_long_ago_has_no_part_any_more() -> None:
 
 
 def test_who_makes_a_clock() -> None:
-    clocks = Clocks(Bounded(), range(4))
+    clocks = WorkerClocks(Bounded(), range(4))
     for worker, clock in ((0, 5), (1, 5), (2, 4), (3, 3)):
         clocks.tick(worker, clock)
     assert clocks.sharing(5) == 4
@@ -98,12 +98,12 @@ def test_who_makes_a_clock() -> None:
     clocks.rest(1)
     clocks.tick(2, 5)
     assert clocks.sharing(5) == 3 and clocks.slowest == 5
-    heir = Clocks(Bounded(), range(4))
+    heir = WorkerClocks(Bounded(), range(4))
     heir.load(clocks.state())
     for worker in (0, 3):
         heir.leave(worker)
     assert [heir.sharing(clock) for clock in (3, 4, 5, 6)] == [4, 3, 3, 2]
-    late = Clocks(Bounded(), range(2))
+    late = WorkerClocks(Bounded(), range(2))
     late.leave(0)
     late.load([[0, 7], [1, 3]])
     assert late.sharing(7) == 2 and late.slowest == 3

@@ -18,9 +18,9 @@ from paceline.rules.rule import FRAME_BYTES
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.update.monitor import Monitor
-from paceline.update.server.shard import Piece
-from paceline.update.server.shard_updates import Adds, Arriving
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.shard import Shard
+from paceline.update.server.shard_updates import AddDelta, IncomingPush
+from paceline.update.server.staleness import WorkerClocks
 from tests.helpers import Program, make_net, momentum_sgd, same_bits
 from tests.update.server.programs import Numbers, rank, simulate, uneven
 
@@ -170,16 +170,16 @@ def test_exponential_computing_times_give_geometric_delays() -> None:
     """N workers, each as likely to push next as any other: P(delay = k) = q (1 - q)^k, q = 1/N."""
     workers, pushes = 5, 12_000
     clock = Clock(exponential(), seed=2)
-    piece = Piece(0, torch.zeros(1), lambda anchor: Adds(Sum()), Clocks(Bounded(), range(workers)), False)
+    shard = Shard(0, torch.zeros(1), lambda anchor: AddDelta(Sum()), WorkerClocks(Bounded(), range(workers)), False)
     found: Counter[int] = Counter()
     count = [0] * workers
 
     def push(worker: int, version: int) -> None:
-        found[piece.push(torch.ones(1), Arriving(worker, 0, version, 1))] += 1
+        found[shard.push(torch.ones(1), IncomingPush(worker, 0, version, 1))] += 1
         begin(worker)
 
     def begin(worker: int) -> None:
-        version = piece.pull(worker, torch.empty(1))
+        version = shard.pull(worker, torch.empty(1))
         seconds = clock.compute_s(worker, count[worker])
         count[worker] += 1
         clock.wake(worker, seconds, lambda: push(worker, version))
@@ -211,7 +211,7 @@ def test_the_delays_of_a_whole_run_are_geometric_too(delays: dict[int, list[int]
 @pytest.mark.parametrize("rule", ["asgd()", "asgd(piece=64)", "asgd(period=3)", "ssp(staleness=3)", "easgd(period=3)"])
 def test_counted_bytes(rule: str) -> None:
     """Each push and its answer as in the formulas. Besides: the start, and at the end a word to every other owner and a
-    bare pull of everything (a frame for each piece of another owner, answered with its values), and then a byte to each
+    bare pull of everything (a frame for each shard of another owner, answered with its values), and then a byte to each
     other worker, at which all part."""
     workers, made = 3, 12
 
@@ -241,7 +241,7 @@ def test_counted_bytes(rule: str) -> None:
 
 
 def test_buffers_cost_their_bytes_too() -> None:
-    """A counter of 64 bits and two buffers of 8 numbers, in two spans of one piece each, owned by the last rank."""
+    """A counter of 64 bits and two buffers of 8 numbers, in two spans of one shard each, owned by the last rank."""
 
     def program() -> int:
         model = make_net(norm=True)

@@ -18,7 +18,7 @@ from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.staleness import WorkerClocks
 
 
 def bound(staleness: int | None) -> Bounded:
@@ -31,7 +31,7 @@ def race(staleness: int, steps: list[int], lost: dict[int, int], seed: int, spee
     Worker r finishes after steps[r] clocks, or vanishes in the middle of its step number lost[r]. The lead is counted
     here by a list of our own.
     """
-    generator, clocks = random.Random(seed), Clocks(bound(staleness), range(len(steps)))
+    generator, clocks = random.Random(seed), WorkerClocks(bound(staleness), range(len(steps)))
     own: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
     events = [(generator.expovariate(speeds[r]), r) for r in own]
     heapq.heapify(events)
@@ -80,7 +80,7 @@ def test_the_bound_holds_over_a_million_events() -> None:
 
 
 def test_who_is_done_or_lost_holds_up_nobody() -> None:
-    clocks = Clocks(bound(2), range(3))
+    clocks = WorkerClocks(bound(2), range(3))
     clocks.tick(0, 3)
     clocks.tick(1, 1)
     assert not clocks.may_start(0) and clocks.may_start(1)
@@ -96,7 +96,7 @@ def test_who_is_done_or_lost_holds_up_nobody() -> None:
 
 
 def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
-    clocks = Clocks(bound(1), range(2))
+    clocks = WorkerClocks(bound(1), range(2))
     clocks.leave(1)
     clocks.tick(1, 1)
     clocks.tick(0, 50)
@@ -104,7 +104,7 @@ def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
 
 
 def test_clocks_never_go_back_and_free_workers_never_wait() -> None:
-    clocks = Clocks(bound(None), range(2))
+    clocks = WorkerClocks(bound(None), range(2))
     clocks.tick(0, 1000)
     clocks.tick(0, 999)
     assert clocks.state() == [[0, 1000], [1, 0]]
@@ -112,7 +112,7 @@ def test_clocks_never_go_back_and_free_workers_never_wait() -> None:
 
 
 def test_a_successor_takes_over_the_clocks_and_waits_for_those_who_take_part() -> None:
-    clocks = Clocks(bound(1), range(3))
+    clocks = WorkerClocks(bound(1), range(3))
     clocks.leave(2)
     clocks.load([[0, 5], [1, 4], [2, 1]])
     assert clocks.state() == [[0, 5], [1, 4], [2, 1]] and clocks.slowest == 4
@@ -129,8 +129,8 @@ class Counters(nn.Module):
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_read_contains_all_updates_up_to_the_bound_and_the_readers_own(staleness: int, seed: int) -> None:
-    """Pieces at four owners, whose answers take different times; workers of different speeds and numbers of steps."""
-    workers, pieces, steps = 4, 6, [60, 45, 30, 60]
+    """Shards at four owners, whose answers take different times; workers of different speeds and numbers of steps."""
+    workers, shards, steps = 4, 6, [60, 45, 30, 60]
     rule = Rule(Bounded(staleness, overlap=0), Gradient(), topology=Sharded(64), outer=Sum())
 
     def network(source: int, to: int, nbytes: int, generator: random.Random) -> float:
@@ -140,22 +140,22 @@ def test_a_read_contains_all_updates_up_to_the_bound_and_the_readers_own(stalene
         transport = paceline.communication.virtual.transport.current()
         assert transport is not None
         rank = transport.world.rank
-        model = Counters(64 * pieces)
+        model = Counters(64 * shards)
         run = paceline.attach(model, torch.optim.SGD(model.parameters(), lr=1.0), rule)
         newer = 0
         optimizer = run._context.owned[0][0]
         for clock in range(steps[rank]):
-            seen = model.p.detach().reshape(pieces, 64)
-            assert torch.equal(seen[:, rank], torch.full((pieces,), float(clock))), "read my writes"
+            seen = model.p.detach().reshape(shards, 64)
+            assert torch.equal(seen[:, rank], torch.full((shards,), float(clock))), "read my writes"
             for other in range(workers):
                 least = min(clock - staleness, steps[other])
                 assert bool((seen[:, other] >= least).all())
                 newer += int((seen[:, other] > max(least, 0)).sum())
-            model.p.grad = torch.zeros(64 * pieces)
-            model.p.grad.reshape(pieces, 64)[:, rank] = -1.0
+            model.p.grad = torch.zeros(64 * shards)
+            model.p.grad.reshape(shards, 64)[:, rank] = -1.0
             optimizer.step()
         run.close()
-        assert model.p.detach().reshape(pieces, 64)[:, :workers].tolist() == [[float(n) for n in steps]] * pieces
+        assert model.p.detach().reshape(shards, 64)[:, :workers].tolist() == [[float(n) for n in steps]] * shards
         return newer
 
     clock = Clock(compute=lambda r, k, g: exponential(1.0 + r)(r, k, g), network=network, seed=seed)

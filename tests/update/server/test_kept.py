@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pushes that are sent again, and pieces that have them already: a cluster of plain objects, killed at random moments.
+"""Pushes that are sent again, and shards that have them already: a cluster of plain objects, killed at random moments.
 
-Nothing here is the ledger's word: each piece counts in its values, as every push adds 1 at its sample in every piece.
+Nothing here is the ledger's word: each shard counts in its values, as every push adds 1 at its sample in every shard.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ import torch
 
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.owner import REPLICA, Server
-from paceline.update.server.protocol import Ask, Ticket
-from paceline.update.server.push_numbers import EPOCHS, Numbered
+from paceline.update.server.owner import REPLICA, ShardServer
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.push_numbers import EPOCHS, PushNumbers
 from paceline.update.server.replication import Replicas
-from paceline.update.server.shard import Piece
-from paceline.update.server.shard_updates import Adds, Arriving
-from paceline.update.server.staleness import Clocks
-from paceline.update.server.unreplicated_pushes import KEPT_BYTES, Kept, interval
+from paceline.update.server.shard import Shard
+from paceline.update.server.shard_updates import AddDelta, IncomingPush
+from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.unreplicated_pushes import KEPT_BYTES, UnreplicatedPushes, interval
 
-WORKERS, PIECES, SAMPLES, EVERY = 4, 4, 40, 3
+WORKERS, SHARDS, SAMPLES, EVERY = 4, 4, 40, 3
 
 
 class Worker:
-    """An owner of one piece, and a sender."""
+    """An owner of one shard, and a sender."""
 
     def __init__(self, rank: int, cluster: Cluster) -> None:
         self.rank, self.cluster = rank, cluster
-        self.server = Server(rank, {rank: cluster.piece(rank)}, cluster.piece)
+        self.server = ShardServer(rank, {rank: cluster.shard(rank)}, cluster.shard)
         self.server.begin_replica((rank - 1) % WORKERS)
         self.replicas = Replicas(self.server, EVERY, lambda: cluster.heir(rank), self.send_replica)
-        self.kept, self.clock = Kept(), 0
+        self.kept, self.clock = UnreplicatedPushes(), 0
 
-    def send_replica(self, piece: int, number: int, about: dict[str, Any], row: torch.Tensor) -> None:
+    def send_replica(self, shard: int, number: int, about: dict[str, Any], row: torch.Tensor) -> None:
         heir = self.cluster.heir(self.rank)
         assert heir is not None
         row = row.clone()
 
         def arrives() -> None:
             self.cluster.workers[heir].server.keep_replica(about, row)
-            self.cluster.say(heir, self.rank, lambda: self.tell(self.replicas.kept(heir, piece, number)))
+            self.cluster.say(heir, self.rank, lambda: self.tell(self.replicas.kept(heir, shard, number)))
 
         self.cluster.say(self.rank, heir, arrives)
 
     def tell(self, said: list[tuple[int, int, int]]) -> None:
-        for sender, piece, number in said:
-            self.cluster.say(self.rank, sender, partial(self.cluster.safe, sender, self.rank, piece, number))
+        for sender, shard, number in said:
+            self.cluster.say(self.rank, sender, partial(self.cluster.safe, sender, self.rank, shard, number))
 
     def push(self, sample: int) -> None:
         self.clock += 1
         values = torch.zeros(SAMPLES)
         values[sample] = 1
-        asks = [Ask(piece, 0, values, None, 0) for piece in range(PIECES)]
-        ticket = Ticket(self.clock, asks, self.clock, marks=[(0, 0, sample, sample + 1)])
-        self.kept.add(ticket)
-        for ask in asks:
-            self.send(ticket, ask)
+        requests = [ShardRequest(shard, 0, values, None, 0) for shard in range(SHARDS)]
+        pending = PendingExchange(self.clock, requests, self.clock, marks=[(0, 0, sample, sample + 1)])
+        self.kept.add(pending)
+        for request in requests:
+            self.send(pending, request)
 
-    def send(self, ticket: Ticket, ask: Ask) -> None:
-        owner = self.cluster.owners[ask.piece]
-        assert ask.values is not None
-        values = ask.values.clone()  # an owner uses them up
-        arriving = Arriving(self.rank, ticket.clock, 0, 1, marks=ticket.marks)
-        self.cluster.say(self.rank, owner, lambda: self.cluster.workers[owner].take(ask.piece, values, arriving))
+    def send(self, pending: PendingExchange, request: ShardRequest) -> None:
+        owner = self.cluster.owners[request.shard]
+        assert request.values is not None
+        values = request.values.clone()  # an owner uses them up
+        incoming = IncomingPush(self.rank, pending.clock, 0, 1, marks=pending.marks)
+        self.cluster.say(self.rank, owner, lambda: self.cluster.workers[owner].take(request.shard, values, incoming))
 
-    def take(self, piece: int, values: torch.Tensor, arriving: Arriving) -> None:
-        self.server.push(piece, values, arriving, None)
-        self.replicas.pushed(piece)
-        self.tell([(arriving.sender, piece, self.replicas.safe(piece, arriving.sender))])
+    def take(self, shard: int, values: torch.Tensor, incoming: IncomingPush) -> None:
+        self.server.push(shard, values, incoming, None)
+        self.replicas.pushed(shard)
+        self.tell([(incoming.sender, shard, self.replicas.safe(shard, incoming.sender))])
 
 
 class Cluster:
@@ -81,14 +81,14 @@ class Cluster:
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
-        self.live, self.owners = set(range(WORKERS)), {piece: piece for piece in range(PIECES)}
+        self.live, self.owners = set(range(WORKERS)), {shard: shard for shard in range(SHARDS)}
         self.lines: dict[tuple[int, int], deque[Any]] = {}
         self.free, self.done = list(range(SAMPLES)), set[int]()
         self.held: dict[int, set[int]] = {rank: set() for rank in range(WORKERS)}
         self.workers = {rank: Worker(rank, self) for rank in range(WORKERS)}
 
-    def piece(self, number: int) -> Piece:
-        return Piece(number, torch.zeros(SAMPLES), lambda anchor: Adds(Sum()), Clocks(Bounded(), ()), False)
+    def shard(self, number: int) -> Shard:
+        return Shard(number, torch.zeros(SAMPLES), lambda anchor: AddDelta(Sum()), WorkerClocks(Bounded(), ()), False)
 
     def heir(self, rank: int) -> int | None:
         after = [(rank + k) % WORKERS for k in range(1, WORKERS)]
@@ -98,10 +98,10 @@ class Cluster:
         if source in self.live and to in self.live:
             self.lines.setdefault((source, to), deque()).append(what)
 
-    def safe(self, sender: int, owner: int, piece: int, number: int) -> None:
+    def safe(self, sender: int, owner: int, shard: int, number: int) -> None:
         worker = self.workers[sender]
-        if self.owners[piece] == owner:
-            worker.kept.safe(piece, number)
+        if self.owners[shard] == owner:
+            worker.kept.safe(shard, number)
         for _, _, sample, _ in worker.kept.done():
             self.held[sender].discard(sample)
             self.done.add(sample)
@@ -123,7 +123,7 @@ class Cluster:
 
     def kill(self, rank: int) -> None:
         """What it had sent may be lost from anywhere on, and each of the others goes on as a service does."""
-        was_heir = {one for one in self.live if one != rank and self.heir(one) == rank}
+        was_successor = {one for one in self.live if one != rank and self.heir(one) == rank}
         self.live.discard(rank)
         for (source, to), queue in list(self.lines.items()):
             if to == rank:
@@ -132,18 +132,18 @@ class Cluster:
                 for _ in range(self.dice.randint(0, len(queue))):
                     queue.popleft()()
                 queue.clear()
-        moved = {piece for piece, owner in self.owners.items() if owner == rank}
+        moved = {shard for shard, owner in self.owners.items() if owner == rank}
         heir = self.heir(rank) if rank not in self.live else None
         assert heir is not None
-        for piece in moved:
-            self.owners[piece] = heir
-            assert self.workers[heir].server.adopt(piece)[1] == REPLICA
-        for one in was_heir:
-            self.workers[one].replicas.renew(set(self.workers[one].server.pieces) - moved)
+        for shard in moved:
+            self.owners[shard] = heir
+            assert self.workers[heir].server.adopt(shard)[1] == REPLICA
+        for one in was_successor:
+            self.workers[one].replicas.renew(set(self.workers[one].server.shards) - moved)
         self.workers[heir].replicas.renew(moved)
         for one in sorted(self.live):
-            for ticket, ask in list(self.workers[one].kept.again(moved)):
-                self.workers[one].send(ticket, ask)
+            for pending, request in list(self.workers[one].kept.again(moved)):
+                self.workers[one].send(pending, request)
         self.free = sorted(self.held.pop(rank) - self.done) + self.free
 
     def run(self, deaths: list[int]) -> None:
@@ -167,7 +167,7 @@ class Cluster:
         """At the end senders ask for what is not safe; whether there is any."""
         found = False
         for rank in sorted(self.live):
-            for owner in sorted({self.owners[piece] for piece in self.workers[rank].kept.pieces}):
+            for owner in sorted({self.owners[shard] for shard in self.workers[rank].kept.shards}):
                 found = True
                 self.workers[owner].tell(self.workers[owner].replicas.want(rank))
         return found
@@ -181,19 +181,19 @@ def test_each_push_is_in_each_piece_once_whoever_dies_whenever(block: int) -> No
         cluster = Cluster(dice)
         cluster.run(sorted(dice.sample(range(5, 300), 3)))
         assert len(cluster.live) <= 2 and not cluster.free
-        for piece, owner in cluster.owners.items():
-            counts = cluster.workers[owner].server.pieces[piece].anchor
-            assert counts.tolist() == [1.0] * SAMPLES, (block, seed, piece)
+        for shard, owner in cluster.owners.items():
+            counts = cluster.workers[owner].server.shards[shard].anchor
+            assert counts.tolist() == [1.0] * SAMPLES, (block, seed, shard)
         assert cluster.done == set(range(SAMPLES)), "and all of it is known to be done"
 
 
 def test_a_push_is_known_by_its_number_and_by_its_samples() -> None:
-    seen = Numbered()
+    seen = PushNumbers()
     assert seen.is_new(1, 1, [(0, 0, 0, 4)]) and seen.is_new(1, 2, [(0, 0, 4, 8)])
     assert not seen.is_new(1, 2, [(0, 0, 4, 8)]), "the same push again"
     assert not seen.is_new(2, 1, [(0, 0, 0, 4)]), "another worker's, of the same samples"
     assert seen.is_new(2, 2, [(0, 0, 6, 10)]) and seen.repeated == 2, "half of it is new"
-    other = Numbered()
+    other = PushNumbers()
     other.load(seen.state())
     assert not other.is_new(1, 2, []) and not other.is_new(3, 1, [(0, 0, 0, 10)]) and other.is_new(1, 3, [])
     for epoch in range(1, EPOCHS + 3):
@@ -206,23 +206,23 @@ def test_what_a_sender_keeps_is_bounded() -> None:
     assert interval(1000) == 16 and interval(100_000_000) == 10 and interval(10 * KEPT_BYTES) == 2
 
 
-def push_of(number: int, pieces: tuple[int, ...]) -> Ticket:
-    asks = [Ask(piece, 0, torch.zeros(1), None, 0) for piece in pieces]
-    return Ticket(number, asks, number, marks=[(0, 0, number, number + 1)])
+def push_of(number: int, shards: tuple[int, ...]) -> PendingExchange:
+    requests = [ShardRequest(shard, 0, torch.zeros(1), None, 0) for shard in shards]
+    return PendingExchange(number, requests, number, marks=[(0, 0, number, number + 1)])
 
 
 def test_samples_are_done_when_all_streams_have_pushed_them_safely() -> None:
     """Of two optimizers the second pushes after the first what it made of the same minibatch."""
-    kept = Kept()
-    kept.streams = 2
+    kept = UnreplicatedPushes()
+    kept.clients = 2
     kept.add(push_of(1, (0, 1)))
     kept.safe(0, 1)
     kept.safe(1, 1)
     assert kept.done() == [], "the second may still push"
     kept.add(push_of(1, (2,)))
     kept.add(push_of(2, (0, 1)))
-    for piece in (0, 1):
-        kept.safe(piece, 2)
+    for shard in (0, 1):
+        kept.safe(shard, 2)
     assert kept.done() == [] and kept.marks[0] == (0, 0, 1, 2)
     kept.safe(2, 1)
     assert kept.done() == [(0, 0, 1, 2)]

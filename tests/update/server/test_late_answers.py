@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that a lost owner had sent, and that arrive after its heir was asked the same."""
+"""Answers that a lost owner had sent, and that arrive after its successor was asked the same."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.data.ledger.ledger import Ledger
-from paceline.update.server.protocol import Ask, Ticket
-from paceline.update.server.socket_service import ThreadedService
+from paceline.update.server.exchanges import Exchanges
+from paceline.update.server.protocol import PendingExchange, ShardRequest
 
 LOST, HEIR, READER = 2, 0, 1
 
 
-def service_with(ticket: Ticket) -> ThreadedService:
+def exchanges_with(pending: PendingExchange) -> Exchanges:
     """Only what waits for answers."""
-    made: Any = object.__new__(ThreadedService)
-    made._changed = threading.Condition(threading.RLock())
-    made._tickets = {ticket.number: ticket}
-    made.members = SimpleNamespace(lost={LOST: "died"})
+    membership = SimpleNamespace(lost={LOST: "died"})
+    context: Any = SimpleNamespace(changed=threading.Condition(threading.RLock()), membership=membership)
+    nothing: Any = None
+    made = Exchanges(context, nothing, nothing, nothing)
+    made._pending = {pending.number: pending}
     return made
 
 
@@ -33,13 +34,13 @@ def test_what_the_heir_tells_of_the_ledger_does_not_go_by() -> None:
         assert keeper.ask(3, Question(0, 0, 100, 10, most=2)) is not None
     reader.learn(lost.news(READER))
     lost.done(3, [(0, 0, 0, 10)])  # and this push dies with it
-    ask = Ask(0, 0, None, torch.zeros(4), 0)
-    ticket = Ticket(7, [ask])
-    service = service_with(ticket)
-    service.answer(7, 0, 12, 0, lost.news(READER), LOST)
-    assert not ticket.done
-    service.answer(7, 0, 11, 0, heir.news(READER), HEIR)
-    assert ticket.done and ask.version == 11
-    reader.learn(ask.news)
+    request = ShardRequest(0, 0, None, torch.zeros(4), 0)
+    pending = PendingExchange(7, [request])
+    exchanges = exchanges_with(pending)
+    exchanges.answered(7, 0, 12, 0, lost.news(READER), LOST)
+    assert not pending.done
+    exchanges.answered(7, 0, 11, 0, heir.news(READER), HEIR)
+    assert pending.done and request.version == 11
+    reader.learn(request.news)
     assert reader.unfinished(0) == heir.unfinished(0)
     assert heir.unfinished(0)[0].total == 100

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owners of several pieces are killed: every sample is in every piece once, or the run says what may not be."""
+"""Owners of several shards are killed: every sample is in every shard once, or the run says what may not be."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def test_every_sample_is_in_every_piece_once(rule: str, deaths: list[tuple[int, 
 
 @pytest.mark.slow
 def test_an_owner_and_its_heir_at_once_are_not_passed_over_in_silence(tmp_path: Path) -> None:
-    """The heir dies as it takes over, with the only replica."""
+    """The successor dies as it takes over, with the only replica."""
     found = verdict(tmp_path, [(1, "applied", 60), (2, "heir", 1)])
     assert found["said"] and "went with the worker that kept their replica" in found["said"][0]

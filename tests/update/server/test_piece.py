@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A piece at its owner: against torch's own optimizers, and against numbers worked out by hand."""
+"""A shard at its owner: against torch's own optimizers, and against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -24,11 +24,19 @@ from paceline.rules.outer import (
 )
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.server.shard import NOBODY, REFUSED, Piece
-from paceline.update.server.shard_updates import Adds, Arriving, Blends, Pulls, Settings, Steps, Way
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.shard import NO_READER, REFUSED, Shard
+from paceline.update.server.shard_updates import (
+    AddDelta,
+    BlendBuffer,
+    ElasticPull,
+    GroupSettings,
+    IncomingPush,
+    OptimizerSteps,
+    UpdateRule,
+)
+from paceline.update.server.staleness import WorkerClocks
 
-OPTIMIZERS: dict[str, tuple[type[Optimizer], Settings]] = {
+OPTIMIZERS: dict[str, tuple[type[Optimizer], GroupSettings]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "nesterov": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
@@ -54,38 +62,38 @@ def start(n: int = SIZE, seed: int = 1) -> Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
-def clocks(workers: int = 1, staleness: int | None = None) -> Clocks:
-    return Clocks(Bounded(staleness, overlap=0), range(workers))
+def clocks(workers: int = 1, staleness: int | None = None) -> WorkerClocks:
+    return WorkerClocks(Bounded(staleness, overlap=0), range(workers))
 
 
 def piece_of(
-    anchor: Tensor, way: Callable[[Tensor], Way], *, workers: int = 1, keeps: bool = False, number: int = 0
-) -> Piece:
-    return Piece(number, anchor.clone(), way, clocks(workers), keeps)
+    anchor: Tensor, way: Callable[[Tensor], UpdateRule], *, workers: int = 1, keeps: bool = False, number: int = 0
+) -> Shard:
+    return Shard(number, anchor.clone(), way, clocks(workers), keeps)
 
 
-def steps(outer: Arrival, kind: type[Optimizer] = torch.optim.SGD, **settings: Any) -> Callable[[Tensor], Way]:
+def steps(outer: Arrival, kind: type[Optimizer] = torch.optim.SGD, **settings: Any) -> Callable[[Tensor], UpdateRule]:
     given = {"lr": 1.0} | settings
-    return lambda anchor: Steps(outer, kind, anchor, given)
+    return lambda anchor: OptimizerSteps(outer, kind, anchor, given)
 
 
 def push(
-    piece: Piece, values: Tensor, sender: int = 0, version: int | None = None, clock: int = 0, **settings: Any
+    shard: Shard, values: Tensor, sender: int = 0, version: int | None = None, clock: int = 0, **settings: Any
 ) -> int:
-    at = piece.version if version is None else version
-    return piece.push(values.clone(), Arriving(sender, clock, at, 1, settings))
+    at = shard.version if version is None else version
+    return shard.push(values.clone(), IncomingPush(sender, clock, at, 1, settings))
 
 
-def pull(piece: Piece, reader: int = 0) -> tuple[Tensor, int]:
-    out = torch.empty_like(piece.anchor)
-    return out, piece.pull(reader, out)
+def pull(shard: Shard, reader: int = 0) -> tuple[Tensor, int]:
+    out = torch.empty_like(shard.anchor)
+    return out, shard.pull(reader, out)
 
 
-def as_tuples(settings: Settings) -> Settings:
+def as_tuples(settings: GroupSettings) -> GroupSettings:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
 
 
-def serial(kind: type[Optimizer], settings: Settings, gradients: list[Tensor], rates: list[float]) -> Tensor:
+def serial(kind: type[Optimizer], settings: GroupSettings, gradients: list[Tensor], rates: list[float]) -> Tensor:
     parameter = nn.Parameter(start())
     optimizer = kind([parameter], **as_tuples(settings))
     for gradient, rate in zip(gradients, rates, strict=True):
@@ -111,11 +119,11 @@ def test_pieces_have_the_bits_of_the_serial_optimizer(name: str, largest: int, w
     assert len(cuts) >= SIZE / largest
     found = torch.empty(SIZE)
     for cut in cuts:
-        piece = piece_of(start()[cut.begin : cut.end], steps(Sum(), kind, **settings))
+        shard = piece_of(start()[cut.begin : cut.end], steps(Sum(), kind, **settings))
         for gradient, rate in zip(gradients, rates, strict=True):
-            assert push(piece, gradient[cut.begin : cut.end], **{**settings, "lr": rate}) == 0
-        found[cut.begin : cut.end] = pull(piece)[0]
-        assert piece.version == 9
+            assert push(shard, gradient[cut.begin : cut.end], **{**settings, "lr": rate}) == 0
+        found[cut.begin : cut.end] = pull(shard)[0]
+        assert shard.version == 9
     assert torch.equal(found, want)
 
 
@@ -128,90 +136,98 @@ def test_one_worker_without_delay_is_the_serial_optimizer_under_every_outer(oute
     kind, settings = OPTIMIZERS["decay"]
     gradients = [start(seed=10 + k) for k in range(5)]
     want = serial(kind, settings, gradients, [settings["lr"]] * 5)
-    piece = piece_of(start(), steps(outer, kind, **settings), keeps=outer.needs_origin)
+    shard = piece_of(start(), steps(outer, kind, **settings), keeps=outer.needs_origin)
     for gradient in gradients:
-        pull(piece)
-        push(piece, gradient)
-    assert torch.equal(piece.anchor, want)
+        pull(shard)
+        push(shard, gradient)
+    assert torch.equal(shard.anchor, want)
 
 
 def test_the_optimizers_step_leaves_rate_and_momentum_as_they_were() -> None:
     """A factor on the rate is of that push alone."""
-    piece = piece_of(torch.zeros(1), steps(StalenessAware()))
+    shard = piece_of(torch.zeros(1), steps(StalenessAware()))
     for _ in range(4):
-        push(piece, torch.zeros(1))
-    push(piece, torch.ones(1), version=0)  # delay 4
-    assert piece.anchor.item() == -0.25
-    push(piece, torch.ones(1))
-    assert piece.anchor.item() == -1.25
+        push(shard, torch.zeros(1))
+    push(shard, torch.ones(1), version=0)  # delay 4
+    assert shard.anchor.item() == -0.25
+    push(shard, torch.ones(1))
+    assert shard.anchor.item() == -1.25
 
 
 # -- versions and delays -----------------------------------------------------------------------------------------------
 
 
 def test_versions_and_delays() -> None:
-    piece = piece_of(torch.zeros(3), steps(Sum()), workers=2)
-    assert pull(piece, 0)[1] == pull(piece, 1)[1] == 0
-    assert [push(piece, torch.ones(3), 0, version=0) for _ in range(3)] == [0, 1, 2]
-    assert pull(piece)[1] == 3
-    assert push(piece, torch.ones(3), 1, version=0) == 3
-    assert push(piece, torch.ones(3), 1, version=3) == 1
-    assert pull(piece)[1] == 5
+    shard = piece_of(torch.zeros(3), steps(Sum()), workers=2)
+    assert pull(shard, 0)[1] == pull(shard, 1)[1] == 0
+    assert [push(shard, torch.ones(3), 0, version=0) for _ in range(3)] == [0, 1, 2]
+    assert pull(shard)[1] == 3
+    assert push(shard, torch.ones(3), 1, version=0) == 3
+    assert push(shard, torch.ones(3), 1, version=3) == 1
+    assert pull(shard)[1] == 5
 
 
 def test_a_successor_that_knows_less_goes_on_from_the_newest_version_that_is_known() -> None:
-    piece = piece_of(torch.zeros(3), steps(Sum()))
-    assert push(piece, torch.ones(3), version=40) == 0
-    assert piece.version == 41
+    shard = piece_of(torch.zeros(3), steps(Sum()))
+    assert push(shard, torch.ones(3), version=40) == 0
+    assert shard.version == 41
 
 
 @pytest.mark.parametrize(
     "bad", [[1.0, float("nan"), 2.0], [float("inf"), float("-inf"), 0.0], [1.0, float("-inf"), 0.0]]
 )
 @pytest.mark.parametrize(
-    "way", [steps(Sum(), momentum=0.9), lambda a: Adds(Sum()), lambda a: Pulls(Elastic(), 2), lambda a: Blends()]
+    "way",
+    [
+        steps(Sum(), momentum=0.9),
+        lambda a: AddDelta(Sum()),
+        lambda a: ElasticPull(Elastic(), 2),
+        lambda a: BlendBuffer(),
+    ],
 )
-def test_what_is_not_finite_is_refused_and_nothing_changes(bad: list[float], way: Callable[[Tensor], Way]) -> None:
-    piece = piece_of(start(3), way, workers=2)
-    push(piece, start(3, 2))
-    before = piece.state()
-    assert push(piece, torch.tensor(bad), 1) == REFUSED
-    after = piece.state()
+def test_what_is_not_finite_is_refused_and_nothing_changes(
+    bad: list[float], way: Callable[[Tensor], UpdateRule]
+) -> None:
+    shard = piece_of(start(3), way, workers=2)
+    push(shard, start(3, 2))
+    before = shard.state()
+    assert push(shard, torch.tensor(bad), 1) == REFUSED
+    after = shard.state()
     assert torch.equal(before["anchor"], after["anchor"]) and before["about"] == after["about"]
     assert all(torch.equal(before["tensors"][k], after["tensors"][k]) for k in before["tensors"])
-    assert bool(torch.isfinite(piece.anchor).all())
+    assert bool(torch.isfinite(shard.anchor).all())
 
 
 def test_large_numbers_whose_sum_overflows_are_finite() -> None:
-    piece = piece_of(torch.zeros(2), lambda a: Adds(Sum()))
-    assert push(piece, torch.tensor([3e38, 3e38])) == 0
+    shard = piece_of(torch.zeros(2), lambda a: AddDelta(Sum()))
+    assert push(shard, torch.tensor([3e38, 3e38])) == 0
 
 
 def test_a_refused_push_still_says_how_far_its_sender_is() -> None:
     """Else the others would wait for a worker that has gone on."""
-    piece = Piece(0, torch.zeros(1), lambda a: Adds(Sum()), clocks(2, staleness=1), False)
-    piece.push(torch.ones(1), Arriving(0, 2, 0, 1))
-    assert not piece.clocks.may_start(0)
-    assert piece.push(torch.full((1,), float("nan")), Arriving(1, 1, 0, 1)) == REFUSED
-    assert piece.clocks.may_start(0)
+    shard = Shard(0, torch.zeros(1), lambda a: AddDelta(Sum()), clocks(2, staleness=1), False)
+    shard.push(torch.ones(1), IncomingPush(0, 2, 0, 1))
+    assert not shard.clocks.may_start(0)
+    assert shard.push(torch.full((1,), float("nan")), IncomingPush(1, 1, 0, 1)) == REFUSED
+    assert shard.clocks.may_start(0)
 
 
 def test_the_settings_of_a_push_are_those_of_its_sender_at_that_time() -> None:
-    piece = piece_of(torch.zeros(1), steps(Sum(), lr=0.5), workers=2)
-    push(piece, torch.ones(1), 0, lr=0.5)
-    push(piece, torch.ones(1), 1, lr=0.125)
-    push(piece, torch.ones(1), 0, lr=0.25)
-    assert piece.anchor.item() == -(0.5 + 0.125 + 0.25)
-    push(piece, torch.zeros(1), 1, lr=1.0, weight_decay=0.5)
-    assert piece.anchor.item() == -0.4375
-    push(piece, torch.ones(1), 0, lr=0.5, weight_decay=0.0)
-    assert piece.anchor.item() == -0.9375
+    shard = piece_of(torch.zeros(1), steps(Sum(), lr=0.5), workers=2)
+    push(shard, torch.ones(1), 0, lr=0.5)
+    push(shard, torch.ones(1), 1, lr=0.125)
+    push(shard, torch.ones(1), 0, lr=0.25)
+    assert shard.anchor.item() == -(0.5 + 0.125 + 0.25)
+    push(shard, torch.zeros(1), 1, lr=1.0, weight_decay=0.5)
+    assert shard.anchor.item() == -0.4375
+    push(shard, torch.ones(1), 0, lr=0.5, weight_decay=0.0)
+    assert shard.anchor.item() == -0.9375
 
 
 # -- delay compensation ------------------------------------------------------------------------------------------------
 
 
-def compensated(**choices: Any) -> Piece:
+def compensated(**choices: Any) -> Shard:
     """One number at 1.0; plain SGD with lr 1; lam0 = 0.5."""
     outer = DelayCompensated(**{"strength": 0.5} | choices)
     return piece_of(torch.ones(1), steps(outer), workers=2, keeps=True)
@@ -219,110 +235,110 @@ def compensated(**choices: Any) -> Piece:
 
 def test_the_backup_is_made_at_the_pull() -> None:
     """Worker 1 pulls 1.0, worker 0 moves it to 3.0; g + lam g g (3 - 1) with g = 0.25 is 0.3125."""
-    piece = compensated()
-    pull(piece, 0)
-    pull(piece, 1)
-    push(piece, torch.tensor([-2.0]), 0, version=0)
-    assert piece.anchor.item() == 3.0
-    push(piece, torch.tensor([0.25]), 1, version=0)
-    assert piece.anchor.item() == 3.0 - (0.25 + 0.5 * 0.25 * 0.25 * 2.0)
+    shard = compensated()
+    pull(shard, 0)
+    pull(shard, 1)
+    push(shard, torch.tensor([-2.0]), 0, version=0)
+    assert shard.anchor.item() == 3.0
+    push(shard, torch.tensor([0.25]), 1, version=0)
+    assert shard.anchor.item() == 3.0 - (0.25 + 0.5 * 0.25 * 0.25 * 2.0)
 
 
 def test_another_workers_push_between_two_of_one_worker() -> None:
     """A backup made at worker 1's first push would be 2.0 and the correction of its second 1.0 short."""
-    piece = compensated()
-    pull(piece, 1)
-    push(piece, torch.tensor([-1.0]), 1, version=0)  # 2.0; its answer is still on its way
-    push(piece, torch.tensor([-2.0]), 0, version=0)  # the first of worker 0, at 1.0: -2 + 0.5 * 4 * (2 - 1) = 0
-    assert piece.anchor.item() == 2.0
-    push(piece, torch.tensor([-1.0]), 0, version=1)
-    now = piece.anchor.item()
-    push(piece, torch.tensor([0.25]), 1, version=0)
-    assert piece.anchor.item() == now - (0.25 + 0.5 * 0.25**2 * (now - 1.0))
+    shard = compensated()
+    pull(shard, 1)
+    push(shard, torch.tensor([-1.0]), 1, version=0)  # 2.0; its answer is still on its way
+    push(shard, torch.tensor([-2.0]), 0, version=0)  # the first of worker 0, at 1.0: -2 + 0.5 * 4 * (2 - 1) = 0
+    assert shard.anchor.item() == 2.0
+    push(shard, torch.tensor([-1.0]), 0, version=1)
+    now = shard.anchor.item()
+    push(shard, torch.tensor([0.25]), 1, version=0)
+    assert shard.anchor.item() == now - (0.25 + 0.5 * 0.25**2 * (now - 1.0))
 
 
 def test_with_an_answer_under_way_the_backup_is_the_one_of_the_version_that_was_pushed_at() -> None:
     """Overlap 1: the worker pulls version 1 and then pushes what it computed at version 0, again and again."""
-    piece = compensated()
-    values = {pull(piece, 1)[1]: 1.0}
+    shard = compensated()
+    values = {pull(shard, 1)[1]: 1.0}
     versions = [0, 0]
     for k in range(6):
-        gradient, now, at = 0.125 * (k + 1), piece.anchor.item(), versions[-2]
-        assert push(piece, torch.tensor([gradient]), 1, version=at) == min(k, 1)
-        assert piece.anchor.item() == pytest.approx(now - gradient - 0.5 * gradient**2 * (now - values[at]), abs=1e-6)
-        out, version = pull(piece, 1)
+        gradient, now, at = 0.125 * (k + 1), shard.anchor.item(), versions[-2]
+        assert push(shard, torch.tensor([gradient]), 1, version=at) == min(k, 1)
+        assert shard.anchor.item() == pytest.approx(now - gradient - 0.5 * gradient**2 * (now - values[at]), abs=1e-6)
+        out, version = pull(shard, 1)
         values[version] = out.item()
         versions.append(version)
-    assert len(piece.origins[1]) <= 3, "what nobody can push at any more is dropped"
+    assert len(shard.origins[1]) <= 3, "what nobody can push at any more is dropped"
 
 
 def test_the_first_push_is_not_compensated_and_no_displacement_is_exact() -> None:
     for kind in ("constant", "adaptive"):
-        piece = compensated(kind=kind)
-        push(piece, torch.tensor([0.3]), 1)
-        assert piece.anchor.item() == (torch.ones(1) - torch.tensor([0.3])).item()
+        shard = compensated(kind=kind)
+        push(shard, torch.tensor([0.3]), 1)
+        assert shard.anchor.item() == (torch.ones(1) - torch.tensor([0.3])).item()
         for _ in range(5):
-            before = pull(piece, 1)[0]
-            push(piece, torch.tensor([0.1]), 1)
-            assert torch.equal(piece.anchor, before - torch.tensor([0.1]))
+            before = pull(shard, 1)[0]
+            push(shard, torch.tensor([0.1]), 1)
+            assert torch.equal(shard.anchor, before - torch.tensor([0.1]))
 
 
 def test_who_only_looks_leaves_no_backup() -> None:
-    piece = compensated()
-    pull(piece, NOBODY)
-    assert not piece.origins
-    pull(piece, 1)
-    assert list(piece.origins) == [1]
-    piece.leave(1)
-    assert not piece.origins
+    shard = compensated()
+    pull(shard, NO_READER)
+    assert not shard.origins
+    pull(shard, 1)
+    assert list(shard.origins) == [1]
+    shard.leave(1)
+    assert not shard.origins
 
 
 def test_the_running_square_is_one_for_all_workers_and_moves_before_it_is_used() -> None:
-    piece = compensated(kind="adaptive", decay=0.5, strength=2.0)
+    shard = compensated(kind="adaptive", decay=0.5, strength=2.0)
     for worker in (0, 1):
-        pull(piece, worker)
-    push(piece, torch.tensor([2.0]), 0)  # MS = 2; no displacement
-    assert piece.anchor.item() == -1.0
-    push(piece, torch.tensor([1.0]), 1, version=0)  # MS = 1.5
-    assert piece.state()["tensors"]["squares"].item() == 1.5
-    assert piece.anchor.item() == pytest.approx(-1.0 - (1.0 + 2.0 / (1.5 + 1e-7) ** 0.5 * (-1.0 - 1.0)), rel=1e-6)
+        pull(shard, worker)
+    push(shard, torch.tensor([2.0]), 0)  # MS = 2; no displacement
+    assert shard.anchor.item() == -1.0
+    push(shard, torch.tensor([1.0]), 1, version=0)  # MS = 1.5
+    assert shard.state()["tensors"]["squares"].item() == 1.5
+    assert shard.anchor.item() == pytest.approx(-1.0 - (1.0 + 2.0 / (1.5 + 1e-7) ** 0.5 * (-1.0 - 1.0)), rel=1e-6)
 
 
 # -- displacements, centers, buffers -----------------------------------------------------------------------------------
 
 
 def test_displacements_are_added() -> None:
-    piece = piece_of(torch.zeros(2), lambda a: Adds(Share()), workers=4)
+    shard = piece_of(torch.zeros(2), lambda a: AddDelta(Share()), workers=4)
     for worker in range(4):
-        push(piece, torch.tensor([4.0, -1.0]), worker)
-    assert piece.anchor.tolist() == [4.0, -1.0]
+        push(shard, torch.tensor([4.0, -1.0]), worker)
+    assert shard.anchor.tolist() == [4.0, -1.0]
 
 
 def test_the_center_is_pulled_by_a_share_that_stays_when_workers_leave() -> None:
-    piece = piece_of(torch.zeros(1), lambda a: Pulls(Elastic(1.0), 4), workers=4)
-    push(piece, torch.tensor([8.0]))
-    assert piece.anchor.item() == 2.0
-    piece.leave(1)
-    push(piece, torch.tensor([10.0]))
-    assert piece.anchor.item() == 4.0
+    shard = piece_of(torch.zeros(1), lambda a: ElasticPull(Elastic(1.0), 4), workers=4)
+    push(shard, torch.tensor([8.0]))
+    assert shard.anchor.item() == 2.0
+    shard.leave(1)
+    push(shard, torch.tensor([10.0]))
+    assert shard.anchor.item() == 4.0
 
 
 def test_a_share_grows_when_workers_leave() -> None:
-    piece = piece_of(torch.zeros(1), steps(Share()), workers=4)
-    push(piece, torch.ones(1), clock=1)
-    assert piece.anchor.item() == -0.25
-    piece.leave(3)
-    piece.leave(2)
-    push(piece, torch.ones(1), clock=2)
-    assert piece.anchor.item() == -0.75
+    shard = piece_of(torch.zeros(1), steps(Share()), workers=4)
+    push(shard, torch.ones(1), clock=1)
+    assert shard.anchor.item() == -0.25
+    shard.leave(3)
+    shard.leave(2)
+    push(shard, torch.ones(1), clock=2)
+    assert shard.anchor.item() == -0.75
 
 
 def test_buffers_move_towards_each_worker_and_counters_take_the_largest() -> None:
-    piece = piece_of(torch.zeros(1), lambda a: Blends(), workers=4)
-    push(piece, torch.tensor([8.0]))
-    push(piece, torch.tensor([4.0]), 1)
-    assert piece.anchor.item() == 2.0 + 0.25 * 2.0
-    counter = piece_of(torch.tensor([3]), lambda a: Blends(), workers=4)
+    shard = piece_of(torch.zeros(1), lambda a: BlendBuffer(), workers=4)
+    push(shard, torch.tensor([8.0]))
+    push(shard, torch.tensor([4.0]), 1)
+    assert shard.anchor.item() == 2.0 + 0.25 * 2.0
+    counter = piece_of(torch.tensor([3]), lambda a: BlendBuffer(), workers=4)
     for seen in (5, 2, 7, 6):
         push(counter, torch.tensor([seen]))
     assert counter.anchor.tolist() == [7] and counter.anchor.dtype == torch.int64
@@ -355,18 +371,18 @@ def test_another_piece_goes_on_from_what_this_one_had(name: str, how: str) -> No
         second.load(first.state())
     assert second.version == first.version == 4
     for k in range(4, 8):
-        for piece in (first, second):
-            pull(piece, k % 2)
-            push(piece, start(seed=10 + k), k % 2)
+        for shard in (first, second):
+            pull(shard, k % 2)
+            push(shard, start(seed=10 + k), k % 2)
     assert torch.equal(first.anchor, second.anchor)
 
 
 def test_a_snapshot_is_not_moved_by_later_pushes() -> None:
-    piece = piece_of(torch.zeros(2), steps(Sum(), momentum=0.5))
-    push(piece, torch.ones(2))
-    about, row = piece.snapshot()
-    state = piece.state()
-    push(piece, torch.ones(2))
+    shard = piece_of(torch.zeros(2), steps(Sum(), momentum=0.5))
+    push(shard, torch.ones(2))
+    about, row = shard.snapshot()
+    state = shard.state()
+    push(shard, torch.ones(2))
     assert row.tolist() == [-1.0, -1.0, 1.0, 1.0] and about["version"] == 1
     assert state["anchor"].tolist() == [-1.0, -1.0]
     assert state["tensors"]["optimizer.momentum_buffer"].tolist() == [1.0, 1.0]
@@ -382,6 +398,6 @@ def test_backups_and_clocks_are_part_of_the_state() -> None:
     other.load(one.state())
     assert other.clocks.state() == [[0, 7], [1, 0]]
     for version in (0, 1):
-        for piece in (one, other):
-            push(piece, torch.tensor([0.25]), 1, version=version)
+        for shard in (one, other):
+            push(shard, torch.tensor([0.25]), 1, version=version)
         assert torch.equal(one.anchor, other.anchor)

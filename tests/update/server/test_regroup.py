@@ -16,7 +16,7 @@ import paceline
 from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.server import Asynchronous
-from paceline.update.server.reshard import OldPieces
+from paceline.update.server.reshard import OldShards
 from tests.checkpoint.test_reshard import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back
 from tests.helpers import adam, same_bits, sgd, state_of
 from tests.update.server.programs import RECIPES, simulate
@@ -53,11 +53,11 @@ def test_who_has_taken_over_can_be_stopped_again(rule: str, tmp_path: Path) -> N
         assert same_bits(one.final, two.final)
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- shards ------------------------------------------------------------------------------------------------------------
 
 
 class Big(nn.Module):
-    """Two spans (of two groups) of several pieces, one of them with a parameter without dimensions, and buffers."""
+    """Two spans (of two groups) of several shards, one of them with a parameter without dimensions, and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,14 +108,14 @@ def program(
     return body
 
 
-def whole_spans(path: Path, piece: int) -> dict[str, Tensor]:
-    """What a checkpoint holds of the pieces, by span: everything end to end."""
+def whole_spans(path: Path, shard: int) -> dict[str, Tensor]:
+    """What a checkpoint holds of the shards, by span: everything end to end."""
     old = read_back(path)
     found: dict[str, Tensor] = {}
     holder = {int(n): r for r in range(old.size) for n in old.keys(r, "exchange", "pieces")}
     number = 0
     for span, numel in enumerate((601, 451, 150, 1)):
-        cuts = Sharded(piece).pieces(numel, old.size)
+        cuts = Sharded(shard).pieces(numel, old.size)
         states = [old.part(holder[number + k], "exchange", "pieces", str(number + k)) for k in range(len(cuts))]
         number += len(cuts)
         found[f"{span} anchor"] = torch.cat([state["anchor"] for state in states])
@@ -131,14 +131,14 @@ def whole_spans(path: Path, piece: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("new", [2, 3, 7])
 @pytest.mark.parametrize(
-    ("rule", "piece", "optimizer"),
+    ("rule", "shard", "optimizer"),
     [("asgd(piece=64)", 64, adam), ("adadelay()", 262_144, momentum_sgd), ("dc_asgd(kind='adaptive')", 262_144, sgd)],
 )
-def test_pieces_end_to_end_are_what_was_saved(rule: str, piece: int, optimizer: Make, new: int, tmp_path: Path) -> None:
+def test_pieces_end_to_end_are_what_was_saved(rule: str, shard: int, optimizer: Make, new: int, tmp_path: Path) -> None:
     """Values, what the optimizer keeps, outer state, counts and versions; nobody has pushed in between."""
     simulate(program(rule, optimizer, lambda r: 5 + r, save=tmp_path / "four"), 4)
     simulate(program(rule, optimizer, lambda r: 0, resume=tmp_path / "four", save=tmp_path / "new"), new)
-    want, have = (whole_spans(tmp_path / name, piece) for name in ("four", "new"))
+    want, have = (whole_spans(tmp_path / name, shard) for name in ("four", "new"))
     assert len(want) > 9 - (optimizer is sgd) and same_bits(have, want)
 
 
@@ -152,29 +152,29 @@ def test_everybody_has_pulled_what_the_owners_have(tmp_path: Path) -> None:
         run.resume(tmp_path / "c")
         engine = run._engine
         assert isinstance(engine, Asynchronous)
-        pieces = {number: (piece.version, piece.anchor) for number, piece in engine._server.pieces.items()}
+        shards = {number: (shard.version, shard.anchor) for number, shard in engine._server.shards.items()}
         pulled = {
             one.number: (one.version, span.pulled[one.cut.begin : one.cut.end])
             for span in engine._layout.spans
             for one in span.ranges
         }
         origins = {
-            number: {reader: dict(kept) for reader, kept in piece.origins.items()}
-            for number, piece in engine._server.pieces.items()
-            if len(piece.origins)
+            number: {reader: dict(kept) for reader, kept in shard.origins.items()}
+            for number, shard in engine._server.shards.items()
+            if len(shard.origins)
         }
         run._transport.barrier()
         run.close()
-        return pieces, pulled, origins
+        return shards, pulled, origins
 
-    for pieces, pulled, origins in (found := simulate(body, 3)):
-        for number, (version, anchor) in pieces.items():
+    for shards, pulled, origins in (found := simulate(body, 3)):
+        for number, (version, anchor) in shards.items():
             assert version == 26  # 5 + 6 + 7 + 8 pushes
             for _, theirs, _ in found:
                 assert theirs[number][0] == version and torch.equal(theirs[number][1], anchor)
         assert pulled
         for number, kept in origins.items():
-            assert all(torch.equal(values[26], pieces[number][1]) for values in kept.values()) and len(kept) == 3
+            assert all(torch.equal(values[26], shards[number][1]) for values in kept.values()) and len(kept) == 3
 
 
 # -- against the same by hand ------------------------------------------------------------------------------------------
@@ -256,8 +256,8 @@ def test_under_a_bound_all_are_at_one_clock(tmp_path: Path) -> None:
         run.resume(tmp_path / "c")
         found = [run.blocks, run.minibatches]
         assert isinstance(run._engine, Asynchronous)
-        for piece in run._engine._server.pieces.values():
-            assert piece.clocks.state() == [[worker, 5] for worker in range(3)]
+        for shard in run._engine._server.shards.values():
+            assert shard.clocks.state() == [[worker, 5] for worker in range(3)]
         run._transport.barrier()
         train(model, optimizer, rank(), 0, 4)
         found.append(run.blocks)
@@ -271,12 +271,12 @@ def test_under_a_bound_all_are_at_one_clock(tmp_path: Path) -> None:
 
 
 class Fake:
-    """A checkpoint of two workers with one span of 128 elements, whose pieces have seen different numbers of pushes."""
+    """A checkpoint of two workers with one span of 128 elements, whose shards have seen different numbers of pushes."""
 
     size = 2
 
     def __init__(self) -> None:
-        self.pieces: list[dict[str, Any]] = [
+        self.shards: list[dict[str, Any]] = [
             {
                 "about": {"version": 9, "tensors": ["optimizer.m"], "numbers": {"optimizer.step": 9.0}},
                 "anchor": torch.arange(64.0),
@@ -289,24 +289,24 @@ class Fake:
         return [str(worker)]
 
     def part(self, worker: int, *path: str) -> Any:
-        value: Any = self.pieces
+        value: Any = self.shards
         for step in path[2:]:
             value = value[int(step) if isinstance(value, list) else step]
         return value
 
 
 def test_what_a_piece_has_once_is_that_of_the_newest() -> None:
-    pieces = OldPieces(Fake(), [128], Sharded())  # type: ignore[arg-type]
-    both = pieces.cut(0, 32, 96)
+    shards = OldShards(Fake(), [128], Sharded())  # type: ignore[arg-type]
+    both = shards.cut(0, 32, 96)
     assert both["about"]["version"] == 9 and both["about"]["numbers"] == {"optimizer.step": 9.0}
     assert torch.equal(both["anchor"], torch.arange(32.0, 96.0))
     assert torch.equal(both["tensors"]["optimizer.m"], torch.cat([torch.ones(32), torch.zeros(32)]))
-    second = pieces.cut(0, 64, 128, [(0, 3)])
+    second = shards.cut(0, 64, 128, [(0, 3)])
     assert second["about"] == {"version": 8, "numbers": {}, "tensors": [], "clocks": [(0, 3)]}
 
 
 def test_pieces_of_another_model() -> None:
     with pytest.raises(CheckpointError, match="holds 2 pieces, and 2 workers have 4 of this model"):
-        OldPieces(Fake(), [128, 128], Sharded())  # type: ignore[arg-type]
+        OldShards(Fake(), [128, 128], Sharded())  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="piece 0 has 64 elements there and 128 here"):
-        OldPieces(Fake(), [256], Sharded()).cut(0, 0, 64)  # type: ignore[arg-type]
+        OldShards(Fake(), [256], Sharded()).cut(0, 0, 64)  # type: ignore[arg-type]

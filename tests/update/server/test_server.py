@@ -9,33 +9,33 @@ from torch import Tensor
 
 from paceline.rules.outer import Elastic, Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.owner import Answer, Server, refused
-from paceline.update.server.shard import REFUSED, Piece
-from paceline.update.server.shard_updates import Arriving, Pulls, Steps
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.owner import Answer, ShardServer, refused
+from paceline.update.server.shard import REFUSED, Shard
+from paceline.update.server.shard_updates import ElasticPull, IncomingPush, OptimizerSteps
+from paceline.update.server.staleness import WorkerClocks
 
 
-def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> Piece:
-    clocks = Clocks(Bounded(staleness, overlap=0), range(3))
+def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> Shard:
+    clocks = WorkerClocks(Bounded(staleness, overlap=0), range(3))
     settings = {"lr": 1.0, "momentum": 0.5}
 
-    def way(anchor: Tensor) -> Pulls | Steps:
-        return Pulls(Elastic(0.75), 3) if elastic else Steps(Sum(), torch.optim.SGD, anchor, settings)
+    def way(anchor: Tensor) -> ElasticPull | OptimizerSteps:
+        return ElasticPull(Elastic(0.75), 3) if elastic else OptimizerSteps(Sum(), torch.optim.SGD, anchor, settings)
 
-    return Piece(number, torch.full((4,), value), way, clocks, False)
-
-
-def server(rank: int = 0, *, staleness: int | None = None, elastic: bool = False) -> Server:
-    """It owns piece 7, and has pulled 5.0 last of every other."""
-    pieces = {7: make(7, staleness=staleness, elastic=elastic)}
-    return Server(rank, pieces, lambda number: make(number, 5.0, staleness=staleness), elastic)
+    return Shard(number, torch.full((4,), value), way, clocks, False)
 
 
-def tell(to: Server, sender: int, value: float, *, clock: int = 1, version: int = 0, number: int = 7) -> Answer:
-    return to.push(number, torch.full((4,), value), Arriving(sender, clock, version, 1), torch.empty(4))
+def server(rank: int = 0, *, staleness: int | None = None, elastic: bool = False) -> ShardServer:
+    """It owns shard 7, and has pulled 5.0 last of every other."""
+    shards = {7: make(7, staleness=staleness, elastic=elastic)}
+    return ShardServer(rank, shards, lambda number: make(number, 5.0, staleness=staleness), elastic)
 
 
-def look(at: Server, number: int = 7, reader: int = 0, after_push: bool = False) -> tuple[list[float], int]:
+def tell(to: ShardServer, sender: int, value: float, *, clock: int = 1, version: int = 0, number: int = 7) -> Answer:
+    return to.push(number, torch.full((4,), value), IncomingPush(sender, clock, version, 1), torch.empty(4))
+
+
+def look(at: ShardServer, number: int = 7, reader: int = 0, after_push: bool = False) -> tuple[list[float], int]:
     out = torch.full((4,), 99.0)
     version = at.read(number, reader, out, after_push)
     return out.tolist(), version
@@ -69,7 +69,7 @@ def test_who_is_too_far_ahead_has_to_wait_until_the_slowest_has_pushed_or_left()
 def test_elastic_averaging_answers_with_the_center_from_before() -> None:
     one = server(elastic=True)
     out = torch.empty(4)
-    one.push(7, torch.full((4,), 8.0), Arriving(1, 1, 0, 1), out)
+    one.push(7, torch.full((4,), 8.0), IncomingPush(1, 1, 0, 1), out)
     assert one.read(7, 1, out, after_push=True) == 1
     assert out.tolist() == [0.0] * 4, "the worker computes the same pull from it as the owner did"
     assert look(one) == ([2.0] * 4, 1)
@@ -78,15 +78,15 @@ def test_elastic_averaging_answers_with_the_center_from_before() -> None:
 def test_adopting_from_a_replica() -> None:
     """With the optimizer's state: the next step has the momentum of the last."""
     first, heir = server(0), server(1)
-    heir.pieces.clear()
+    heir.shards.clear()
     tell(first, 2, 1.0, clock=3)
-    heir.keep_replica(*first.pieces[7].snapshot())
+    heir.keep_replica(*first.shards[7].snapshot())
     tell(first, 2, 1.0, clock=4)
-    heir.keep_replica(*first.pieces[7].snapshot())
+    heir.keep_replica(*first.shards[7].snapshot())
     heir.leave(0)
     assert heir.adopt(7) == (2, "replica")
     assert look(heir) == ([-2.5] * 4, 2)
-    clocks = heir.pieces[7].clocks
+    clocks = heir.shards[7].clocks
     assert sorted(clocks.state()) == [[0, 0], [1, 0], [2, 4]]
     clocks.tick(1, 3)
     assert clocks.slowest == 3, "who is lost holds up nobody"
@@ -100,10 +100,10 @@ def test_adopting_from_what_was_pulled_last() -> None:
     heir.leave(0)
     assert heir.adopt(3) == (0, "last pulled values")
     assert look(heir, 3) == ([5.0] * 4, 0)
-    heir.pieces[3].clocks.tick(1, 2)
-    assert heir.pieces[3].clocks.slowest == 2, "who is lost holds up nobody"
+    heir.shards[3].clocks.tick(1, 2)
+    assert heir.shards[3].clocks.slowest == 2, "who is lost holds up nobody"
     answer = tell(heir, 1, 1.0, version=30, number=3)
-    assert answer.delay == 0 and heir.pieces[3].version == 31, "others have seen later versions than the heir"
+    assert answer.delay == 0 and heir.shards[3].version == 31, "others have seen later versions than the heir"
 
 
 def test_adopting_what_one_owns_changes_nothing() -> None:

@@ -249,7 +249,7 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
 def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, victim: int, tmp_path: Path) -> None:
     """Its slices go to the next in rank order, with what the optimizer has kept; nobody waits for the deadline."""
     left = [rank for rank in range(3) if rank != victim]
-    with Faulty(tmp_path, 3, rule, kind, least=600) as launch:  # so that every piece has been replicated
+    with Faulty(tmp_path, 3, rule, kind, least=600) as launch:  # so that every shard has been replicated
         launch.under_way()
         launch.strike(victim, signal.SIGKILL)
         heir = (victim + 1) % 3

@@ -90,7 +90,7 @@ def test_workers_that_take_turns_are_one_program(rule: str, optimizer: Optimizer
             run.messages.receive(turn, source=0).wait()
             for k in range(6, 12):
                 if k == 6:  # it has the model of the beginning, and nothing was pushed by it that an answer came to
-                    for stream in run._engine._streams:  # type: ignore[union-attr]
+                    for stream in run._engine._clients:  # type: ignore[union-attr]
                         stream.refresh(looks=False)
                         stream._land()
                 step(model, opt, k)
@@ -265,7 +265,7 @@ def test_two_optimizers_that_step_in_turn(rule: str, every: int, tmp_path: Path)
 
 
 def test_the_pushes_of_two_optimizers_do_not_count_for_each_other() -> None:
-    """Each has versions of its own: alone at its pieces, a worker has no delay, whatever its other optimizer does."""
+    """Each has versions of its own: alone at its shards, a worker has no delay, whatever its other optimizer does."""
 
     def program() -> Any:
         model = nn.ModuleList([Numbers(), Numbers()])
@@ -411,8 +411,8 @@ def test_channels_last_weights_lie_in_the_order_of_their_memory() -> None:
 @rules(["asgd()", "asgd(period=3)", "easgd(period=3)", "ssp(staleness=2)", "dc_asgd()"])
 def test_a_model_in_bf16_has_an_outer_state_in_fp32(rule: str) -> None:
     def after(place: Place) -> None:
-        pieces = place.run._engine._server.pieces.values()  # type: ignore[union-attr]
-        place.extra["dtypes"] = {piece.anchor.dtype for piece in pieces}
+        shards = place.run._engine._server.shards.values()  # type: ignore[union-attr]
+        place.extra["dtypes"] = {shard.anchor.dtype for shard in shards}
         place.extra["own"] = {p.dtype for p in place.model.parameters()}
 
     fine, coarse = (
@@ -888,7 +888,7 @@ def test_the_log_counts_each_push_once(rule: str, tmp_path: Path) -> None:
 
 
 def test_the_logs_delays_match_the_updates_that_the_owners_have_applied(tmp_path: Path) -> None:
-    """One number, so that there is one piece: every push but the first of all finds those before it."""
+    """One number, so that there is one shard: every push but the first of all finds those before it."""
     workers, made = 3, 10
 
     def program() -> int:

@@ -2,7 +2,7 @@
 """What a worker pushes and pulls for one optimizer, over time.
 
     gradients        at the end of step c:  take the values that have come, push g_c, and ask for the next values when
-                     step c + 1 is nearly over (:mod:`.pace`); theta is what was pulled last, and nothing else
+                     step c + 1 is nearly over (:mod:`.prefetch`); theta is what was pulled last, and nothing else
     blocks           after `period` steps:  push d = theta - base, and go on;
                      when the answer s comes:  theta = s + (theta - then),  base = s
     elastic          after `period` steps:  push x = theta, and go on;
@@ -25,12 +25,12 @@ from torch import Tensor
 
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.rules.schedule.bounded import Bounded
-from paceline.update.server.protocol import Ask, Service, Ticket
-from paceline.update.server.shard import KEEPING
-from paceline.update.server.sharding import Rooms, Span
+from paceline.update.server.protocol import PendingExchange, Service, ShardRequest
+from paceline.update.server.shard import LEDGER_SHARD
+from paceline.update.server.sharding import BufferPool, Span
 
 
-class Tally:
+class ExchangeTally:
     """What happened to pushes, until it is written down.
 
     Attributes:
@@ -49,13 +49,13 @@ def _nothing() -> None:
     """Nothing is left to ask."""
 
 
-def _give_back(taken: list[tuple[Rooms, Tensor]]) -> None:
+def _give_back(taken: list[tuple[BufferPool, Tensor]]) -> None:
     """Nobody needs pushed values any more."""
-    for rooms, flat in taken:
-        rooms.give(flat)
+    for pool, flat in taken:
+        pool.give(flat)
 
 
-class Stream(ABC):
+class Client(ABC):
     """The exchanges of one optimizer's parameters.
 
     Args:
@@ -76,19 +76,19 @@ class Stream(ABC):
         buffers: list[Span],
         number: Callable[[], int],
         marks: Callable[[], list[Mark]],
-        tally: Tally,
+        tally: ExchangeTally,
     ) -> None:
         self.spans, self.buffers = spans, buffers
         self._service, self._schedule, self._number, self._tally = service, schedule, number, tally
         self._marks = marks
-        self._ticket: Ticket | None = None
-        self._silent: Ticket | None = None  # a push whose answer holds no values
+        self._pending: PendingExchange | None = None
+        self._silent: PendingExchange | None = None  # a push whose answer holds no values
         self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
-        self._rooms = [Rooms(span.fragment) for span in spans]
-        self._buffer_rooms = [Rooms(span.fragment) for span in buffers]
+        self._pools = [BufferPool(span.fragment) for span in spans]
+        self._buffer_pools = [BufferPool(span.fragment) for span in buffers]
         self.clock = 0
 
-    def retime(self, schedule: Bounded) -> None:
+    def follow(self, schedule: Bounded) -> None:
         """Go on with blocks of another length."""
         self._schedule = schedule
 
@@ -99,46 +99,48 @@ class Stream(ABC):
 
     # -- exchanges --------------------------------------------------------------------------------
 
-    def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> Ticket:
+    def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> PendingExchange:
         """Send `values`, one flat tensor of each span's rooms; ask for what the owners make of it, where wanted."""
-        asks: list[Ask] = []
+        requests: list[ShardRequest] = []
         for span, flat in zip(self.spans, values, strict=True):
-            asks += span.asks(flat, answered)
-        taken = list(zip(self._rooms, values, strict=True))
-        for span, rooms in zip(self.buffers, self._buffer_rooms, strict=True):
-            room = rooms.take()
-            taken.append((rooms, room))
+            requests += span.requests(flat, answered)
+        taken = list(zip(self._pools, values, strict=True))
+        for span, pool in zip(self.buffers, self._buffer_pools, strict=True):
+            flat = pool.take()
+            taken.append((pool, flat))
             if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
                 span.write(span.pulled)
             span.mark()
-            asks += span.asks(span.read(room), answered)
+            requests += span.requests(span.read(flat), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
-        ticket = Ticket(self._number(), asks, self.clock, minibatches, settings=settings, marks=self._marks())
-        ticket.release = partial(_give_back, taken)
-        self._service.exchange(ticket)
-        return ticket
+        pending = PendingExchange(
+            self._number(), requests, self.clock, minibatches, settings=settings, marks=self._marks()
+        )
+        pending.release = partial(_give_back, taken)
+        self._service.exchange(pending)
+        return pending
 
     def _collect(self, wait: bool) -> None:
         """Take the answer of the exchange under way, where it is there or is waited for."""
-        under_way = [ticket for ticket in (self._silent, self._ticket) if ticket is not None]
-        if not under_way or not (wait or all(self._service.done(ticket) for ticket in under_way)):
+        under_way = [pending for pending in (self._silent, self._pending) if pending is not None]
+        if not under_way or not (wait or all(self._service.done(pending) for pending in under_way)):
             return
         began = time.perf_counter()
         self._hurry()
-        for ticket in under_way:
-            self._service.wait(ticket)
-            if ticket.refused:
+        for pending in under_way:
+            self._service.wait(pending)
+            if pending.refused:
                 self._tally.refused += 1
-            elif ticket.clock:
-                self._tally.delays.append(ticket.delay)
+            elif pending.clock:
+                self._tally.delays.append(pending.delay)
         self._tally.wait_s += time.perf_counter() - began
-        self._silent, self._ticket, self._hurry = None, None, _nothing
+        self._silent, self._pending, self._hurry = None, None, _nothing
         self._answered(under_way[-1])
         self._take(under_way[-1])
         self._land()
 
-    def _answered(self, ticket: Ticket) -> None:
+    def _answered(self, pending: PendingExchange) -> None:
         """Values have come; how long they took is of interest where they are asked for late."""
         return
 
@@ -150,35 +152,37 @@ class Stream(ABC):
     def flush(self) -> None:
         """Push what is left, and wait for the answer."""
 
-    def refresh(self, looks: bool) -> None:
+    def refresh(self, peeks: bool) -> None:
         """Pull without a push; with nothing under way."""
-        ticket = self._question(looks)
-        self._service.exchange(ticket)
-        self._service.wait(ticket)
-        if looks:
+        pending = self._question(peeks)
+        self._service.exchange(pending)
+        self._service.wait(pending)
+        if peeks:
             for span in self.every:
                 span.anchor = span.incoming.clone()
         else:
-            self._take(ticket)
+            self._take(pending)
 
-    def _question(self, looks: bool = False) -> Ticket:
+    def _question(self, peeks: bool = False) -> PendingExchange:
         """A bare pull of everything."""
-        return Ticket(self._number(), [ask for span in self.every for ask in span.asks(None)], looks=looks)
+        return PendingExchange(
+            self._number(), [request for span in self.every for request in span.requests(None)], peeks=peeks
+        )
 
-    def _take(self, ticket: Ticket) -> None:
+    def _take(self, pending: PendingExchange) -> None:
         """What has arrived is what was pulled last."""
-        asks = {ask.piece: ask for ask in ticket.asks}
+        requests = {request.shard: request for request in pending.requests}
         with self._service.taking():
             for span in self.every:
-                span.take(asks)
-            if KEEPING in asks and asks[KEEPING].news is not None:
-                self._service.leases.learn(asks[KEEPING].news)
+                span.take(requests)
+            if LEDGER_SHARD in requests and requests[LEDGER_SHARD].news is not None:
+                self._service.leases.learn(requests[LEDGER_SHARD].news)
 
     def wait(self) -> None:
         """Take what is under way."""
         self._collect(wait=True)
 
-    def rested(self) -> None:
+    def restart_timing(self) -> None:
         """All workers have come to rest, for a checkpoint: the next minibatch begins now."""
         return
 
@@ -207,5 +211,5 @@ class Stream(ABC):
 
     def begin(self) -> None:
         """Go on from the global model, as a worker that has nothing of its own; with nothing under way."""
-        self.refresh(looks=False)
+        self.refresh(peeks=False)
         self.settle()

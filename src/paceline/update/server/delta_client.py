@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 from paceline.core.optimizer_state import reset_state
 from paceline.rules.outer.elastic import Elastic
-from paceline.update.server.client import Stream
+from paceline.update.server.client import Client
 from paceline.update.server.sharding import host
 
 
-class BlockStream(Stream):
+class DeltaClient(Client):
     """Displacements are pushed, or the parameters themselves; the optimizer steps here.
 
     Args:
@@ -36,7 +36,7 @@ class BlockStream(Stream):
         self.since += 1
         block = self._schedule.period
         self._collect(wait=self.since >= block * self._schedule.hold)
-        if self._ticket is None and self.since >= block:
+        if self._pending is None and self.since >= block:
             self._push_block()
         if not self._schedule.overlap:
             self._collect(wait=True)
@@ -50,7 +50,7 @@ class BlockStream(Stream):
         if ill and self._schedule.staleness is None:
             self._tally.refused += 1
             return
-        values = [rooms.take() for rooms in self._rooms]
+        values = [pool.take() for pool in self._pools]
         for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
             span.mark()  # a displacement is measured from what was pulled last
             span.read(then)
@@ -60,7 +60,7 @@ class BlockStream(Stream):
                 torch.sub(then, base, out=sent)
             if ill:
                 sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
-        self._ticket = self._push(values, minibatches)
+        self._pending = self._push(values, minibatches)
 
     def _restart(self) -> None:
         """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""

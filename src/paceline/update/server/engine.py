@@ -29,21 +29,21 @@ from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
 from paceline.update.exchange.header import Timing
-from paceline.update.server.client import Stream, Tally
-from paceline.update.server.delta_client import BlockStream
-from paceline.update.server.gradient_client import GradientStream
-from paceline.update.server.ledger_client import DataWays
-from paceline.update.server.optimizer_support import begun, check_optimizer
-from paceline.update.server.owner import Server
-from paceline.update.server.places_in_hand import Hand
+from paceline.update.server.client import Client, ExchangeTally
+from paceline.update.server.delta_client import DeltaClient
+from paceline.update.server.gradient_client import GradientClient
+from paceline.update.server.ledger_client import DataAccess
+from paceline.update.server.optimizer_support import check_optimizer, optimizer_state
+from paceline.update.server.owner import ShardServer
+from paceline.update.server.places_in_hand import PlacesInHand
 from paceline.update.server.protocol import Service
-from paceline.update.server.reshard import OldPieces, cut_anew, of_one, old_clocks
-from paceline.update.server.shard import KEEPING, Piece
-from paceline.update.server.shard_updates import Adds, Blends, Pulls, Steps, Way
-from paceline.update.server.sharding import Layout, Span
-from paceline.update.server.simulated_service import ClockedService
-from paceline.update.server.socket_service import ThreadedService
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.reshard import OldShards, from_one_worker, old_clocks, resharded
+from paceline.update.server.shard import LEDGER_SHARD, Shard
+from paceline.update.server.shard_updates import AddDelta, BlendBuffer, ElasticPull, OptimizerSteps, UpdateRule
+from paceline.update.server.sharding import ShardLayout, Span
+from paceline.update.server.simulated_service import SimulatedService
+from paceline.update.server.socket_service import SocketService
+from paceline.update.server.staleness import WorkerClocks
 
 
 class Asynchronous:
@@ -64,7 +64,7 @@ class Asynchronous:
         self._schedule = rule.schedule
         self.closed = self.local = False
         self._gradient = isinstance(rule.payload, Gradient)
-        self._tally = Tally()
+        self._tally = ExchangeTally()
         self._ahead = False  # whether simulated time has passed for the step under way
         for optimizer, _ in owned:
             check_optimizer(rule, optimizer)
@@ -78,7 +78,7 @@ class Asynchronous:
     def _join(self, topology: Sharded) -> None:
         transport, world = self._transport, self._transport.world
         begin_together(transport, self.rule, self._model, self._owned, {"seed": self._settings.seed})
-        self._layout = Layout(topology, world.size)
+        self._layout = ShardLayout(topology, world.size)
         spans = [self._layout.add_optimizer(optimizer, named) for optimizer, named in self._owned]
         found = fragments("buffers", averaged_buffers(self._model), find_buffers(self._model))
         buffers = [self._layout.add(fragment, None) for fragment in found]
@@ -86,71 +86,73 @@ class Asynchronous:
         for span in self._layout.spans:
             span.read(span.pulled)
             span.incoming.copy_(span.pulled)
-        pieces = {n: self._piece(n) for n, owner in self._layout.owners.items() if owner == world.rank}
+        shards = {n: self._shard(n) for n, owner in self._layout.owners.items() if owner == world.rank}
         push_bytes = sum(span.numel * span.pulled.element_size() for span in self._layout.spans)
-        self._server = Server(world.rank, pieces, self._piece, isinstance(self.rule.outer, Elastic), push_bytes)
-        self._hand = Hand(self._feed.take_marks, len(self._owned))
+        self._server = ShardServer(world.rank, shards, self._shard, isinstance(self.rule.outer, Elastic), push_bytes)
+        self._in_hand = PlacesInHand(self._feed.take_marks, len(self._owned))
         self._service = self._connect()
         numbers = itertools.count(1)
-        self._streams: list[Stream] = []
+        self._clients: list[Client] = []
         for k, (optimizer, _) in enumerate(self._owned):
             with_buffers = buffers if k == len(self._owned) - 1 else []
             number = lambda: next(numbers)  # noqa: E731
             marks = partial(self._marks, k)
             shared = (self._service, self._schedule, spans[k], with_buffers, number, marks, self._tally)
-            self._streams.append(self._stream(optimizer, shared))
+            self._clients.append(self._client(optimizer, shared))
 
-    def _marks(self, stream: int) -> list[Mark]:
-        """The places of the data that go with a stream's push: all that this worker has in hand."""
-        if stream == 0:
+    def _marks(self, client: int) -> list[Mark]:
+        """The places of the data that go with a client's push: all that this worker has in hand."""
+        if client == 0:
             self._pushed = self._flow.steps + int(self._gradient)  # gradients go before their step is counted
-        return self._hand.push(stream)
+        return self._in_hand.push(client)
 
     def _holding(self) -> list[Mark]:
         """The places whose work is not on its way to the global model yet."""
-        return [*self._hand.waiting, *self._feed.holding()]
+        return [*self._in_hand.waiting, *self._feed.holding()]
 
-    def _stream(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Stream:
+    def _client(self, optimizer: Optimizer, shared: tuple[Any, ...]) -> Client:
         if self._gradient:
-            return GradientStream(optimizer, *shared)
+            return GradientClient(optimizer, *shared)
         elastic = self.rule.outer if isinstance(self.rule.outer, Elastic) else None
-        return BlockStream(optimizer, elastic, self._transport.world.size, *shared)
+        return DeltaClient(optimizer, elastic, self._transport.world.size, *shared)
 
-    def _piece(self, number: int) -> Piece:
-        """A piece with the values that this worker pulled last."""
-        span, one = self._layout.piece(number)
+    def _shard(self, number: int) -> Shard:
+        """A shard with the values that this worker pulled last."""
+        span, one = self._layout.shard(number)
         anchor = span.pulled[one.cut.begin : one.cut.end].clone()
-        clocks = Clocks(self._schedule, range(self._transport.world.size))
+        clocks = WorkerClocks(self._schedule, range(self._transport.world.size))
         keeps = self._gradient and bool(getattr(self.rule.outer, "needs_origin", False))
-        piece = Piece(number, anchor, lambda a: self._way(span, a), clocks, keeps and span.number in self._optimizer_of)
-        piece.version = one.version
-        piece.ledger = self._ledger if number == KEEPING else None
+        shard = Shard(
+            number, anchor, lambda a: self._update_rule(span, a), clocks, keeps and span.number in self._optimizer_of
+        )
+        shard.version = one.version
+        shard.ledger = self._ledger if number == LEDGER_SHARD else None
         optimizer = self._optimizer_of.get(span.number)
         if self._gradient and optimizer is not None and optimizer.state:
-            tensors, numbers = begun(optimizer, span.fragment, one.cut.begin, one.cut.end)
-            piece.begin_with(tensors, numbers)
-        return piece
+            tensors, numbers = optimizer_state(optimizer, span.fragment, one.cut.begin, one.cut.end)
+            shard.begin_with(tensors, numbers)
+        return shard
 
-    def _way(self, span: Span, anchor: Tensor) -> Way:
+    def _update_rule(self, span: Span, anchor: Tensor) -> UpdateRule:
         optimizer = self._optimizer_of.get(span.number)
         outer: Any = self.rule.outer
         if optimizer is None:
-            return Blends()
+            return BlendBuffer()
         if self._gradient:
-            return Steps(outer, type(optimizer), anchor, span.settings())
+            return OptimizerSteps(outer, type(optimizer), anchor, span.settings())
         if isinstance(outer, Elastic):
-            return Pulls(outer, self._transport.world.size)
-        return Adds(outer)
+            return ElasticPull(outer, self._transport.world.size)
+        return AddDelta(outer)
 
     def _connect(self) -> Service:
         transport, owners = self._transport, self._layout.owners
         if isinstance(transport, VirtualTransport):
-            return ClockedService(transport, self._server, owners, self._ledger)
-        data = DataWays(self._ledger, self._holding, self._flush, self._schedule.staleness is not None)
-        made = ThreadedService(
+            return SimulatedService(transport, self._server, owners, self._ledger)
+        data = DataAccess(self._ledger, self._holding, self._flush, self._schedule.staleness is not None)
+        made = SocketService(
             transport, self._server, owners, data, self._settings.timeout_s, self._settings.tls, self._watch
         )
-        made.safekeeping.shared_by(len(self._owned))
+        made.durability.shared_by(len(self._owned))
         return made
 
     # -- steps ------------------------------------------------------------------------------------
@@ -177,20 +179,20 @@ class Asynchronous:
         self._watch.begin()
         began = time.perf_counter()
         self._compute()
-        stream = self._stream_of(optimizer)
-        assert isinstance(stream, GradientStream)
+        client = self._client_of(optimizer)
+        assert isinstance(client, GradientClient)
         agreement.check_unchanged(self._owned)
         waits = self._schedule.staleness is not None and self._settings.scaler is None
         if waits and (scaler := stepping_scaler()) is not None:
             refuse_hidden_scaler(self.rule, scaler, False)  # a step that it skips is a clock others wait for
-        stream.before_step()
+        client.before_step()
         self._note(began)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """The optimizer made a step, or skipped it."""
-        stream = self._stream_of(optimizer)
-        if isinstance(stream, GradientStream):
-            stream.after_step()
+        client = self._client_of(optimizer)
+        if isinstance(client, GradientClient):
+            client.after_step()
 
     def on_step(self, warm: bool) -> None:
         """A minibatch was counted."""
@@ -201,9 +203,9 @@ class Asynchronous:
         began = time.perf_counter()
         self._service.computed(self._flow.steps - 1)
         agreement.check_unchanged(self._owned)
-        for stream in self._streams:
-            assert isinstance(stream, BlockStream)
-            stream.stepped()
+        for client in self._clients:
+            assert isinstance(client, DeltaClient)
+            client.stepped()
         self._note(began)
 
     def _watch_scaler(self, scaler: Any) -> None:
@@ -211,30 +213,30 @@ class Asynchronous:
         self._scaler, step = scaler, scaler.step
 
         def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            before = self._flow.steps, [stream.clock for stream in self._streams]
+            before = self._flow.steps, [client.clock for client in self._clients]
             result = step(optimizer, *args, **kwargs)
-            made = before != (self._flow.steps, [stream.clock for stream in self._streams])
+            made = before != (self._flow.steps, [client.clock for client in self._clients])
             if not made and not self.closed and any(optimizer is one for one, _ in self._owned):
-                self._left_out(optimizer)
+                self._skip_step(optimizer)
             return result
 
         scaler.step = stepped
 
-    def _left_out(self, optimizer: Optimizer) -> None:
+    def _skip_step(self, optimizer: Optimizer) -> None:
         """A minibatch without a step of this optimizer."""
         self._watch.begin()
         began = time.perf_counter()
         last = optimizer is self._owned[-1][0]
         if self._gradient:
             self._compute()
-            stream = self._stream_of(optimizer)
-            assert isinstance(stream, GradientStream)
-            stream.left_out()
+            client = self._client_of(optimizer)
+            assert isinstance(client, GradientClient)
+            client.skip_step()
             self._ahead = self._ahead and not last
         elif last:
             self._service.computed(self._flow.steps)
-            for blocks in self._streams:
-                assert isinstance(blocks, BlockStream)
+            for blocks in self._clients:
+                assert isinstance(blocks, DeltaClient)
                 blocks.stepped()
         self._note(began)
 
@@ -258,8 +260,8 @@ class Asynchronous:
             self._watch.sent()
         tally.delays, tally.refused, tally.wait_s = [], 0, 0.0
 
-    def _stream_of(self, optimizer: Optimizer) -> Stream:
-        return next(s for s, (one, _) in zip(self._streams, self._owned, strict=True) if one is optimizer)
+    def _client_of(self, optimizer: Optimizer) -> Client:
+        return next(s for s, (one, _) in zip(self._clients, self._owned, strict=True) if one is optimizer)
 
     # -- what others need -------------------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class Asynchronous:
     @property
     def exchanged(self) -> int:
         """Pushes that this worker has made."""
-        return max(stream.clock for stream in self._streams)
+        return max(client.clock for client in self._clients)
 
     @property
     def global_model(self) -> Asynchronous | None:
@@ -307,27 +309,27 @@ class Asynchronous:
         self._flush()
         self._note(began)
         self._service.secure()
-        self.leases.done(self._hand.rest())  # such as batches of a validation
+        self.leases.done(self._in_hand.rest())  # such as batches of a validation
         self._service.finish()
         parted = False
         while not parted:
-            for stream in self._streams:
-                stream.refresh(looks=False)
-                stream.settle()
+            for client in self._clients:
+                client.refresh(peeks=False)
+                client.settle()
             parted = self._service.part()
 
     def _flush(self) -> None:
         """Push what is left, with the rates with which steps are made."""
         with self._tuner.knobs.rates.applied():
-            for stream in self._streams:
-                stream.flush()
+            for client in self._clients:
+                client.flush()
 
     def follow(self, rule: Rule) -> None:
         """Go on with blocks of another length, from the next on."""
         assert isinstance(rule.schedule, Bounded)
         self.rule, self._schedule = rule, rule.schedule
-        for stream in self._streams:
-            stream.retime(rule.schedule)
+        for client in self._clients:
+            client.follow(rule.schedule)
 
     def close(self) -> None:
         """Let the connection go."""
@@ -352,15 +354,15 @@ class Asynchronous:
         self.leases.waits(True)  # others may have to go on into the next epoch before they come here
         if self._gradient or whole:
             self._flush()
-        for stream in self._streams:
-            stream.wait()
+        for client in self._clients:
+            client.wait()
         self._service.secure(rests=False)
         self._service.settle()
-        for stream in self._streams:
-            stream.refresh(looks=True)
+        for client in self._clients:
+            client.refresh(peeks=True)
         self._service.settle()  # the clock is the same for all who save it
-        for stream in self._streams:
-            stream.rested()
+        for client in self._clients:
+            client.restart_timing()
         self.leases.waits(False)
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -370,35 +372,35 @@ class Asynchronous:
         self._gather(whole=False)
         return {
             "service": self._service.state(),
-            "pieces": {str(number): piece.state() for number, piece in self._server.pieces.items()},
-            "streams": [stream.state() for stream in self._streams],
+            "pieces": {str(number): shard.state() for number, shard in self._server.shards.items()},
+            "streams": [client.state() for client in self._clients],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave; after the optimizers' own."""
         for number, saved in state["pieces"].items():
-            self._server.pieces[int(number)].load(saved)
-        for stream, saved in zip(self._streams, state["streams"], strict=True):
-            stream.load(saved)
+            self._server.shards[int(number)].load(saved)
+        for client, saved in zip(self._clients, state["streams"], strict=True):
+            client.load(saved)
         self._service.load(state["service"])
         self._service.begin_anew()
         self._service.settle()
-        for stream in self._streams:
-            stream.rested()
+        for client in self._clients:
+            client.restart_timing()
 
     def reshard(self, old: Old) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place.
 
         The user's model is to hold the global model by then, and the optimizers the state that goes on.
         """
-        clocks = old_clocks(old, len(self._streams))
+        clocks = old_clocks(old, len(self._clients))
         found: dict[int, dict[str, Any]] | None = None
         if old.size > 1:
             found = {}
-            pieces = OldPieces(old, [span.numel for span in self._layout.spans], self.rule.sharded)
-            for stream, clock in zip(self._streams, clocks, strict=True):
+            shards = OldShards(old, [span.numel for span in self._layout.spans], self.rule.sharded)
+            for client, clock in zip(self._clients, clocks, strict=True):
                 alike = [(rank, clock) for rank in range(self._transport.world.size)]
-                found |= cut_anew(pieces, stream.every, self._server.pieces, alike)
+                found |= resharded(shards, client.every, self._server.shards, alike)
         return lambda: self._begin(found, clocks)
 
     def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
@@ -406,21 +408,21 @@ class Asynchronous:
         for span in self._layout.spans:
             span.read(span.pulled)
         for number, state in (self._of_one() if found is None else found).items():
-            self._server.pieces[number].load(state)
-        for stream, clock in zip(self._streams, clocks, strict=True):
-            stream.clock = clock
+            self._server.shards[number].load(state)
+        for client, clock in zip(self._clients, clocks, strict=True):
+            client.clock = clock
         self._service.begin_anew()
         self._service.settle()  # nobody asks before all have what they own
-        for stream in self._streams:
-            stream.begin()
+        for client in self._clients:
+            client.begin()
         self._service.settle()
-        for stream in self._streams:
-            stream.rested()
+        for client in self._clients:
+            client.restart_timing()
 
     def _of_one(self) -> dict[int, dict[str, Any]]:
-        """This worker's pieces of what a single worker had."""
+        """This worker's shards of what a single worker had."""
         found: dict[int, dict[str, Any]] = {}
         for span in self._layout.spans:
             optimizer = self._optimizer_of.get(span.number) if self._gradient else None
-            found |= of_one(span, optimizer, self._server.pieces)
+            found |= from_one_worker(span, optimizer, self._server.shards)
         return found

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.update.server.client import Stream
-from paceline.update.server.prefetch import Pace
-from paceline.update.server.protocol import Ticket
-from paceline.update.server.sharding import Gathered
+from paceline.update.server.client import Client
+from paceline.update.server.prefetch import PullTiming
+from paceline.update.server.protocol import PendingExchange
+from paceline.update.server.sharding import GradientAccumulator
 
 
-class GradientStream(Stream):
+class GradientClient(Client):
     """Gradients are pushed, parameters pulled; the optimizer steps at the owners.
 
     Args:
@@ -24,16 +24,18 @@ class GradientStream(Stream):
 
     def __init__(self, optimizer: Optimizer, *args: Any) -> None:
         super().__init__(*args)
-        self._gathered = [Gathered(span, rooms) for span, rooms in zip(self.spans, self._rooms, strict=True)]
+        self._accumulators = [
+            GradientAccumulator(span, pool) for span, pool in zip(self.spans, self._pools, strict=True)
+        ]
         self._parameters = [p for span in self.spans for p in span.fragment.tensors]
         self._optimizer = optimizer
         self._hidden: list[tuple[Tensor, Tensor]] = []
-        self._pace = Pace()
+        self._pace = PullTiming()
         self._began = self._service.now()
 
     @property
     def _waiting(self) -> int:
-        return self._gathered[0].minibatches if self._gathered else 0
+        return self._accumulators[0].minibatches if self._accumulators else 0
 
     def before_step(self) -> None:
         """The gradients of a minibatch are there; afterwards the optimizer finds none."""
@@ -47,20 +49,20 @@ class GradientStream(Stream):
         self._hide()
 
     def _gather(self) -> None:
-        if self._waiting and not all(gathered.welcome() for gathered in self._gathered):
+        if self._waiting and not all(accumulator.incoming_finite() for accumulator in self._accumulators):
             self._tally.refused += 1  # what was gathered before is not to suffer
             return
-        for gathered in self._gathered:
-            gathered.add()
-        if not all(gathered.finite() for gathered in self._gathered):
+        for accumulator in self._accumulators:
+            accumulator.add()
+        if not all(accumulator.finite() for accumulator in self._accumulators):
             self._drop()
 
-    def left_out(self) -> None:
+    def skip_step(self) -> None:
         """A minibatch whose gradients are not to be used: only the clock goes on."""
-        for span, gathered in zip(self.spans, self._gathered, strict=True):
+        for span, accumulator in zip(self.spans, self._accumulators, strict=True):
             span.mark()
-            gathered.add()
-            gathered.spoil()
+            accumulator.add()
+            accumulator.fill_nan()
         self._exchange()
 
     @torch.no_grad()
@@ -74,37 +76,37 @@ class GradientStream(Stream):
     def _drop(self) -> None:
         """Inf or nan: nothing of it is pushed, but where others wait for this worker, its clock has to go on."""
         if self._schedule.staleness is not None:
-            for gathered in self._gathered:
-                gathered.spoil()
+            for accumulator in self._accumulators:
+                accumulator.fill_nan()
             return
         self._tally.refused += 1
-        for gathered in self._gathered:
-            gathered.forget()
+        for accumulator in self._accumulators:
+            accumulator.reset()
 
     def _exchange(self) -> None:
         self._collect(wait=self._waiting >= self._schedule.hold)
-        if self._ticket is None and self._waiting:
+        if self._pending is None and self._waiting:
             if self._schedule.overlap:
                 self._silent = self._push_gathered(answered=False)
                 self._ask_late()
             else:
-                self._ticket = self._push_gathered(answered=True)
+                self._pending = self._push_gathered(answered=True)
                 self._collect(wait=True)
         self._began = self._service.now()
 
-    def _push_gathered(self, answered: bool) -> Ticket:
+    def _push_gathered(self, answered: bool) -> PendingExchange:
         minibatches = self._waiting
-        return self._push([gathered.mean() for gathered in self._gathered], minibatches, answered)
+        return self._push([accumulator.mean() for accumulator in self._accumulators], minibatches, answered)
 
     def _ask_late(self) -> None:
         """Ask for values so late that they are fresh."""
-        self._ticket = self._question()
-        self._hurry = self._service.exchange_later(self._ticket, self._pace.lead)
+        self._pending = self._question()
+        self._hurry = self._service.exchange_later(self._pending, self._pace.lead)
 
-    def _answered(self, ticket: Ticket) -> None:
-        self._pace.answered(ticket.answered_at - ticket.asked_at)
+    def _answered(self, pending: PendingExchange) -> None:
+        self._pace.answered(pending.answered_at - pending.requested_at)
 
-    def rested(self) -> None:
+    def restart_timing(self) -> None:
         self._began = self._service.now()
 
     def _hide(self) -> None:
@@ -125,7 +127,7 @@ class GradientStream(Stream):
     def flush(self) -> None:
         self._collect(wait=True)
         if self._waiting:
-            self._ticket = self._push_gathered(answered=True)
+            self._pending = self._push_gathered(answered=True)
             self._collect(wait=True)
 
     def state(self) -> dict[str, Any]:

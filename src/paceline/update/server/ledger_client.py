@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of data under an asynchronous rule: the owner of the first piece keeps the ledger, the others ask it.
+"""Leases of data under an asynchronous rule: the owner of the first shard keeps the ledger, the others ask it.
 
-Places are done when every piece has the push that they went into, at its owner and at its heir: their worker says so
-then. So what a lost worker had pushed to some owners only is done once more, and the pieces that have it pass it over
-(:mod:`.numbered`). A worker that has nothing left to do first makes all of its pushes safe. Then it asks again and
-again: the answer is work that somebody lost has left, or that the epoch is over for everybody.
+Places are done when every shard has the push that they went into, at its owner and at its successor: their worker says
+so then. So what a lost worker had pushed to some owners only is done once more, and the shards that have it pass it
+over (:mod:`.push_numbers`). A worker that has nothing left to do first makes all of its pushes safe. Then it asks again
+and again: the answer is work that somebody lost has left, or that the epoch is over for everybody.
 
-When the keeper is lost, the owner of its piece keeps the ledger, as old as what it was told last. It leases nothing
-before every worker that lives has said what it holds; all else that is not done is free. What of it is in the pieces
+When the keeper is lost, the owner of its shard keeps the ledger, as old as what it was told last. It leases nothing
+before every worker that lives has said what it holds; all else that is not done is free. What of it is in the shards
 already is passed over there.
 """
 
@@ -16,30 +16,38 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from enum import IntEnum
+from typing import Any
 
 from paceline.communication.sockets.channel import Channel, Frame
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.update.server.peer import DONE, ENDS, HOLDS, LEASE, LEASED, LEFT, REST, WAITS
-from paceline.update.server.shard import KEEPING
-
-if TYPE_CHECKING:
-    from paceline.update.server.socket_service import ThreadedService
+from paceline.update.server.context import ServiceContext
+from paceline.update.server.durability import Durability
+from paceline.update.server.failures import Failures
+from paceline.update.server.frames import Kind
+from paceline.update.server.peers import Peers
+from paceline.update.server.shard import LEDGER_SHARD
 
 ASK_AGAIN_S = (0.002, 0.05)
 """How long a worker that has nothing to do waits before it asks again: at first, and at most."""
-NOTHING, WORK, OVER = range(3)
-"""Answers: nothing at present; a lease; nothing for anybody any more."""
+
+
+class LeaseAnswer(IntEnum):
+    """The ledger has nothing at present, gives a lease, or is done with the epoch for all workers."""
+
+    NOTHING = 0
+    WORK = 1
+    OVER = 2
 
 
 @dataclass(frozen=True)
-class DataWays:
-    """What a worker's desk needs of its data.
+class DataAccess:
+    """What a worker's ledger client needs of its data.
 
     Attributes:
-        ledger: this worker's; of use once it owns the first piece.
+        ledger: this worker's; of use once it owns the first shard.
         holding: gives the places that this worker holds and has not pushed.
         push_rest: pushes what this worker has made and not pushed.
         bounded: whether others wait for this worker's clock.
@@ -51,16 +59,22 @@ class DataWays:
     bounded: bool = False
 
 
-class Desk:
+class LedgerClient:
     """A worker's way to the ledger, and the ledger where this worker keeps it.
 
     Args:
-        service: the connection to the others.
+        context: of the service.
+        peers: the connections.
+        failures: told about workers that hold data and do nothing with it.
+        durability: of this worker's pushes.
         data: where places come from and go.
     """
 
-    def __init__(self, service: ThreadedService, data: DataWays) -> None:
-        self._service, self._data, self._ledger = service, data, data.ledger
+    def __init__(
+        self, context: ServiceContext, peers: Peers, failures: Failures, durability: Durability, data: DataAccess
+    ) -> None:
+        self._context, self._peers, self._failures, self._durability = context, peers, failures, durability
+        self._data, self._ledger = data, data.ledger
         self.resting = False  # whether nobody is to wait for this worker's clock
         self._numbers = 0
         self._answers: dict[int, tuple[int, ...]] = {}
@@ -71,11 +85,11 @@ class Desk:
 
     @property
     def _keeper(self) -> int:
-        return self._service.members.owners[KEEPING]
+        return self._context.membership.owners[LEDGER_SHARD]
 
     @property
     def _keeps(self) -> bool:
-        return self._keeper == self._service.members.rank
+        return self._keeper == self._context.membership.rank
 
     # -- asking: the training thread --------------------------------------------------------------
 
@@ -86,27 +100,27 @@ class Desk:
         while True:
             self.report()
             kind, *mark = self._inquire(first)
-            if kind == WORK:
+            if kind == LeaseAnswer.WORK:
                 loader, epoch, begin, end = mark[:4]
                 return loader, epoch, begin, end
-            if kind == OVER or not question.dry:
+            if kind == LeaseAnswer.OVER or not question.dry:
                 return None
             if first is question:
-                self._service.pause(pause)
+                self._peers.pause(pause)
                 pause = min(longest, 2 * pause)
             else:  # with nothing to lose it may say that it waits
                 self._data.push_rest()
-                self._service.secure()
+                self.secure()
                 first = question
 
     def _inquire(self, question: Question) -> tuple[int, ...]:
         """Ask, and wait for the answer; a new keeper is asked anew."""
         self._numbers += 1
         self._question = (self._numbers, question)
-        with self._service.changed:
+        with self._context.changed:
             self._send_question()
         try:
-            self._service.wait_until(lambda: self._numbers in self._answers)
+            self._peers.wait_until(lambda: self._numbers in self._answers)
             return self._answers.pop(self._numbers)
         finally:
             self._question = None
@@ -115,40 +129,45 @@ class Desk:
         assert self._question is not None
         number, q = self._question
         numbers = (number, q.loader, q.epoch, q.total, q.unit, q.most, int(q.dry))
-        self._service.lines[self._keeper].inquire(LEASE, numbers)
+        self._peers[self._keeper].inquire(Kind.LEASE, numbers)
 
     def answered(self, numbers: tuple[int, ...]) -> None:
         """An answer of the keeper has come."""
-        with self._service.changed:
+        with self._context.changed:
             if self._question is not None and self._question[0] == numbers[0]:
                 self._answers[numbers[0]] = numbers[1:]
-                self._service.changed.notify_all()
+                self._context.changed.notify_all()
 
     def rest(self) -> None:
         """Nobody is to wait for this worker's clock while it has nothing to do."""
         if self._data.bounded and not self.resting:
             self.resting = True
-            self._service.lines[self._service.members.rank].say(REST, ())
-            self._service.say_all(REST, ())
+            self._peers[self._context.membership.rank].say(Kind.REST, ())
+            self._peers.say_all(Kind.REST, ())
+
+    def secure(self, rests: bool = True) -> None:
+        """Wait until no push of this worker can be lost with one owner.
+
+        Args:
+            rests: whether other workers need not wait for this worker's clock until its next push.
+        """
+        if rests:
+            self.rest()
+        self._durability.secure()
 
     def rest_again(self) -> None:
-        """A new owner of pieces does not know yet that this worker rests."""
+        """A new owner of shards does not know yet that this worker rests."""
         if self.resting:
             self.resting = False
             self.rest()
 
-    @property
-    def bounded(self) -> bool:
-        """Whether others wait for this worker's clock."""
-        return self._data.bounded
-
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over; it will not do these places of its leases."""
-        self._tell(LEFT, (loader, epoch), [list(mark) for mark in marks])
+        self._tell(Kind.LEFT, (loader, epoch), [list(mark) for mark in marks])
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only so many places in this epoch."""
-        self._tell(ENDS, (loader, epoch, total), None)
+        self._tell(Kind.ENDS, (loader, epoch, total), None)
 
     def learn(self, news: Any) -> None:
         """What is done of the data, as the keeper knew when it gave the values that are taken now."""
@@ -157,47 +176,47 @@ class Desk:
                 self._ledger.learn(news)
 
     def done(self, marks: list[Mark]) -> None:
-        """What was made of these places is in every piece for good, or is for none."""
+        """What was made of these places is in every shard for good, or is for none."""
         if marks:
-            self._tell(DONE, (), [list(mark) for mark in marks])
+            self._tell(Kind.DONE, (), [list(mark) for mark in marks])
 
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
-        self._tell(WAITS, (int(now),), None)
+        self._tell(Kind.WAITS, (int(now),), None)
 
-    def _tell(self, kind: int, numbers: tuple[int, ...], note: Any) -> None:
-        if not self._service.closing:
-            self._service.lines[self._keeper].say(kind, numbers, None, note)
+    def _tell(self, kind: Kind, numbers: tuple[int, ...], note: Any) -> None:
+        if not self._context.closing:
+            self._peers[self._keeper].say(kind, numbers, None, note)
 
     def report(self) -> None:
         """Tell a new keeper what this worker holds."""
         if self._report_due:
             self._report_due = False
-            held = [*self._service.safekeeping.marks, *self._data.holding()]
-            self._tell(HOLDS, (), [list(mark) for mark in held])
+            held = [*self._durability.marks, *self._data.holding()]
+            self._tell(Kind.HOLDS, (), [list(mark) for mark in held])
 
     # -- keeping: the threads that serve ----------------------------------------------------------
 
     def handle(self, rank: int, channel: Channel | None, frame: Frame) -> None:
         """What worker `rank` says to the keeper; without a channel it is this worker itself."""
         numbers = frame.numbers
-        if frame.kind == LEASE:
+        if frame.kind == Kind.LEASE:
             answer = (numbers[0], *self._lease(rank, numbers))
             if channel is None:
                 self.answered(answer)
             else:
-                self._service.send(channel, LEASED, answer)
+                self._context.send(channel, Kind.LEASED, answer)
             return
         with self._ledger.lock:
-            if frame.kind == LEFT:
+            if frame.kind == Kind.LEFT:
                 self._ledger.leave_early(rank, numbers[0], numbers[1], frame.note or ())
-            elif frame.kind == ENDS:
+            elif frame.kind == Kind.ENDS:
                 self._ledger.ends(*numbers[:3])
-            elif frame.kind == DONE:
+            elif frame.kind == Kind.DONE:
                 self._ledger.done(rank, frame.note or ())
-            elif frame.kind == WAITS:
+            elif frame.kind == Kind.WAITS:
                 self._ledger.waits(rank, bool(numbers[0]))
-            elif frame.kind == HOLDS:
+            elif frame.kind == Kind.HOLDS:
                 self._ledger.holds(rank, frame.note or ())
                 self._unheard.discard(rank)
 
@@ -206,19 +225,19 @@ class Desk:
         question = Question(loader, epoch, total, unit, most, bool(dry))
         with self._ledger.lock:
             unheard = sorted(self._unheard)
-        self._service.give_up_silent(unheard, "did not say what data it holds", self._kept_since)
+        self._failures.give_up_silent(unheard, "did not say what data it holds", self._kept_since)
         with self._ledger.lock:
             if self._unheard or not self._keeps:
-                return (NOTHING,)
+                return (LeaseAnswer.NOTHING,)
             mark = self._ledger.ask(rank, question, time.monotonic())
             if mark is not None:
-                return WORK, *mark
+                return LeaseAnswer.WORK, *mark
             if self._ledger.over(loader, epoch):
-                return (OVER,)
+                return (LeaseAnswer.OVER,)
             holders = self._ledger.holders(loader, epoch)
         if dry:
-            self._service.give_up_silent(holders, "made no step with the data that it holds", 0.0)
-        return (NOTHING,)
+            self._failures.give_up_silent(holders, "made no step with the data that it holds", 0.0)
+        return (LeaseAnswer.NOTHING,)
 
     # -- who is lost ------------------------------------------------------------------------------
 
@@ -229,7 +248,7 @@ class Desk:
             self._ledger.lost(rank)
             if kept and self._keeps:
                 self._ledger.forget_leases()
-                members = self._service.members
+                members = self._context.membership
                 self._unheard, self._kept_since = set(members.live) - members.finished, time.monotonic()
         if kept:
             self._report_due = True

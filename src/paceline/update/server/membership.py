@@ -22,12 +22,12 @@ def silence(timeout_s: float) -> float:
     return max(timeout_s / 4, min(timeout_s, LEAST_SILENCE_S))
 
 
-class Members:
-    """Who takes part, who owns which piece, and who was heard of when.
+class Membership:
+    """Who takes part, who owns which shard, and who was heard of when.
 
     Args:
         rank: this worker.
-        owners: piece -> rank of its owner.
+        owners: shard -> rank of its owner.
         size: number of workers.
 
     Attributes:
@@ -65,16 +65,16 @@ class Members:
         return self.rank
 
     @property
-    def heir(self) -> int | None:
+    def own_successor(self) -> int | None:
         """Who would take over what this worker owns; None where nobody else lives."""
-        heir = self.successor(self.rank)
-        return None if heir == self.rank else heir
+        successor = self.successor(self.rank)
+        return None if successor == self.rank else successor
 
     def moved(self, rank: int) -> list[int]:
-        """The pieces of a lost worker, which its successor owns from now on."""
-        pieces = [piece for piece, owner in self.owners.items() if owner == rank]
-        self.owners |= dict.fromkeys(pieces, self.successor(rank))
-        return pieces
+        """The shards of a lost worker, which its successor owns from now on."""
+        shards = [shard for shard, owner in self.owners.items() if owner == rank]
+        self.owners |= dict.fromkeys(shards, self.successor(rank))
+        return shards
 
 
 class Pulse:

@@ -54,7 +54,9 @@ def check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
 
 
 @torch.no_grad()
-def begun(optimizer: Optimizer, fragment: Fragment, begin: int, end: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+def optimizer_state(
+    optimizer: Optimizer, fragment: Fragment, begin: int, end: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The state that an optimizer already has for elements begin .. end (excl.) of a fragment."""
     rows: dict[str, Tensor] = {}
     numbers: dict[str, float] = {}

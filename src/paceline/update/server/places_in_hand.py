@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of the data that a worker has in hand, for each of its streams: all of them push what they made of a batch."""
+"""Places of the data that a worker has in hand, for each of its clients: all of them push what they made of a batch."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable
 from paceline.data.ledger.epoch_ledger import Mark
 
 
-class Hand:
-    """What was handed out and is not pushed yet, by stream.
+class PlacesInHand:
+    """What was handed out and is not pushed yet, by client.
 
     Args:
         take: gives the places that were handed out since it was called last.
-        streams: how many push what they make of a batch; with the first one's pushes places are counted.
+        clients: how many push what they make of a batch; with the first one's pushes places are counted.
     """
 
-    def __init__(self, take: Callable[[], list[Mark]], streams: int) -> None:
+    def __init__(self, take: Callable[[], list[Mark]], clients: int) -> None:
         self._take = take
-        self._pending: list[list[Mark]] = [[] for _ in range(max(1, streams))]
+        self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
 
-    def push(self, stream: int) -> list[Mark]:
-        """The places of what a stream pushes now."""
+    def push(self, client: int) -> list[Mark]:
+        """The places of what a client pushes now."""
         taken = self._take()
         for pending in self._pending:
             pending += taken
-        marks, self._pending[stream] = self._pending[stream], []
+        marks, self._pending[client] = self._pending[client], []
         return marks
 
     def rest(self) -> list[Mark]:
@@ -36,5 +36,5 @@ class Hand:
 
     @property
     def waiting(self) -> list[Mark]:
-        """Places that another stream has pushed and the first has not."""
+        """Places that another client has pushed and the first has not."""
         return list(self._pending[0])

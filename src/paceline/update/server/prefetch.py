@@ -17,7 +17,7 @@ KEPT = 16
 SHORT, SLOW = 0.8, 1.5
 
 
-class Pace:
+class PullTiming:
     """The last durations of minibatches and of answers, seconds."""
 
     def __init__(self) -> None:

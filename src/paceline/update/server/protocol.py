@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker's questions reach the owners of pieces and come back, whatever carries them."""
+"""How a worker's questions reach the owners of shards and come back, whatever carries them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.update.server.shard import KEEPING, REFUSED
-from paceline.update.server.shard_updates import Settings
+from paceline.update.server.shard import LEDGER_SHARD, REFUSED
+from paceline.update.server.shard_updates import GroupSettings
 from paceline.update.server.timers import Once
 
 
@@ -22,11 +22,11 @@ def _nothing() -> None:
 
 
 @dataclass
-class Ask:
-    """One piece's part of an exchange.
+class ShardRequest:
+    """One shard's part of an exchange.
 
     Attributes:
-        piece: its number.
+        shard: its number.
         span: which settings go with it.
         values: what is pushed, shape (n,), untouched until the exchange is over; None only pulls.
         out: where the answer goes, shape (n,); None where the values are not asked for.
@@ -35,7 +35,7 @@ class Ask:
         news: what of the ledger goes with the answer.
     """
 
-    piece: int
+    shard: int
     span: int
     values: Tensor | None
     out: Tensor | None
@@ -45,8 +45,8 @@ class Ask:
 
 
 @dataclass
-class Ticket:
-    """An exchange under way: pieces that were asked for and are not all answered.
+class PendingExchange:
+    """An exchange under way: shards that were asked for and are not all answered.
 
     Attributes:
         number: of the worker's exchanges.
@@ -61,36 +61,36 @@ class Ticket:
     """
 
     number: int
-    asks: Sequence[Ask]
+    requests: Sequence[ShardRequest]
     clock: int = 0
     minibatches: int = 1
-    looks: bool = False
-    settings: dict[int, Settings] = field(default_factory=dict)
+    peeks: bool = False
+    settings: dict[int, GroupSettings] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
-    asked_at: float = 0.0
+    requested_at: float = 0.0
     answered_at: float = 0.0
     release: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
-        self._open = {ask.piece: ask for ask in self.asks}
+        self._open = {request.shard: request for request in self.requests}
 
-    def ask(self, piece: int) -> Ask | None:
-        """The part of `piece`, if its answer is still to come."""
-        return self._open.get(piece)
+    def request(self, shard: int) -> ShardRequest | None:
+        """The part of `shard`, if its answer is still to come."""
+        return self._open.get(shard)
 
-    def answered(self, piece: int, version: int, delay: int, news: Any = None) -> None:
+    def answered(self, shard: int, version: int, delay: int, news: Any = None) -> None:
         """The answer is in its place."""
-        ask = self._open.pop(piece, None)
-        if ask is not None:
-            ask.version, ask.delay, ask.news = version, delay, news
+        request = self._open.pop(shard, None)
+        if request is not None:
+            request.version, request.delay, request.news = version, delay, news
 
     @property
-    def keeping(self) -> bool:
-        """Whether the first piece is pushed to, with whose pushes the places of the data are counted."""
-        return any(ask.piece == KEEPING and ask.values is not None for ask in self.asks)
+    def counts_places(self) -> bool:
+        """Whether the first shard is pushed to, with whose pushes the places of the data are counted."""
+        return any(request.shard == LEDGER_SHARD and request.values is not None for request in self.requests)
 
     @property
-    def waiting(self) -> list[Ask]:
+    def waiting(self) -> list[ShardRequest]:
         """What is not answered."""
         return list(self._open.values())
 
@@ -101,13 +101,16 @@ class Ticket:
 
     @property
     def delay(self) -> int:
-        """The largest delay of its pieces."""
-        return max((ask.delay for ask in self.asks if ask.values is not None and ask.delay != REFUSED), default=0)
+        """The largest delay of its shards."""
+        return max(
+            (request.delay for request in self.requests if request.values is not None and request.delay != REFUSED),
+            default=0,
+        )
 
     @property
     def refused(self) -> bool:
         """Whether an owner refused a part."""
-        return any(ask.delay == REFUSED for ask in self.asks)
+        return any(request.delay == REFUSED for request in self.requests)
 
 
 class Service(Protocol):
@@ -123,16 +126,16 @@ class Service(Protocol):
     def now(self) -> float:
         """Seconds on the clock by which this worker lives."""
 
-    def exchange(self, ticket: Ticket) -> None:
+    def exchange(self, pending: PendingExchange) -> None:
         """Send it on its way; where too many pushes are kept to be sent again, not before some need not be."""
 
-    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+    def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
         """Send it in so many seconds, or when what is returned is called before."""
 
-    def done(self, ticket: Ticket) -> bool:
+    def done(self, pending: PendingExchange) -> bool:
         """Whether it is answered; raises what has broken the cluster."""
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, pending: PendingExchange) -> None:
         """Return when it is answered; `PeerLostError` when nobody is left who could."""
 
     def taking(self) -> AbstractContextManager[object]:
@@ -146,7 +149,7 @@ class Service(Protocol):
         """
 
     def begin_anew(self) -> None:
-        """This worker's pieces were put in the place of others, as by a checkpoint; before `settle`."""
+        """This worker's shards were put in the place of others, as by a checkpoint; before `settle`."""
 
     def settle(self) -> None:
         """Return when every worker has come here, with nothing under way."""

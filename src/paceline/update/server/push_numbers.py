@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pushes are in a piece: by number, and by the samples that they are made of.
+"""Which pushes are in a shard: by number, and by the samples that they are made of.
 
-Every worker numbers its pushes; its clock is that number. A push whose number the piece has already is the same push
+Every worker numbers its pushes; its clock is that number. A push whose number the shard has already is the same push
 again: its owner was lost before it answered, or before its sender knew that a replica holds it. So a sender may send a
 push as often as it likes.
 
-A worker that dies may have reached some pieces with its last push and others not. Its samples go to another worker, who
-pushes them to all pieces; those that have them already pass them over. So each piece remembers which places of the data
+A worker that dies may have reached some shards with its last push and others not. Its samples go to another worker, who
+pushes them to all shards; those that have them already pass them over. So each shard remembers which places of the data
 are in it.
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 from paceline.data.ledger.ranges import Ranges
 
 EPOCHS = 8
-"""Epochs of a loader whose places are remembered: nobody begins one before the one before it is in every piece."""
+"""Epochs of a loader whose places are remembered: nobody begins one before the one before it is in every shard."""
 
 
-class Numbered:
-    """The pushes that one piece has seen.
+class PushNumbers:
+    """The pushes that one shard has seen.
 
     Attributes:
         applied: sender -> number of its last push.

@@ -21,9 +21,10 @@ from paceline.communication.sockets.channel import TLS, Channel, Late, Listener,
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
+from paceline.update.server.frames import Kind
 
-HELLO = 1
-"""The kind of the first frame of a connection: (rank), and the token as its note."""
+HELLO = Kind.HELLO
+"""The first frame of a connection: (rank), and the token as its note."""
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""
 
@@ -41,7 +42,7 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
         PeerLostError: somebody could not be reached, or did not come.
     """
     world = transport.world
-    door: _Door | None = None
+    acceptor: _Acceptor | None = None
     outgoing: Channels = {}
     try:
         with Listener(find_address(transport.world, transport.gather_json), tls) as listener:
@@ -55,7 +56,7 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
                     )
                 )
             token = str(everybody[0]["token"])
-            door = _Door(listener, world, token)
+            acceptor = _Acceptor(listener, world, token)
             until = time.monotonic() + 0.75 * timeout_s  # less than the deadline of those who are through already
             problem: PacelineError | None = None
             try:
@@ -66,15 +67,15 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
                         outgoing[rank] = channel
                         channel.send(HELLO, (world.rank,), note=token, deadline_s=left)
                         transport.sent(channel.bytes_sent)
-                door.wait(until, timeout_s)
+                acceptor.wait(until, timeout_s)
             except PacelineError as error:
                 problem = error
             _conclude(transport, problem)
-        for channel in [*outgoing.values(), *door.incoming.values()]:
+        for channel in [*outgoing.values(), *acceptor.incoming.values()]:
             channel.stall_s = timeout_s  # as long as the sender takes: a large frame on a slow link is no dead peer
-        return outgoing, door.incoming
+        return outgoing, acceptor.incoming
     except BaseException:
-        for channel in [*outgoing.values(), *(door.close() if door is not None else [])]:
+        for channel in [*outgoing.values(), *(acceptor.close() if acceptor is not None else [])]:
             channel.close()
         raise
 
@@ -92,7 +93,7 @@ def _conclude(transport: Transport, problem: PacelineError | None) -> None:
             raise kind(transport.world.sign(f"{name} could not connect to all workers: {one['problem']}"))
 
 
-class _Door:
+class _Acceptor:
     """Lets in who knows the token.
 
     Args:
@@ -110,7 +111,7 @@ class _Door:
         self._changed = threading.Condition()
         self._guests: deque[Channel] = deque()  # that have not said who they are
         self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="paceline-door", daemon=True).start()
+        threading.Thread(target=self._watch, name="paceline-acceptor", daemon=True).start()
 
     def wait(self, until: float, timeout_s: float) -> None:
         """Return when all have come."""

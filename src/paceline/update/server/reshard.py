@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of N owners, cut anew for M.
+"""The shards of N owners, cut anew for M.
 
-A span is what its pieces are end to end. So each new piece is put together from the old ones that it overlaps: values,
-the optimizer's state and the outer state number for number. What a piece has once (its version, the optimizer's count
-of steps) is that of the overlapped piece that has seen most updates; with everything at rest they have seen the same,
+A span is what its shards are end to end. So each new shard is put together from the old ones that it overlaps: values,
+the optimizer's state and the outer state number for number. What a shard has once (its version, the optimizer's count
+of steps) is that of the overlapped shard that has seen most updates; with everything at rest they have seen the same,
 but for pushes that an owner refused.
 """
 
@@ -23,14 +23,14 @@ from paceline.errors import CheckpointError
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule, is_asynchronous
 from paceline.rules.topology.sharded import Cut, Sharded
-from paceline.update.server.optimizer_support import begun
-from paceline.update.server.sharding import Layout, Span
+from paceline.update.server.optimizer_support import optimizer_state
+from paceline.update.server.sharding import ShardLayout, Span
 
-PIECES = ("exchange", "pieces")
+SHARDS = ("exchange", "pieces")
 
 
-class OldPieces:
-    """The pieces that a checkpoint of N workers holds.
+class OldShards:
+    """The shards that a checkpoint of N workers holds.
 
     Args:
         old: the checkpoint.
@@ -38,7 +38,7 @@ class OldPieces:
         topology: how spans were cut.
 
     Raises:
-        CheckpointError: its pieces are not those of such spans.
+        CheckpointError: its shards are not those of such spans.
     """
 
     def __init__(self, old: Old, numels: Sequence[int], topology: Sharded) -> None:
@@ -49,7 +49,7 @@ class OldPieces:
             cuts = topology.pieces(numel, old.size)
             self._spans.append(list(enumerate(cuts, first)))
             first += len(cuts)
-        self._rank_of = {int(number): rank for rank in range(old.size) for number in old.keys(rank, *PIECES)}
+        self._rank_of = {int(number): rank for rank in range(old.size) for number in old.keys(rank, *SHARDS)}
         if sorted(self._rank_of) != list(range(first)):
             raise CheckpointError(
                 f"the checkpoint does not fit the model: it holds {len(self._rank_of)} pieces, and {old.size} workers "
@@ -57,10 +57,10 @@ class OldPieces:
             )
 
     def _part(self, number: int, *path: str) -> Any:
-        return self._old.part(self._rank_of[number], *PIECES, str(number), *path)
+        return self._old.part(self._rank_of[number], *SHARDS, str(number), *path)
 
     def cut(self, span: int, begin: int, end: int, clocks: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-        """Elements begin .. end (excl.) of a span, as the state of a piece with these (rank, clock) pairs."""
+        """Elements begin .. end (excl.) of a span, as the state of a shard with these (rank, clock) pairs."""
         over = [(n, cut) for n, cut in self._spans[span] if cut.begin < end and begin < cut.end]
         abouts = {number: self._part(number, "about") for number, _ in over}
         newest = max(abouts.values(), key=lambda about: int(about["version"]))
@@ -90,10 +90,10 @@ class OldPieces:
         return whole[max(begin, cut.begin) - cut.begin : min(end, cut.end) - cut.begin]
 
 
-def cut_anew(
-    old: OldPieces, spans: Sequence[Span], own: Container[int], clocks: Sequence[tuple[int, int]]
+def resharded(
+    old: OldShards, spans: Sequence[Span], own: Container[int], clocks: Sequence[tuple[int, int]]
 ) -> dict[int, dict[str, Any]]:
-    """Number -> state, of the pieces of `spans` whose numbers are in `own`; all workers are at `clocks`."""
+    """Number -> state, of the shards of `spans` whose numbers are in `own`; all workers are at `clocks`."""
     return {
         one.number: old.cut(span.number, one.cut.begin, one.cut.end, clocks)
         for span in spans
@@ -102,15 +102,15 @@ def cut_anew(
     }
 
 
-def of_one(span: Span, optimizer: Optimizer | None, own: Container[int]) -> dict[int, dict[str, Any]]:
-    """Number -> state, of a span's pieces that are in `own`, where a worker had all to itself.
+def from_one_worker(span: Span, optimizer: Optimizer | None, own: Container[int]) -> dict[int, dict[str, Any]]:
+    """Number -> state, of a span's shards that are in `own`, where a worker had all to itself.
 
     Args:
         span: with the model's values in `pulled`.
         optimizer: whose state its owners go on with, if any.
-        own: numbers of pieces.
+        own: numbers of shards.
     """
-    tensors, numbers = begun(optimizer, span.fragment, 0, span.numel) if optimizer is not None else ({}, {})
+    tensors, numbers = optimizer_state(optimizer, span.fragment, 0, span.numel) if optimizer is not None else ({}, {})
     about = {"version": 0, "numbers": numbers, "clocks": []}
     found = {}
     for one in span.ranges:
@@ -123,12 +123,12 @@ def of_one(span: Span, optimizer: Optimizer | None, own: Container[int]) -> dict
 
 
 def steps_at_owners(rule: Rule) -> bool:
-    """Whether the owners of the pieces make the optimizer's steps, and not the workers."""
+    """Whether the owners of the shards make the optimizer's steps, and not the workers."""
     return is_asynchronous(rule) and isinstance(rule.payload, Gradient)
 
 
 def old_clocks(old: Old, count: int) -> list[int]:
-    """The clocks from which all workers go on, one for each stream: those of rank 0."""
+    """The clocks from which all workers go on, one for each client: those of rank 0."""
     return [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(count)]
 
 
@@ -142,30 +142,30 @@ def whole_optimizers(old: Old, model: Modules, owned: Owned, topology: Sharded) 
         topology: how spans were cut.
     """
     found: list[dict[str, Any]] = old.part(0, "optimizers")
-    layout = Layout(topology, 1)
+    layout = ShardLayout(topology, 1)
     spans = [layout.add_optimizer(optimizer, named) for optimizer, named in owned]
     numels = [span.numel for span in layout.spans]
     numels += [part.numel for part in fragments("buffers", averaged_buffers(model))]
-    pieces = OldPieces(old, numels, topology)
+    shards = OldShards(old, numels, topology)
     for (optimizer, _), own, one in zip(owned, spans, found, strict=True):
         every = [p for group in optimizer.param_groups for p in group["params"]]
         place = {id(parameter): number for number, parameter in enumerate(every)}
         one["state"] = {}
         for span in own:
-            for number, state in _states(span, pieces.cut(span.number, 0, span.numel), place):
+            for number, state in _states(span, shards.cut(span.number, 0, span.numel), place):
                 one["state"][number] = state
     return found
 
 
-def _states(span: Span, piece: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
+def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
     """(number of a parameter, what its optimizer keeps of it) pairs of a span; outer state is left behind."""
     prefix = "optimizer."
     rows = {
         key.removeprefix(prefix): span.fragment.unflatten(flat)
-        for key, flat in piece["tensors"].items()
+        for key, flat in shard["tensors"].items()
         if key.startswith(prefix)
     }
-    numbers = {k.removeprefix(prefix): v for k, v in piece["about"]["numbers"].items() if k.startswith(prefix)}
+    numbers = {k.removeprefix(prefix): v for k, v in shard["about"]["numbers"].items() if k.startswith(prefix)}
     found = []
     for name, parameter in zip(span.fragment.names, span.fragment.tensors, strict=True):
         state = {key: row[name] for key, row in rows.items()}

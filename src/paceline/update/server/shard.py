@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A piece of the parameters at its owner: values, the optimizer over them, and how many updates they have seen.
+"""A shard of the parameters at its owner: values, the optimizer over them, and how many updates they have seen.
 
-Pieces are independent of one another. A push is applied in one go under the piece's lock, so that whoever pulls sees
-all of an update or nothing of it; between pieces there is no such order, as between the slices of any sharded server.
+Shards are independent of one another. A push is applied in one go under the shard's lock, so that whoever pulls sees
+all of an update or nothing of it; between shards there is no such order, as between the slices of any sharded server.
 """
 
 from __future__ import annotations
@@ -16,39 +16,44 @@ from torch import Tensor
 
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer.arrival import Push
-from paceline.update.server.push_numbers import Numbered
-from paceline.update.server.shard_updates import Arriving, Way
-from paceline.update.server.staleness import Clocks
+from paceline.update.server.push_numbers import PushNumbers
+from paceline.update.server.shard_updates import IncomingPush, UpdateRule
+from paceline.update.server.staleness import WorkerClocks
 
 REFUSED = -1
 """In the place of a delay: the numbers were not finite, and nothing was applied."""
-KEEPING = 0
-"""The number of the piece whose owner keeps the ledger of the data."""
-NOBODY = -1
+LEDGER_SHARD = 0
+"""The number of the shard whose owner keeps the ledger of the data."""
+NO_READER = -1
 """In the place of a reader: who only looks, and will not compute a gradient at what he sees."""
 
 
-class Piece:
-    """One piece.
+class Shard:
+    """One shard.
 
     Args:
         number: the same on all workers.
         anchor: its values, host memory; kept and changed in place.
         way: anchor -> what becomes of a push.
-        clocks: how far each worker is, as this piece sees it.
+        clocks: how far each worker is, as this shard sees it.
         keeps_origins: whether the values that each worker has pulled, and may compute at, are kept.
     """
 
     def __init__(
-        self, number: int, anchor: Tensor, way: Callable[[Tensor], Way], clocks: Clocks, keeps_origins: bool
+        self,
+        number: int,
+        anchor: Tensor,
+        update_rule: Callable[[Tensor], UpdateRule],
+        clocks: WorkerClocks,
+        keeps_origins: bool,
     ) -> None:
         self.number, self.anchor, self.clocks = number, anchor, clocks
         self.version = 0
-        self.numbered = Numbered()
+        self.numbered = PushNumbers()
         self.lock = threading.Lock()
         self.ledger: Ledger | None = None
         self.news: dict[int, Any] = {}  # reader -> what of the ledger goes with the values that it was given
-        self._way = way(anchor)
+        self._update_rule = update_rule(anchor)
         self._keeps_origins = keeps_origins
         self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
         self._spare: list[Tensor] = []  # memory of such values that nobody computes at any more
@@ -56,40 +61,40 @@ class Piece:
 
     def begin_with(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Take the state that the optimizer already had."""
-        self._way.load(tensors, numbers)
+        self._update_rule.load(tensors, numbers)
 
     @torch.no_grad()
-    def push(self, values: Tensor, arriving: Arriving) -> int:
-        """Apply what a worker sends, shape (n,), which is used up, unless the piece has it; its delay, or `REFUSED`.
+    def push(self, values: Tensor, incoming: IncomingPush) -> int:
+        """Apply what a worker sends, shape (n,), which is used up, unless the shard has it; its delay, or `REFUSED`.
 
         The samples of numbers that are refused count as taken: they would be refused again.
         """
         with self.lock:
-            self.version = max(self.version, arriving.version)  # a successor may know less than a worker has seen
-            self.clocks.tick(arriving.sender, arriving.clock)
-            if not self.numbered.is_new(arriving.sender, arriving.clock, arriving.marks):
-                return self.version - arriving.version
+            self.version = max(self.version, incoming.version)  # a successor may know less than a worker has seen
+            self.clocks.tick(incoming.sender, incoming.clock)
+            if not self.numbered.is_new(incoming.sender, incoming.clock, incoming.marks):
+                return self.version - incoming.version
             if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
                 return REFUSED
-            delay = self.version - arriving.version
+            delay = self.version - incoming.version
             push = Push(
                 delay=delay,
                 update=self.version + 1,
-                workers=self.clocks.sharing(arriving.clock),
+                workers=self.clocks.sharing(incoming.clock),
                 lr=0.0,
                 momentum=0.0,
             )
-            origin = self._origin(arriving) if self._keeps_origins else None
-            self._way.apply(values, self.anchor, origin, arriving, push)
+            origin = self._origin(incoming) if self._keeps_origins else None
+            self._update_rule.apply(values, self.anchor, origin, incoming, push)
             self.version += 1
             return delay
 
-    def _origin(self, arriving: Arriving) -> Tensor | None:
+    def _origin(self, incoming: IncomingPush) -> Tensor | None:
         """The values at which a push was computed; those of the beginning where the worker has none of us."""
-        kept = self.origins.get(arriving.sender, {})
-        for version in [version for version in kept if version < arriving.version]:
+        kept = self.origins.get(incoming.sender, {})
+        for version in [version for version in kept if version < incoming.version]:
             self._spare.append(kept.pop(version))  # a worker never goes back
-        return kept.get(arriving.version, self._first)
+        return kept.get(incoming.version, self._first)
 
     @torch.no_grad()
     def pull(self, reader: int, out: Tensor) -> int:
@@ -99,12 +104,12 @@ class Piece:
         """
         with self.lock:
             out.copy_(self.anchor)
-            if self._keeps_origins and reader != NOBODY:
+            if self._keeps_origins and reader != NO_READER:
                 kept = self.origins.setdefault(reader, {})
                 if self.version not in kept:
                     kept[self.version] = self._spare.pop() if self._spare else torch.empty_like(self.anchor)
                 kept[self.version].copy_(self.anchor)
-            if self.ledger is not None and reader != NOBODY:
+            if self.ledger is not None and reader != NO_READER:
                 with self.ledger.lock:
                     self.news[reader] = self.ledger.news(reader)
             return self.version
@@ -122,7 +127,7 @@ class Piece:
             return {
                 "about": self._about(),  # the ledger goes with the data
                 "anchor": self.anchor.clone(),
-                "tensors": {name: tensor.clone() for name, tensor in self._way.tensors().items()},
+                "tensors": {name: tensor.clone() for name, tensor in self._update_rule.tensors().items()},
                 "origins": {
                     str(rank): {str(version): tensor.clone() for version, tensor in kept.items()}
                     for rank, kept in self.origins.items()
@@ -144,9 +149,9 @@ class Piece:
 
     @torch.no_grad()
     def snapshot(self) -> tuple[dict[str, Any], Tensor]:
-        """What a neighbour needs to take the piece over: (numbers, the tensors end to end), without origins."""
+        """What a neighbour needs to take the shard over: (numbers, the tensors end to end), without origins."""
         with self.lock:
-            tensors = self._way.tensors()
+            tensors = self._update_rule.tensors()
             row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
             return {**self._about(), "ledger": self._ledger_state()}, row
 
@@ -163,8 +168,8 @@ class Piece:
             "version": self.version,
             "clocks": self.clocks.state(),
             "numbered": self.numbered.state(),
-            "tensors": list(self._way.tensors()),
-            "numbers": self._way.numbers(),
+            "tensors": list(self._update_rule.tensors()),
+            "numbers": self._update_rule.numbers(),
         }
 
     def _ledger_state(self) -> dict[str, Any] | None:
@@ -177,7 +182,7 @@ class Piece:
         self.version = int(about["version"])
         self.numbered.load(about.get("numbered", {}))
         self.anchor.copy_(anchor)
-        self._way.load(tensors, about["numbers"])
+        self._update_rule.load(tensors, about["numbers"])
         self.clocks.load(about["clocks"])
         if self.ledger is not None and about.get("ledger") is not None:
             with self.ledger.lock:

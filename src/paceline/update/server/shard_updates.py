@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a push at the owner of a piece: the optimizer's step, a sum, an elastic pull, a moving mean."""
+"""What becomes of a push at the owner of a shard: the optimizer's step, a sum, an elastic pull, a moving mean."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 from paceline.rules.outer.arrival import Arrival, Push
 from paceline.rules.outer.elastic import Elastic
 
-STAYS_AT_HOME = ("params", "foreach", "fused", "capturable", "differentiable")
+LOCAL_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable")
 """What an optimizer's group says about its own tensors and not about the method."""
 
-Settings = dict[str, Any]
+GroupSettings = dict[str, Any]
 
 
 @dataclass
-class Arriving:
-    """What a worker sends of one piece.
+class IncomingPush:
+    """What a worker sends of one shard.
 
     Attributes:
         sender: its rank.
@@ -38,14 +38,14 @@ class Arriving:
     clock: int
     version: int
     minibatches: int
-    settings: Settings = field(default_factory=dict)
+    settings: GroupSettings = field(default_factory=dict)
     marks: Sequence[Sequence[int]] = ()
 
 
-class Way(Protocol):
+class UpdateRule(Protocol):
     """What becomes of a push."""
 
-    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """Change `anchor` (in place) by `values`, shape (n,), which are used up."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ class Way(Protocol):
         """Put back what `tensors` and `numbers` gave."""
 
 
-class Steps:
+class OptimizerSteps:
     """Gradients: the user's optimizer steps here, on what the outer step makes of the gradient.
 
     Args:
@@ -68,7 +68,7 @@ class Steps:
         settings: of its group, as the user gave them.
     """
 
-    def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: Settings) -> None:
+    def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: GroupSettings) -> None:
         self._outer = outer
         self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
         single: dict[str, Any] = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
@@ -77,14 +77,14 @@ class Steps:
         self._take(settings)
         self._state = {name: torch.zeros_like(anchor) for name in outer.tensors}
 
-    def _take(self, settings: Settings) -> None:
+    def _take(self, settings: GroupSettings) -> None:
         for name, value in settings.items():
-            if name in self._group and name not in STAYS_AT_HOME:
+            if name in self._group and name not in LOCAL_SETTINGS:
                 self._group[name] = tuple(value) if isinstance(value, list) else value
 
-    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """Mend the gradient, and step."""
-        self._take(arriving.settings)
+        self._take(incoming.settings)
         group = self._group
         push = replace(push, lr=float(group["lr"]), momentum=float(group.get("momentum", 0.0)))
         self._outer.mend(values, anchor, origin, self._state, push)
@@ -134,13 +134,13 @@ class Steps:
             self._optimizer.state[self._parameter] = state
 
 
-class Adds:
+class AddDelta:
     """Deltas: a block's displacement is added, times the rate that the outer step gives it."""
 
     def __init__(self, outer: Arrival) -> None:
         self._outer = outer
 
-    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """theta += rate d."""
         anchor.add_(values, alpha=self._outer.rate(push))
 
@@ -154,7 +154,7 @@ class Adds:
         """Nothing is kept."""
 
 
-class Pulls(Adds):
+class ElasticPull(AddDelta):
     """Elastic averaging: the center is drawn towards the worker's parameters.
 
     Args:
@@ -165,18 +165,18 @@ class Pulls(Adds):
     def __init__(self, outer: Elastic, workers: int) -> None:
         self._elastic, self._workers = outer, workers
 
-    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """center += alpha (x - center)."""
         self._elastic.elastic_step(anchor, values, self._workers)
 
 
-class Blends(Adds):
+class BlendBuffer(AddDelta):
     """Buffers: a moving mean over the workers, so that what is exported stays between valid values."""
 
     def __init__(self) -> None:
         """Nothing to choose."""
 
-    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, arriving: Arriving, push: Push) -> None:
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """b += (b_i - b) / N; counters take the largest."""
         if anchor.is_floating_point():
             anchor.lerp_(values, 1.0 / push.workers)

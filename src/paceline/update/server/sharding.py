@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of an optimizer's groups end to end, in host memory, and the pieces into which they are cut."""
+"""The parameters of an optimizer's groups end to end, in host memory, and the shards into which they are cut."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.core.flat import Fragment, fragments, local
 from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
 from paceline.rules.topology.sharded import Cut, Sharded
-from paceline.update.server.protocol import Ask
-from paceline.update.server.shard_updates import STAYS_AT_HOME, Settings
+from paceline.update.server.protocol import ShardRequest
+from paceline.update.server.shard_updates import LOCAL_SETTINGS, GroupSettings
 
 Group = Callable[[], dict[str, Any]]
 
 
 @dataclass
-class Range:
-    """A piece as its span knows it: elements begin .. end (excl.), owned by a worker.
+class ShardRange:
+    """A shard as its span knows it: elements begin .. end (excl.), owned by a worker.
 
     Attributes:
         number: the same on all workers.
@@ -45,14 +45,14 @@ class Span:
     Attributes:
         number: the same on all workers.
         fragment: the tensors.
-        ranges: its pieces.
+        ranges: its shards.
         pulled: the values that were pulled last, in host memory: the global model as this worker knows it.
         incoming: where answers arrive.
     """
 
     def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
         self.number, self.fragment, self._group = number, fragment, group
-        self.ranges = [Range(first + k, cut) for k, cut in enumerate(cuts)]
+        self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]
         self.pulled = host(fragment)
         self.incoming = host(fragment)
         self.anchor = self.pulled  # for those who export the global model
@@ -70,14 +70,14 @@ class Span:
         self.fragment.refresh()
         self.fragment.write(0, self.numel, values.to(self.fragment.device, non_blocking=True))
 
-    def settings(self) -> Settings:
+    def settings(self) -> GroupSettings:
         """What the optimizer's group says at present, as JSON's terms."""
         if self._group is None:
             return {}
-        return {k: _plain(v) for k, v in self._group().items() if k not in STAYS_AT_HOME and _is_plain(v)}
+        return {k: _plain(v) for k, v in self._group().items() if k not in LOCAL_SETTINGS and _is_plain(v)}
 
-    def asks(self, values: Tensor | None, answered: bool = True) -> Iterator[Ask]:
-        """A question for each piece; `values`, shape (numel,), is pushed with it.
+    def requests(self, values: Tensor | None, answered: bool = True) -> Iterator[ShardRequest]:
+        """A question for each shard; `values`, shape (numel,), is pushed with it.
 
         Args:
             values: what is pushed, if anything.
@@ -87,22 +87,22 @@ class Span:
             low, high = one.cut.begin, one.cut.end
             pushed = None if values is None else values[low:high]
             out = self.incoming[low:high] if answered else None
-            yield Ask(one.number, self.number, pushed, out, one.computed_at)
+            yield ShardRequest(one.number, self.number, pushed, out, one.computed_at)
 
     def mark(self) -> None:
         """What is pushed next is computed at what was pulled last, also where an answer comes before it is pushed."""
         for one in self.ranges:
             one.computed_at = one.version
 
-    def take(self, asks: dict[int, Ask]) -> None:
+    def take(self, requests: dict[int, ShardRequest]) -> None:
         """What has arrived is what was pulled last."""
         self.pulled, self.incoming = self.incoming, self.pulled
         self.anchor = self.pulled
         for one in self.ranges:
-            one.version = asks[one.number].version
+            one.version = requests[one.number].version
 
 
-class Rooms:
+class BufferPool:
     """Flat tensors of a fragment's size in host memory: taken for a push, and given back when nobody needs it."""
 
     def __init__(self, fragment: Fragment) -> None:
@@ -137,8 +137,8 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-class Layout:
-    """Spans and pieces of everything that is exchanged, the same on all workers.
+class ShardLayout:
+    """Spans and shards of everything that is exchanged, the same on all workers.
 
     Args:
         topology: how a span is cut.
@@ -169,8 +169,8 @@ class Layout:
             found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
         return found
 
-    def piece(self, number: int) -> tuple[Span, Range]:
-        """Where piece `number` lies."""
+    def shard(self, number: int) -> tuple[Span, ShardRange]:
+        """Where shard `number` lies."""
         for span in self.spans:
             first = span.ranges[0].number
             if first <= number < first + len(span.ranges):
@@ -194,7 +194,7 @@ def _refuse(pairs: Named) -> None:
             )
 
 
-class Gathered:
+class GradientAccumulator:
     """A span's gradients since the last push, as their sum, in a flat tensor while others are sent.
 
     Args:
@@ -202,11 +202,11 @@ class Gathered:
         rooms: where flat tensors come from.
     """
 
-    def __init__(self, span: Span, rooms: Rooms) -> None:
+    def __init__(self, span: Span, pool: BufferPool) -> None:
         self._fragment = span.fragment
         device = span.fragment.device
         self._device = None if device.type == "cpu" else torch.zeros(span.numel, dtype=span.pulled.dtype, device=device)
-        self._rooms, self._flat = rooms, rooms.take()
+        self._pool, self._flat = pool, pool.take()
         self._views: dict[int, list[Tensor]] = {}
         self.minibatches = 0
 
@@ -252,7 +252,7 @@ class Gathered:
                 )
 
     @torch.no_grad()
-    def welcome(self) -> bool:
+    def incoming_finite(self) -> bool:
         """Whether the gradients that are there now are finite."""
         self._refuse_sparse()
         gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
@@ -269,7 +269,7 @@ class Gathered:
             flat.copy_(self._device)
         if self.minibatches > 1:
             flat.div_(self.minibatches)
-        self._flat = self._rooms.take()
+        self._flat = self._pool.take()
         self.minibatches = 0
         return flat
 
@@ -279,10 +279,10 @@ class Gathered:
         return bool(torch.isfinite(self._filled.sum())) or bool(torch.isfinite(self._filled).all())
 
     @torch.no_grad()
-    def spoil(self) -> None:
+    def fill_nan(self) -> None:
         """Make all of it nan, so that no owner takes its part."""
         self._filled.fill_(torch.nan)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop what was gathered."""
         self.minibatches = 0

@@ -11,7 +11,7 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 
 
-class ClockedDesk:
+class SimulatedLedgerClient:
     """A virtual worker's way to the ledger.
 
     Args:

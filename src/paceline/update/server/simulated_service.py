@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server between virtual workers: the same pieces, asked and answered as events on a simulated clock."""
+"""The server between virtual workers: the same shards, asked and answered as events on a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.ledger import Ledger
 from paceline.errors import PeerLostError
 from paceline.rules.rule import FRAME_BYTES
-from paceline.update.server.owner import Server
-from paceline.update.server.protocol import Ask, Ticket
-from paceline.update.server.shard import KEEPING, NOBODY
-from paceline.update.server.shard_updates import Arriving
-from paceline.update.server.simulated_leases import ClockedDesk
+from paceline.update.server.owner import ShardServer
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import LEDGER_SHARD, NO_READER
+from paceline.update.server.shard_updates import IncomingPush
+from paceline.update.server.simulated_leases import SimulatedLedgerClient
 from paceline.update.server.timers import Once
 
 
@@ -35,25 +35,27 @@ class Hub:
     """
 
     def __init__(self) -> None:
-        self.servers: dict[int, Server] = {}
+        self.servers: dict[int, ShardServer] = {}
         self.transports: dict[int, VirtualTransport] = {}
-        self.held: dict[int, list[tuple[int, Ticket, list[Ask], list[int]]]] = {}
+        self.held: dict[int, list[tuple[int, PendingExchange, list[ShardRequest], list[int]]]] = {}
         self.ledger = Ledger()
         self.finished: set[int] = set()
         self.failed: list[int] = []
 
 
-class ClockedService:
+class SimulatedService:
     """A virtual worker's connection to the owners.
 
     Args:
         transport: the virtual connection.
         server: what this worker owns.
-        owners: piece -> rank.
+        owners: shard -> rank.
         ledger: of the data; that of the first worker is everybody's.
     """
 
-    def __init__(self, transport: VirtualTransport, server: Server, owners: dict[int, int], ledger: Ledger) -> None:
+    def __init__(
+        self, transport: VirtualTransport, server: ShardServer, owners: dict[int, int], ledger: Ledger
+    ) -> None:
         self._transport, self._owners = transport, owners
         self._cluster, self._rank = transport.cluster, transport.world.rank
         self._clock = transport.cluster.clock
@@ -63,14 +65,16 @@ class ClockedService:
         self._hub.servers[self._rank] = server
         self._hub.transports[self._rank] = transport
         self._hub.held[self._rank] = []
-        keeps = KEEPING in server.pieces
+        keeps = LEDGER_SHARD in server.shards
         if keeps:
             self._hub.ledger = ledger
         self._parted = False
         transport.barrier()
         soon = partial(self._clock.wake, self._rank, 0.0)
         wait = partial(self._await, "work that is left")
-        self.leases: Leases = ClockedDesk(self._rank, self._hub.ledger, keeps, self.now, soon, self._rest, wait)
+        self.leases: Leases = SimulatedLedgerClient(
+            self._rank, self._hub.ledger, keeps, self.now, soon, self._rest, wait
+        )
 
     def computed(self, step: int) -> None:
         """Let so much simulated time pass as the minibatch takes."""
@@ -87,44 +91,46 @@ class ClockedService:
         """Simulated time."""
         return self._clock.now
 
-    def exchange_later(self, ticket: Ticket, after_s: float) -> Once:
+    def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
         """Send it in so many simulated seconds, or when it is needed."""
-        once = Once(lambda: self._ask(ticket))  # an event may not raise: it happens while nobody runs
+        once = Once(lambda: self._ask(pending))  # an event may not raise: it happens while nobody runs
         self._clock.wake(self._rank, after_s, once)
         return once
 
-    def exchange(self, ticket: Ticket) -> None:
+    def exchange(self, pending: PendingExchange) -> None:
         """Send to every owner what concerns it, in one message each."""
         self._check()
-        self._ask(ticket)
+        self._ask(pending)
 
-    def _ask(self, ticket: Ticket) -> None:
-        ticket.asked_at = self._clock.now
-        by_owner: dict[int, list[Ask]] = {}
-        for ask in ticket.asks:
-            by_owner.setdefault(self._owners[ask.piece], []).append(ask)
-        for owner, asks in by_owner.items():
-            nbytes = sum(FRAME_BYTES + _nbytes(ask.values) for ask in asks)
-            self._carry(self._rank, owner, nbytes, lambda o=owner, a=asks: self._arrive(o, ticket, a))
+    def _ask(self, pending: PendingExchange) -> None:
+        pending.requested_at = self._clock.now
+        by_owner: dict[int, list[ShardRequest]] = {}
+        for request in pending.requests:
+            by_owner.setdefault(self._owners[request.shard], []).append(request)
+        for owner, requests in by_owner.items():
+            nbytes = sum(FRAME_BYTES + _nbytes(request.values) for request in requests)
+            self._carry(self._rank, owner, nbytes, lambda o=owner, a=requests: self._arrive(o, pending, a))
 
     def _carry(self, source: int, to: int, nbytes: int, then: Any) -> None:
         if source != to:
             self._hub.transports[source].sent(nbytes)
         self._clock.carry(source, to, nbytes, then)
 
-    def _arrive(self, owner: int, ticket: Ticket, asks: list[Ask]) -> None:
+    def _arrive(self, owner: int, pending: PendingExchange, requests: list[ShardRequest]) -> None:
         """At the owner: apply, and answer when the bound allows."""
         server, delays = self._hub.servers[owner], []
-        for ask in asks:
-            if ask.values is None:
+        for request in requests:
+            if request.values is None:
                 delays.append(0)
                 continue
-            settings = ticket.settings.get(ask.span, {})
-            arriving = Arriving(self._rank, ticket.clock, ask.version, ticket.minibatches, settings, ticket.marks)
-            if ask.piece == KEEPING:
-                self._hub.ledger.done(self._rank, ticket.marks)
-            delays.append(server.push(ask.piece, ask.values, arriving, ask.out).delay)
-        self._hub.held[owner].append((self._rank, ticket, asks, delays))
+            settings = pending.settings.get(request.span, {})
+            incoming = IncomingPush(
+                self._rank, pending.clock, request.version, pending.minibatches, settings, pending.marks
+            )
+            if request.shard == LEDGER_SHARD:
+                self._hub.ledger.done(self._rank, pending.marks)
+            delays.append(server.push(request.shard, request.values, incoming, request.out).delay)
+        self._hub.held[owner].append((self._rank, pending, requests, delays))
         self._release(owner)
 
     def _release(self, owner: int) -> None:
@@ -132,31 +138,33 @@ class ClockedService:
         server, held = self._hub.servers[owner], self._hub.held[owner]
         self._hub.held[owner] = []
         for entry in held:
-            rank, ticket, asks, delays = entry
-            if ticket.clock and not all(server.may_start(ask.piece, rank) for ask in asks):
+            rank, pending, requests, delays = entry
+            if pending.clock and not all(server.may_start(request.shard, rank) for request in requests):
                 self._hub.held[owner].append(entry)
                 continue
-            reader = NOBODY if ticket.looks else rank
-            versions = [server.read(ask.piece, reader, ask.out, ask.values is not None) for ask in asks]
-            nbytes = sum(FRAME_BYTES + _nbytes(ask.out) for ask in asks)
-            answers = list(zip(asks, versions, delays, strict=True))
-            self._carry(owner, rank, nbytes, lambda t=ticket, a=answers: self._answer(t, a))
+            reader = NO_READER if pending.peeks else rank
+            versions = [
+                server.read(request.shard, reader, request.out, request.values is not None) for request in requests
+            ]
+            nbytes = sum(FRAME_BYTES + _nbytes(request.out) for request in requests)
+            answers = list(zip(requests, versions, delays, strict=True))
+            self._carry(owner, rank, nbytes, lambda t=pending, a=answers: self._answer(t, a))
 
-    def _answer(self, ticket: Ticket, answers: list[tuple[Ask, int, int]]) -> None:
-        for ask, version, delay in answers:
-            ticket.answered(ask.piece, version, delay)
-        if ticket.done:
-            ticket.release()
-        ticket.answered_at = self._clock.now
+    def _answer(self, pending: PendingExchange, answers: list[tuple[ShardRequest, int, int]]) -> None:
+        for request, version, delay in answers:
+            pending.answered(request.shard, version, delay)
+        if pending.done:
+            pending.release()
+        pending.answered_at = self._clock.now
 
-    def done(self, ticket: Ticket) -> bool:
+    def done(self, pending: PendingExchange) -> bool:
         """Whether it is answered."""
         self._check()
-        return ticket.done
+        return pending.done
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, pending: PendingExchange) -> None:
         """Let the others work until it is answered."""
-        self._await("answers of the owners", lambda: ticket.done)
+        self._await("answers of the owners", lambda: pending.done)
 
     def _await(self, what: str, ready: Callable[[], bool]) -> None:
         self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
@@ -193,7 +201,7 @@ class ClockedService:
 
     def _leave(self, owner: int, rank: int) -> None:
         self._hub.servers[owner].leave(rank)
-        if KEEPING in self._hub.servers[owner].pieces:
+        if LEDGER_SHARD in self._hub.servers[owner].shards:
             self._hub.ledger.lost(rank)
         self._release(owner)
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from paceline.rules.schedule.bounded import Bounded
 
 
-class Clocks:
-    """The clocks of the workers, as one piece has seen them.
+class WorkerClocks:
+    """The clocks of the workers, as one shard has seen them.
 
     Args:
         schedule: with the bound.

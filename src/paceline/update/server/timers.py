@@ -25,7 +25,7 @@ class Once:
             self._action()
 
 
-class Later:
+class Timers:
     """Does things at their time; `run` is the body of a thread."""
 
     def __init__(self) -> None:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of frames that come back over a connection that this worker has made."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.communication.sockets.channel import Frame, Header
+from paceline.update.server.frames import Kind
+from paceline.update.server.parts import ServiceParts
+from paceline.update.server.peer import fresh
+
+
+class Answers:
+    """Takes the answers of all peers.
+
+    Args:
+        parts: of the service.
+    """
+
+    def __init__(self, parts: ServiceParts) -> None:
+        self._parts = parts
+
+    def place(self, rank: int, header: Header) -> Tensor:
+        """Memory for the body of a frame of worker `rank`: where the exchange wants it, if it is an awaited answer."""
+        awaited = header.kind == Kind.ANSWER and rank not in self._parts.context.membership.lost
+        pending = self._parts.exchanges.find(header.numbers[3]) if awaited else None
+        request = pending.request(header.numbers[0]) if pending is not None else None
+        return request.out if request is not None and request.out is not None else fresh(header)
+
+    def take(self, rank: int, frame: Frame) -> None:
+        """A frame of worker `rank` has come."""
+        parts = self._parts
+        if frame.kind == Kind.OUT:
+            parts.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
+        elif frame.kind == Kind.ANSWER:
+            shard, version, delay, number, safe = frame.numbers[:5]
+            parts.durability.safe(rank, [(shard, safe)])
+            parts.exchanges.answered(number, shard, version, delay, frame.note, rank)
+        elif frame.kind == Kind.KEPT:
+            parts.durability.replica_kept(rank, *frame.numbers[:2])
+        elif frame.kind == Kind.LEASED:
+            parts.ledger_client.answered(frame.numbers)
+
+    def connection_ended(self, rank: int, why: str) -> None:
+        """The connection to worker `rank` has ended."""
+        self._parts.failures.connection_ended(rank, why)

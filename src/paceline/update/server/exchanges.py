@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This worker's requests to the owners of shards, and the wait for their answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from paceline.update.server.context import ServiceContext
+from paceline.update.server.durability import Durability
+from paceline.update.server.frames import Kind
+from paceline.update.server.ledger_client import LedgerClient
+from paceline.update.server.peers import Peers
+from paceline.update.server.protocol import PendingExchange
+from paceline.update.server.timers import Once, Timers
+
+
+class Exchanges:
+    """The exchanges of a worker that are under way.
+
+    Args:
+        context: of the service.
+        peers: the connections.
+        durability: keeps the pushes.
+        ledger_client: tells the ledger what this worker holds.
+
+    Attributes:
+        timers: send what is to be sent later.
+    """
+
+    def __init__(
+        self, context: ServiceContext, peers: Peers, durability: Durability, ledger_client: LedgerClient
+    ) -> None:
+        self._context, self._peers, self._durability, self._ledger_client = context, peers, durability, ledger_client
+        self.timers = Timers()
+        self._pending: dict[int, PendingExchange] = {}
+        self._clocks: dict[int, int] = {}  # shard -> the clock of this worker's last push to it
+
+    def start(self, pending: PendingExchange) -> None:
+        """Hand every part to the owner's connection; called by the training thread alone."""
+        if pending.clock:
+            self._ledger_client.resting = False
+            self._durability.keep(pending)
+        self._send(pending)
+        self._ledger_client.report()  # after the push, whose places this worker no longer holds
+
+    def start_later(self, pending: PendingExchange, after_s: float) -> Once:
+        """Hand it to the connections in so many seconds, or when what is returned is called before."""
+        once = Once(lambda: self._send(pending))
+        if after_s > 0:
+            self.timers.put(after_s, once)
+        else:
+            once()
+        return once
+
+    def _send(self, pending: PendingExchange) -> None:
+        self._context.check()
+        with self._context.changed:
+            pending.requested_at = time.monotonic()
+            self._pending[pending.number] = pending
+            for request in pending.requests:
+                if request.values is not None:
+                    self._clocks[request.shard] = pending.clock
+                self._peers[self._context.membership.owners[request.shard]].request(pending, request)
+            self._peers.remind()
+
+    def find(self, number: int) -> PendingExchange | None:
+        """The exchange of that number, while it is under way."""
+        return self._pending.get(number)
+
+    def answered(self, number: int, shard: int, version: int, delay: int, news: Any, rank: int) -> None:
+        """An answer of worker `rank` is in its place.
+
+        Late answers of a lost worker are ignored: its successor was asked the same, and the successor's first answer
+        brings the whole ledger, which must not be missed.
+        """
+        with self._context.changed:
+            pending = self._pending.get(number)
+            if pending is None or rank in self._context.membership.lost:
+                return
+            pending.answered(shard, version, delay, news)
+            if pending.done:
+                pending.answered_at = time.monotonic()
+                del self._pending[number]
+                self._context.changed.notify_all()
+
+    def done(self, pending: PendingExchange) -> bool:
+        """Whether it is answered."""
+        self._context.check()
+        return pending.done
+
+    def request_again(self, successor: int, moved: set[int]) -> None:
+        """Send the new owner what the lost one may not have left it, and tell it how far this worker is.
+
+        The lost one knew that, and its replica is older: without it the new owner would hold the others back for a
+        worker that is ahead of them, and waits for them.
+        """
+        waiting = {(pending.number, request.shard) for pending in self._pending.values() for request in pending.waiting}
+        pushed = set()
+        for pending, request in self._durability.again(moved, waiting):
+            self._peers[successor].request(pending, request)
+            pushed.add(request.shard)
+        for pending in list(self._pending.values()):
+            for request in pending.waiting:
+                if request.shard in moved and request.values is None:
+                    self._peers[successor].request(pending, request)
+        clocks = [[shard, self._clocks[shard]] for shard in sorted(moved - pushed) if shard in self._clocks]
+        if successor == self._context.rank:
+            self._context.server.tick(successor, clocks)
+        elif clocks:
+            self._peers[successor].say(Kind.CLOCKS, (), note=clocks)
+        self._ledger_client.rest_again()

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Showing that this process lives, and giving up workers that do not."""
+
+from __future__ import annotations
+
+from paceline.update.server.context import ServiceContext
+from paceline.update.server.failures import Failures
+from paceline.update.server.membership import LOOK_EVERY_S, silence
+from paceline.update.server.peers import Peers
+
+
+class Heartbeat:
+    """Sends heartbeats and looks for missing ones, whatever the training thread does meanwhile.
+
+    Args:
+        context: of the service.
+        peers: the connections.
+        failures: told about silent workers.
+    """
+
+    def __init__(self, context: ServiceContext, peers: Peers, failures: Failures) -> None:
+        self._context, self._peers, self._failures = context, peers, failures
+        self._silence_s = silence(context.timeout_s)
+
+    def run(self) -> None:
+        """The body of a thread, until the service closes."""
+        while not self._context.status.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
+            now = self._context.pulse.beat()
+            for rank in self._context.membership.live:
+                if rank != self._context.rank:
+                    self._look(rank, now)
+
+    def _look(self, rank: int, now: float) -> None:
+        pulse, members, peer = self._context.pulse, self._context.membership, self._peers.remote[rank]
+        if now - peer.spoke_at > self._silence_s / 4:
+            peer.beat()
+        heard = max(members.heard[rank], peer.channel.heard_at, self._peers.incoming[rank].heard_at)
+        since = peer.waiting_since
+        if pulse.silent(heard) and rank not in members.parted:
+            self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
+        elif since is not None and pulse.overdue(since):
+            self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)

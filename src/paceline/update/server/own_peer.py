@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's requests to itself: they go over no wire, and the training thread does not wait for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from paceline.communication.sockets.channel import Frame
+from paceline.update.server.frames import LEDGER, Kind
+from paceline.update.server.parts import ServiceParts
+from paceline.update.server.peer import Outbox
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import NO_READER
+from paceline.update.server.shard_updates import IncomingPush
+
+
+class OwnPeer(Outbox):
+    """Answers this worker's own requests, in order, in a thread of its own.
+
+    Args:
+        parts: of the service.
+    """
+
+    def __init__(self, parts: ServiceParts) -> None:
+        super().__init__(parts.context.rank)
+        self._parts = parts
+
+    def run(self) -> None:
+        """Answer until it is closed."""
+        while not self._over:
+            self._queue.get()()
+
+    def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
+        rank, shard, delay = self.rank, request.shard, 0
+        server, shards, durability = self._parts.context.server, self._parts.shards, self._parts.durability
+        if request.values is not None:
+            settings = pending.settings.get(request.span, {})
+            incoming = IncomingPush(rank, pending.clock, request.version, pending.minibatches, settings, pending.marks)
+            answer = shards.push(shard, request.values, incoming, request.out)
+            delay = answer.delay
+            while not answer.may_start and shards.held_back(shard, rank):
+                pass
+        reader = NO_READER if pending.peeks else rank
+        version = server.read(shard, reader, request.out, after_push=request.values is not None)
+        durability.safe(rank, [(shard, durability.up_to(shard, rank))])
+        self._parts.exchanges.answered(pending.number, shard, version, delay, None, rank)
+        if request.values is not None:
+            durability.applied(shard)
+
+    def _write(self, kind: Kind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        """A worker tells itself nothing, but rests and speaks to the ledger that it keeps."""
+        if kind == Kind.REST:
+            self._parts.shards.rest(self.rank)
+        elif kind in LEDGER:
+            self._parts.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))

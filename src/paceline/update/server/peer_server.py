@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one worker asks of this one: a thread takes its questions in order, and answers them."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from paceline.communication.sockets.channel import Channel, Frame, Header
+from paceline.data.ledger.epoch_ledger import Mark
+from paceline.errors import MismatchError, PeerLostError
+from paceline.update.server.frames import BACKGROUND, LEDGER, Kind
+from paceline.update.server.membership import LOOK_EVERY_S
+from paceline.update.server.parts import ServiceParts
+from paceline.update.server.peer import fresh
+from paceline.update.server.shard import NO_READER
+from paceline.update.server.shard_updates import GroupSettings, IncomingPush
+
+
+class _Buffers:
+    """Buffers of one thread, kept and touched: the first write to new memory costs more than the network."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, torch.dtype, str], Tensor] = {}
+
+    def like(self, anchor: Tensor, use: str) -> Tensor:
+        key = (anchor.numel(), anchor.dtype, use)
+        if key not in self._kept:
+            self._kept[key] = torch.zeros_like(anchor)
+        return self._kept[key]
+
+
+class PeerServer:
+    """Answers one worker until it leaves; `run` is the body of a thread.
+
+    Args:
+        parts: of the service.
+        rank: of the worker that asks.
+        channel: the connection that it has made.
+    """
+
+    def __init__(self, parts: ServiceParts, rank: int, channel: Channel) -> None:
+        self._parts, self._context, self._rank, self._channel = parts, parts.context, rank, channel
+        self._server, self._members = parts.context.server, parts.context.membership
+        self._buffers, self._settings = _Buffers(), dict[int, GroupSettings]()
+        self._marks: tuple[int, list[Mark]] = (0, [])  # an exchange, and the places that go with its pushes
+
+    def run(self) -> None:
+        """Take frames until the connection ends."""
+        try:
+            while not self._context.closing:
+                frame = self._channel.receive(self._place)
+                if self._rank in self._members.lost:  # what it says no longer counts
+                    return
+                if frame.kind not in BACKGROUND:
+                    self._members.acted[self._rank] = time.monotonic()
+                self._handle(frame)
+        except PeerLostError as error:
+            self._parts.failures.connection_ended(self._rank, str(error))
+
+    def _place(self, header: Header) -> Tensor:
+        if header.kind != Kind.PUSH:
+            return fresh(header)
+        return self._buffers.like(self._anchor(header.numbers[0]), "in")
+
+    def _anchor(self, shard: int) -> Tensor:
+        if shard not in self._server.shards:
+            raise MismatchError(self._context.sign(f"was asked for piece {shard}, which belongs to another worker"))
+        return self._server.shards[shard].anchor
+
+    def _handle(self, frame: Frame) -> None:
+        parts, numbers = self._parts, frame.numbers
+        if frame.kind == Kind.SETTINGS:
+            self._settings[numbers[0]] = frame.note
+        elif frame.kind == Kind.MARKS:
+            self._marks = numbers[0], frame.note
+        elif frame.kind == Kind.PUSH:
+            self._take_push(frame)
+        elif frame.kind == Kind.PULL:
+            shard, pending, peeks = numbers[:3]
+            out = self._buffers.like(self._anchor(shard), "out")
+            version = self._server.read(shard, NO_READER if peeks else self._rank, out, after_push=False)
+            self._answer(shard, version, 0, pending, out)
+        elif frame.kind == Kind.REPLICA:
+            assert frame.body is not None
+            self._server.keep_replica(frame.note, frame.body)
+            self._context.send(self._channel, Kind.KEPT, numbers[:2])
+        elif frame.kind == Kind.SECURE:
+            parts.durability.wanted(self._rank)
+        elif frame.kind == Kind.SAFE:
+            parts.durability.safe(self._rank, frame.note)
+        elif frame.kind == Kind.CLOCKS:
+            parts.shards.tick(self._rank, frame.note)
+        elif frame.kind == Kind.OUT:
+            parts.failures.told(numbers[0], str(frame.note), bool(numbers[1]))
+        elif frame.kind in LEDGER:
+            parts.ledger_client.handle(self._rank, self._channel, frame)
+        elif frame.kind == Kind.REST:
+            parts.shards.rest(self._rank)
+        elif frame.kind in (Kind.FINISH, Kind.BYE, Kind.HERE):
+            parts.barriers.arrived(self._rank, frame.kind, numbers[0])
+
+    def _take_push(self, frame: Frame) -> None:
+        shard, clock, version, minibatches, pending, span, answered_with_values = frame.numbers[:7]
+        assert frame.body is not None
+        marks = self._marks[1] if self._marks[0] == pending else ()
+        incoming = IncomingPush(self._rank, clock, version, minibatches, self._settings.get(span, {}), marks)
+        out = self._buffers.like(frame.body, "out") if answered_with_values else None
+        answer = self._parts.shards.push(shard, frame.body, incoming, out)
+        if not answer.may_start:
+            self._hold_back(shard)
+        answered = self._server.read(shard, self._rank, out, after_push=True)
+        self._answer(shard, answered, answer.delay, pending, out)
+        self._parts.durability.applied(shard)
+
+    def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
+        safe = self._parts.durability.up_to(shard, self._rank)
+        news = self._server.news(shard, self._rank)
+        self._context.send(self._channel, Kind.ANSWER, (shard, version, delay, pending, safe), out, news)
+
+    def _hold_back(self, shard: int) -> None:
+        """Wait until the slowest have caught up; its sender hears now and then that this worker lives."""
+        said = time.monotonic()
+        while self._parts.shards.held_back(shard, self._rank):
+            self._members.heard[self._rank] = now = time.monotonic()  # what it says is not read meanwhile
+            self._members.acted[self._rank] = now
+            if now - said > LOOK_EVERY_S:
+                self._context.send(self._channel, Kind.STILL_HERE, (shard,))
+                said = now

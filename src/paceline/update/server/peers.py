@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All peers of a worker, and waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.communication.sockets.channel import Channel
+from paceline.update.server.context import ServiceContext
+from paceline.update.server.frames import Kind
+from paceline.update.server.membership import LOOK_EVERY_S
+from paceline.update.server.peer import Outbox, Peer
+
+
+class Peers:
+    """The connections to all workers, by rank.
+
+    Args:
+        context: of the service.
+        incoming: the connections that the other workers have made to this one.
+
+    Attributes:
+        remote: to each other worker.
+        all: the same, and to this worker itself.
+    """
+
+    def __init__(self, context: ServiceContext, incoming: dict[int, Channel]) -> None:
+        self._context, self.incoming = context, incoming
+        self.remote: dict[int, Peer] = {}
+        self.all: dict[int, Outbox] = {}
+
+    def connect(self, remote: dict[int, Peer], own: Outbox) -> None:
+        """The connections are there."""
+        self.remote = remote
+        self.all = {**remote, own.rank: own}
+
+    def __getitem__(self, rank: int) -> Outbox:
+        return self.all[rank]
+
+    @property
+    def live(self) -> list[Peer]:
+        """Those that are not lost, without this worker."""
+        members = self._context.membership
+        return [self.remote[rank] for rank in members.live if rank != members.rank]
+
+    def say_all(self, kind: Kind, numbers: tuple[int, ...], note: Any = None) -> None:
+        """Send all other live workers a frame that has no answer."""
+        with self._context.changed:
+            for peer in self.live:
+                peer.say(kind, numbers, note=note)
+
+    def remind(self) -> None:
+        """Say something to workers that own nothing and are asked nothing: else they take this worker for lost."""
+        for peer in self.live:
+            if self._context.pulse.beat() - peer.said_at > self._context.timeout_s / 4:
+                peer.say(Kind.STILL_HERE, ())
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for what another thread does; raises what has broken the cluster."""
+        while not ready():
+            self._context.check()
+            with self._context.changed:
+                if not ready():
+                    self._context.changed.wait(LOOK_EVERY_S)
+                self.remind()
+
+    def pause(self, seconds: float) -> None:
+        """Wait a little for news of others."""
+        self._context.check()
+        with self._context.changed:
+            self._context.changed.wait(seconds)
+            self.remind()
+
+    def close(self) -> None:
+        """Close every connection."""
+        for peer in self.all.values():
+            peer.close()
+        for channel in self.incoming.values():
+            channel.close()
