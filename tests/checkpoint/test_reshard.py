@@ -346,8 +346,8 @@ def test_a_warm_up_of_the_codec_is_not_begun_again(rule: str, tmp_path: Path) ->
 
     def sent(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         (update,) = run._engine.gradients  # type: ignore[union-attr]
-        codec = update._codec.at(update._exchanges)
-        return {"codec": codec, "residuals": [key for chunk in update._chunks for key in chunk.state]}
+        codec = update.codec.at(update.exchanges)
+        return {"codec": codec, "residuals": [key for chunk in update.buckets.chunks for key in chunk.state]}
 
     simulate(Quadratic(rule, sgd, save=tmp_path / "c"), 4)
     want = paceline.rule_from_text(rule).codec.at(7)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,8 +84,8 @@ def check_unchanged(owned: list[tuple[Optimizer, Named]]) -> None:
 
 
 @torch.no_grad()
-def broadcast_start(transport: Transport, parts: list[Fragment], source: int = 0) -> None:
-    """Everybody takes the values of rank `source`."""
+def broadcast_start(transport: Transport, parts: Sequence[Fragment], source: int = 0) -> None:
+    """All workers take the values of rank `source`."""
     for part in parts:
         part.refresh()
         flat = part.whole(transport.wire_device(part.device))

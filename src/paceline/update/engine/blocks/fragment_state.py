@@ -31,6 +31,7 @@ class FragmentState:
         mixes_at_once: whether the rule's mixing holds for exchanges that are waited for, too.
 
     Attributes:
+        all: of parameters, buffers and moments, in this order.
         moments: made when the optimizers have made their state; None before.
     """
 
@@ -51,18 +52,19 @@ class FragmentState:
             for fragment in fragments("parameters", everything)
         ]
         self.buffers = buffer_states(model, device) if model is not None else []
-        self.moments: list[MomentState] | None = None
+        self.drop_moments()
         if optimizers.have_state:  # moments from before attach are a start too
             self.make_moments()
-
-    @property
-    def all(self) -> list[OuterState]:
-        """Of parameters, buffers and moments, in this order."""
-        return [*self.parameters, *self.buffers, *(self.moments or [])]
 
     def make_moments(self) -> None:
         """The optimizers have made their state."""
         self.moments = moment_states(self._optimizers, self._device)
+        self.all = [*self.averaged, *self.moments]
+
+    def drop_moments(self) -> None:
+        """The optimizers have no state yet."""
+        self.moments: list[MomentState] | None = None
+        self.all: list[OuterState] = [*self.averaged]
 
     @property
     def averaged(self) -> Sequence[OuterState]:

@@ -139,7 +139,7 @@ def _load(update: BlockUpdate, outer: dict[str, Tensor], said: dict[str, Any], p
     update.in_flight, update.chunks = None, []
     state.release_snapshot()
     if len(said["sums"]) < len(state.all):  # a run goes back to before the optimizers had any state
-        state.moments = None
+        state.drop_moments()
     if state.moments is None and len(said["sums"]) > len(state.all):
         state.make_moments()
     for one, checksum in zip(state.all, said["sums"], strict=True):
@@ -197,7 +197,7 @@ def _start(update: BlockUpdate) -> None:
 def _renew(update: BlockUpdate, moments: bool) -> None:
     """No exchange is under way, and codecs remember nothing."""
     update.forget()
-    update.state.moments = None
+    update.state.drop_moments()
     if moments:
         update.state.make_moments()
     update.state.refresh()

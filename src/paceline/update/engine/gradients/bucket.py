@@ -13,12 +13,12 @@ from paceline.errors import UnsupportedError
 from paceline.rules.codec import Layout, State
 from paceline.update.engine.blocks.chunks import shares_memory
 from paceline.update.engine.blocks.outer_state import LARGEST
-from paceline.update.engine.gradients.payloads import Carrier, Gradients
+from paceline.update.engine.gradients.payloads import GradientReader, PayloadReader
 from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
 
 
-class FlatGradient:
+class GradientBucket:
     """The gradients of a fragment's parameters, end to end.
 
     Two flat tensors take turns where a codec keeps its residual in the memory that it was given: one is filled and
@@ -32,7 +32,7 @@ class FlatGradient:
 
     def __init__(self, fragment: Fragment, device: torch.device, lossless: bool) -> None:
         self.fragment, self.lossless = fragment, lossless
-        self.carrier: Carrier = Gradients()
+        self.reader: PayloadReader = GradientReader()
         self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=device)
         shapes = [local(tensor).shape for tensor in fragment.tensors]
         self.layout = Layout.of(
@@ -43,10 +43,10 @@ class FlatGradient:
         self.missing = [0.0] * len(fragment.tensors)
         """Of each parameter that some worker has a gradient of, the share of the workers that have none."""
         self.finite = True
-        self.judged = False
+        self.takes_norm = False
         """Whether norms are taken: a sum, which finds inf and nan as well, costs half as much."""
         self.square = 0.0
-        """Of the norm of what was packed, where it is judged."""
+        """Of the norm of what was packed, where norms are taken."""
         self._packed = 0
         self.muted = False
         self._taken: list[tuple[int, int] | None] = []
@@ -88,7 +88,7 @@ class FlatGradient:
         views, slots = self._views_of(self.wire), self.fragment.slots
         while self._packed < len(slots) and slots[self._packed].offset < end:
             number = self._packed
-            gradient = None if self.muted else self.carrier.read(self.fragment.tensors[number])
+            gradient = None if self.muted else self.reader.read(self.fragment.tensors[number])
             self._taken.append(_mark(self.fragment.tensors[number].grad))
             self.has[number] = gradient is not None
             if gradient is None:
@@ -134,8 +134,8 @@ class FlatGradient:
         for has, missing, view, parameter in found:
             if not has:
                 continue
-            sources.append(self.carrier.completed(parameter, view, missing) if missing else view)
-            targets.append(self.carrier.target(parameter))
+            sources.append(self.reader.completed(parameter, view, missing) if missing else view)
+            targets.append(self.reader.target(parameter))
         if targets:
             torch._foreach_copy_(targets, sources)
         if self._swap:
@@ -146,7 +146,7 @@ class FlatGradient:
         """Make all gradients infinite that this worker or another has, so that a GradScaler skips the step."""
         for has, parameter in zip(self.has, self.fragment.tensors, strict=True):
             if has:
-                self.carrier.target(parameter).fill_(math.inf)
+                self.reader.target(parameter).fill_(math.inf)
 
     def checksum(self) -> Tensor:
         """Of the parameters' bits, int64, shape ()."""
@@ -164,19 +164,19 @@ def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
 
 
 class GradientChunk:
-    """A range of the flat gradient.
+    """A range of a bucket.
 
     Args:
-        part: the flat gradient.
+        bucket: in which it lies.
         begin, end: the range (excl.).
     """
 
-    def __init__(self, part: FlatGradient, begin: int, end: int) -> None:
-        self.part, self.begin, self.end = part, begin, end
-        self.lossless = part.lossless
-        self.layout = part.layout.cut(begin, end)
+    def __init__(self, bucket: GradientBucket, begin: int, end: int) -> None:
+        self.bucket, self.begin, self.end = bucket, begin, end
+        self.lossless = bucket.lossless
+        self.layout = bucket.layout.cut(begin, end)
         self.state: State = {}
-        slots = part.fragment.slots
+        slots = bucket.fragment.slots
         numbers = [n for n, slot in enumerate(slots) if slot.offset < end and slot.end > begin]
         self.first, self.last = (numbers[0], numbers[-1]) if numbers else (0, len(slots) - 1)
         self._aliased = False
@@ -188,23 +188,23 @@ class GradientChunk:
     @torch.no_grad()
     def fill(self, factor: float) -> Tensor:
         """This worker's gradient times the factor; zeros where it is not finite, which the footer will tell."""
-        self.part.pack(self.end)
-        x = self.part.wire[self.begin : self.end]
+        self.bucket.pack(self.end)
+        x = self.bucket.wire[self.begin : self.end]
         if factor == 0:
             return x.zero_()
-        found = float(torch.linalg.vector_norm(x) if self.part.judged else x.sum())
+        found = float(torch.linalg.vector_norm(x) if self.bucket.takes_norm else x.sum())
         if not math.isfinite(found):
             if not bool(torch.isfinite(x).all()):
-                self.part.finite = False
+                self.bucket.finite = False
                 return x.zero_()
             found = LARGEST  # the sum has overflowed, or the squares have
-        if self.part.judged:
-            self.part.square += found * found
+        if self.bucket.takes_norm:
+            self.bucket.square += found * found
         return x if factor == 1 else x.mul_(factor)
 
     def keep(self, state: State) -> None:
         """Take the codec's state."""
-        self._aliased = any(shares_memory(tensor, self.part.wire) for tensor in state.values())
+        self._aliased = any(shares_memory(tensor, self.bucket.wire) for tensor in state.values())
         self.state = state
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
@@ -222,12 +222,12 @@ class GradientChunk:
         if residual is None or residual.numel() != self.end - self.begin:
             return
         for number in range(self.first, self.last + 1):
-            slot = self.part.fragment.slots[number]
-            if not self.part.has[number]:
+            slot = self.bucket.fragment.slots[number]
+            if not self.bucket.has[number]:
                 low, high = max(slot.offset, self.begin), min(slot.end, self.end)
                 owed = residual[low - self.begin : high - self.begin]
-                owed.add_(self.part.mean[low:high], alpha=weight)
+                owed.add_(self.bucket.mean[low:high], alpha=weight)
 
     def land(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Take the mean."""
-        self.part.receive(self.begin, self.end, total, summary.weight, self._aliased)
+        self.bucket.receive(self.begin, self.end, total, summary.weight, self._aliased)

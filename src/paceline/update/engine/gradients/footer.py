@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.core.world import World
+from paceline.errors import MismatchError
+from paceline.update.exchange.agreement import compare
 from paceline.update.exchange.header import ExchangeSummary
 
 
@@ -74,3 +77,17 @@ def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeS
     """The summary as the buffers were sent, whatever became of the gradients."""
     said = zip(summary.headers, footers, strict=True)
     return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in said))
+
+
+def check_same_step(summary: ExchangeSummary, footers: Sequence[Footer], world: World) -> None:
+    """Refuse to go on where workers are at different steps, or hold different parameters."""
+    steps = {rank: h.total for rank, h in enumerate(summary.headers) if h.brings}
+    if len(set(steps.values())) > 1:
+        said = "; ".join(f"{world.name(rank)} in step {total + 1}" for rank, total in steps.items())
+        raise MismatchError(
+            world.sign(
+                f"the workers exchange the gradients of different steps: {said}. Every worker has to make as many "
+                "backward passes before a step as the others, where that number grows"
+            )
+        )
+    compare({rank: footers[rank].checksum for rank in steps}, summary.headers[0].sequence, world)

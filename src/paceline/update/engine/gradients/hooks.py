@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees gradients become ready while backward goes on, without a wrapper round the user's model.
+"""Hooks on parameters tell when gradients become ready during backward, without a wrapper round the user's model.
 
 torch calls a hook when a parameter's gradient has been accumulated, and a callback when the backward pass is over. A
 program may make several passes before a step (accumulation, several losses), so passes are counted: the first whose
 gradients are new memory is number 1.
 
-Parameters whose gradients are set by somebody else (FSDP's shards, `torch.autograd.grad`) are never seen here; their
+Gradients that other code sets (FSDP's shards, `torch.autograd.grad`) never reach a hook; their
 gradients are exchanged before the step.
 """
 
@@ -42,12 +42,12 @@ class PassEnd:
             call()
 
 
-class Backward:
-    """Watches the gradients of some parameters.
+class BackwardHooks:
+    """Hooks on the parameters of one optimizer.
 
     Args:
         parameters: leaves that require a gradient.
-        number: of whoever watches, among those that share `ends`.
+        number: of the optimizer, among those that share `ends`.
         ends: the ends of passes.
         began: called when a pass has touched the first of them.
         ready: index -> called when its gradient was accumulated.

@@ -14,7 +14,7 @@ from paceline.core.optimizer_state import ensure_state
 from paceline.rules.outer.frozen_adam import frozen_step
 
 
-class Carrier(Protocol):
+class PayloadReader(Protocol):
     """One kind of payload of a step."""
 
     def read(self, parameter: Tensor) -> Tensor | None:
@@ -27,7 +27,7 @@ class Carrier(Protocol):
         """The mean, where the share `missing` of the workers had no gradient and brought zeros."""
 
 
-class Gradients:
+class GradientReader:
     """The gradient, replaced by the mean."""
 
     def read(self, parameter: Tensor) -> Tensor | None:
@@ -45,7 +45,7 @@ class Gradients:
         return mean
 
 
-class FirstMoments:
+class FirstMomentReader:
     """Adam's first moment; the optimizer's own step is taken in its place, with the second moment frozen.
 
     Args:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block exchanges of a run: begun and landed when they are due, timed, and written to the event log."""
+
+from __future__ import annotations
+
+from paceline.update.engine import agreement, global_model
+from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.collective_calls import MergePoint
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.retuning import Retuning
+from paceline.update.exchange.exchanger import Exchanger
+from paceline.update.exchange.header import ExchangeSummary
+
+
+class BlockExchanges:
+    """The block exchanges of a run.
+
+    Args:
+        run: what the parts of the run share.
+        blocks: all fragments of the model.
+        exchanger: the connection among all workers.
+        retuning: changes the rule's numbers between two exchanges.
+    """
+
+    def __init__(self, run: RunContext, blocks: Blocks, exchanger: Exchanger, retuning: Retuning) -> None:
+        self._run, self.blocks, self._exchanger, self._retuning = run, blocks, exchanger, retuning
+        self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
+
+    def advance(self, idle: bool) -> None:
+        """A step of a block was made: land the exchanges that have had their time, begin the one that is due.
+
+        Args:
+            idle: whether another process of the host made it.
+        """
+        blocks = self.blocks
+        blocks.schedule.stepped()
+        for fragment in blocks.landing():
+            self.land(fragment)
+        self._read_requests(rests=False)
+        if blocks.due():
+            self._end_block(leaving=False, idle=idle)
+            self._read_requests(rests=False)
+
+    def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
+        """End a fragment's block; the summary where the worker waits for the result: without overlap, or as told."""
+        if not leaving:  # a run that was told to close must be able to: with what it owned at attach
+            agreement.check_unchanged(self._run.owned)
+        fragment = self.blocks.next
+        self._run.monitor.begin()
+        self.blocks.begin(self._run.progress.steps, leaving, idle, waits)
+        if fragment in self.blocks.schedule.made:
+            self._run.monitor.sent()
+            return None
+        return self.land(fragment, begun=True)
+
+    def land(self, fragment: int, begun: bool = False) -> ExchangeSummary:
+        """Wait for an exchange, and apply it."""
+        monitor = self._run.monitor
+        if not begun:
+            monitor.begin()
+        summary = self.blocks.land(fragment)
+        self._merge_point.look(summary)
+        monitor.end(self._exchanger.timing, summary, block=self.blocks.block, warmup=False)
+        return summary
+
+    def land_all(self) -> None:
+        """Wait for every exchange that is under way, and apply it."""
+        for fragment in sorted(self.blocks.schedule.made):
+            self.land(fragment)
+
+    def _read_requests(self, rests: bool) -> None:
+        """Learn the requests that came with exchanges, where the time for it has come, and begin with them."""
+        while (now := self.blocks.requests_due(rests)) is not None:
+            self._retuning.agree()
+            self._retuning.apply(now)
+
+    def merge(self) -> None:
+        """End the block that is under way, of every fragment, however many minibatches it has."""
+        blocks = self.blocks
+        self.land_all()
+        self._merge_point.together = 0
+        while self._merge_point.together < len(blocks.updates):
+            self._end_block(leaving=False, waits=True)
+            while blocks.schedule.asked:
+                blocks.schedule.asked.pop()
+                self._retuning.agree()
+        blocks.align(blocks.schedule.begun)
+        self._retuning.apply(blocks.schedule.steps)
+
+    def finish(self) -> None:
+        """Exchange every fragment once more after all workers are done, and leave the global model in the user's."""
+        quiet = 0
+        while quiet < len(self.blocks.updates):
+            self._read_requests(rests=True)
+            summary = self._end_block(leaving=True)
+            assert summary is not None
+            quiet = quiet + 1 if summary.all_leaving else 0
+        global_model.settle(self.blocks.global_parts)

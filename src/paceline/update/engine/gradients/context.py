@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gradient updates of a run share: when gradients are exchanged, and what an exchange tells the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from paceline.rules.rule import is_block
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.gradients.hooks import PassEnd
+from paceline.update.exchange.exchanger import Exchanger
+from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.work import Work
+
+
+class GradientContext:
+    """What the gradient updates of a run share; there is one update for each optimizer.
+
+    Args:
+        run: what all parts of the run share.
+        within_host: whether gradients are exchanged inside a host at every step.
+
+    Attributes:
+        local: whether gradients stay on this worker for the moment.
+        closed: whether the run has ended.
+        pass_ends: the ends of backward passes.
+        sends_early: whether chunks may leave before the pass is over; with several optimizers their order would not be
+            certain.
+    """
+
+    def __init__(self, run: RunContext, within_host: bool) -> None:
+        self.run, self._within_host = run, within_host
+        self.local = self.closed = False
+        self.pass_ends = PassEnd()
+        self.sends_early = len(run.owned) == 1
+
+    @property
+    def each_step(self) -> bool:
+        """Whether gradients are exchanged before the next step."""
+        return (self.run.progress.lockstep or self._within_host) and not self.closed
+
+    @property
+    def due(self) -> bool:
+        """Whether gradients are exchanged now."""
+        return self.each_step and not self.local
+
+    def work(self) -> Work:
+        """What this worker's gradient stands for."""
+        return Work(1, self.run.progress.steps, self.run.loaders.factor)
+
+    @contextlib.contextmanager
+    def timed(self, exchanger: Exchanger, summaries: list[ExchangeSummary]) -> Iterator[None]:
+        """Time the part of an exchange that the user waits for, and write it to the event log.
+
+        Args:
+            exchanger: makes the exchange.
+            summaries: holds the exchange's summary at the end.
+        """
+        monitor, timing, now = self.run.monitor, exchanger.timing, exchanger.transport.now
+        monitor.begin()
+        began = now()
+        yield
+        timing.exchange_s = now() - began - timing.wait_s
+        monitor.end(timing, summaries[0], block=0, warmup=is_block(self.run.rule))
+
+    def read_requests(self, summary: ExchangeSummary) -> None:
+        """An exchange is over, and nothing of it is on the wire: learn what a worker has asked of all.
+
+        Of gradients that is in the middle of a step, at whose end it takes effect.
+        """
+        if summary.asked:
+            self.run.tuner.hear(self.run.transport)

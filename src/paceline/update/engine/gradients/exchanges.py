@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient exchanges of a run, and the optimizers' steps that wait for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from paceline.update.engine import agreement
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.grad_scaler import ScalerHook, refuse_hidden_scaler, stepping_scaler
+from paceline.update.engine.gradients.context import GradientContext
+from paceline.update.engine.gradients.update import GradientUpdate
+from paceline.update.exchange.exchanger import Exchanger, PendingHeader
+from paceline.update.exchange.header import ExchangeSummary
+
+
+class GradientExchanges:
+    """One update for each optimizer, while gradients are exchanged; none while they are not.
+
+    Args:
+        run: what the parts of the run share.
+        within_host: whether gradients are exchanged inside a host at every step.
+
+    Attributes:
+        context: what the updates share.
+        updates: of the optimizers, in their order.
+    """
+
+    def __init__(self, run: RunContext, within_host: bool) -> None:
+        self._run, self.context = run, GradientContext(run, within_host)
+        self.updates: list[GradientUpdate] = []
+        self._scaler_hook: ScalerHook | None = None
+
+    def start(self, exchanger: Exchanger) -> None:
+        """Exchange gradients over this connection from now on."""
+        self.updates = [GradientUpdate(self.context, exchanger, number) for number in range(len(self._run.owned))]
+        scaler = self._run.settings.scaler
+        if scaler is not None:
+            self._scaler_hook = ScalerHook(
+                scaler, lambda optimizer: self._settle(optimizer, scaler), self._is_due, self.after_step
+            )
+
+    def stop(self) -> None:
+        """Gradients are not exchanged any more; the hooks go."""
+        for update in self.updates:
+            update.close()
+        if self._scaler_hook is not None:
+            self._scaler_hook.remove()
+            self._scaler_hook = None
+
+    def _is_due(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is one for one, _ in self._run.owned) and self.context.each_step
+
+    def _update_of(self, optimizer: Optimizer) -> GradientUpdate:
+        return self.updates[next(k for k, (one, _) in enumerate(self._run.owned) if one is optimizer)]
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Make sure that the gradients are the workers' mean."""
+        if not self.context.each_step or (self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done):
+            return
+        scaler = stepping_scaler()
+        if scaler is not None:
+            refuse_hidden_scaler(self._run.rule, scaler, self._update_of(optimizer).landed)
+        self._settle(optimizer, scaler)
+
+    def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
+        """Make sure of the gradients, for a step that is made by `scaler`, or by the program itself (None)."""
+        agreement.check_unchanged(self._run.owned)
+        update = self._update_of(optimizer)
+        update.scaling.stepped_by(scaler)
+        update.before_step()
+        if update.problem is not None and scaler is None:  # else the scaler finds it on every worker, and all skip
+            raise update.problem
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer made a step, or skipped it."""
+        self._update_of(optimizer).stepped()
+
+    def withdraw(self) -> None:
+        """Finish exchanges of passes that failed in the middle, without this worker's part."""
+        for update in self.updates:
+            update.withdraw()
+
+    def join(self, pending_header: PendingHeader) -> ExchangeSummary:
+        """Join whatever gradients the other workers exchange, with an empty contribution."""
+        summary = pending_header.summary()
+        return summary if summary.empty else self.updates[summary.kind.optimizer].join(pending_header)

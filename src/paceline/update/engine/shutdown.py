@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a run of workers that exchange together: each keeps joining exchanges until all are done."""
+
+from __future__ import annotations
+
+from paceline.update.engine.parts import Parts, even_out
+from paceline.update.exchange.exchanger import Exchanger
+from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, Kind
+
+
+def shut_down(parts: Parts) -> None:
+    """Come to the end together: wait for workers that have more data, and merge what is left of the last block."""
+    progress, blocks = parts.run.progress, parts.blocks
+    parts.gradients.withdraw()
+    if blocks is not None:
+        blocks.land_all()
+    if progress.lockstep:
+        _finish_lockstep(parts)
+    if not progress.lockstep and parts.host is not None:
+        _finish_host(parts, parts.host)
+    if blocks is not None and not progress.lockstep:
+        blocks.finish()
+        checksum = blocks.blocks.checksum()
+    else:
+        checksum = parts.gradients.updates[-1].buckets.checksum()
+    # no exchange follows: it compares the bits with which all end
+    parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=checksum))
+
+
+def _finish_lockstep(parts: Parts) -> None:
+    """Join the gradients of workers that have more data, until all have left or the warm-up is over."""
+    while parts.run.progress.lockstep:
+        summary = _join_gradients(parts, parts.exchanger)
+        if any(h.kind == WARMUP_END for h in summary.headers):
+            parts.end_warmup(summary)
+        elif summary.all_leaving:
+            even_out(parts.run.transport, summary, parts.fragments)
+            return
+        parts.retuning.apply(0)
+
+
+def _finish_host(parts: Parts, host: Exchanger) -> None:
+    """Join the steps of this host, and its blocks, until all its processes have left; then hold the same values."""
+    last = Kind.gradients(len(parts.run.owned) - 1)
+    while True:
+        summary = _join_gradients(parts, host)
+        if summary.all_leaving:
+            break
+        if parts.blocks is not None and summary.weight > 0 and any(h.kind == last for h in summary.headers):
+            parts.blocks.advance(idle=True)
+        parts.retuning.apply(0)
+    if parts.blocks is not None:
+        parts.blocks.land_all()
+    even_out(host.transport, summary, parts.outer_fragments)
+
+
+def _join_gradients(parts: Parts, exchanger: Exchanger) -> ExchangeSummary:
+    """Join an exchange of gradients with an empty contribution."""
+    return parts.gradients.join(exchanger.open(parts.bare_header(NO_PAYLOAD, leaving=True)))
