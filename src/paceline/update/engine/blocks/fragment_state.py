@@ -35,6 +35,9 @@ class FragmentState:
         moments: made when the optimizers have made their state; None before.
     """
 
+    all: list[OuterState]
+    moments: list[MomentState] | None
+
     def __init__(
         self,
         rule: Rule,
@@ -63,8 +66,8 @@ class FragmentState:
 
     def drop_moments(self) -> None:
         """The optimizers have no state yet."""
-        self.moments: list[MomentState] | None = None
-        self.all: list[OuterState] = [*self.averaged]
+        self.moments = None
+        self.all = [*self.averaged]
 
     @property
     def averaged(self) -> Sequence[OuterState]:
