@@ -282,7 +282,7 @@ def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Zero, nn.Module,
         x, y = next(iter(loader()))
         step(model, optimizer, x, y)
         assert zero.run is not None
-        monkeypatch.setattr(type(zero.run), "_ahead", Ahead(model))
+        monkeypatch.setattr(type(zero.run._state), "global_model", Ahead(model))
         yield zero, model, optimizer
         monkeypatch.undo()
 
