@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keeper of a run's steps is told of the run."""
+"""What the auto-checkpointer asks of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Moment:
 
 
 class Source(Protocol):
-    """What is kept: the session."""
+    """What is saved: the state of a run."""
 
     def moment(self) -> Moment:
         """Where the exchanges stand."""

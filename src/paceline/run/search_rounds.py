@@ -35,7 +35,7 @@ class SearchRound:
     ) -> None:
         self._plan, self._context, self._engine = plan, context, engine
         self._checkpointer, self._close = checkpointer, close
-        checkpointer.demand(MUST_RESUME)
+        checkpointer.require_resume(MUST_RESUME)
 
     def begin(self) -> None:
         """Tune the round's values, on all workers before the next step."""

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the steps that fall due, in a thread while the training goes on.
+
+Over a connection of its own the thread tells the other workers what this worker has (a count that must be the same on
+all), writes, and learns whether all have written. What cannot be written is a warning on every worker, and training
+goes on. Every worker makes one report of every step that falls due, in the same order, so no worker waits for a report
+that does not come.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.checkpoint.agreement import Directly, WithBeats
+from paceline.checkpoint.files import Content
+from paceline.checkpoint.store import StepStore
+from paceline.communication import Transport
+from paceline.communication.virtual.transport import VirtualTransport
+from paceline.core.world import World
+from paceline.errors import CheckpointError, ClosedError, PacelineError, PeerLostError
+
+logger = logging.getLogger("paceline")
+
+MOST_BEAT_S = 5.0
+CURE = "call run.checkpoint() at the top of your loop, or go through your data with run.share"
+
+
+@dataclass
+class StepReport:
+    """What this worker has of a step that fell due.
+
+    Attributes:
+        count: exchanges begun.
+        about: what the manifest says.
+        content: what is written, or None.
+        missing: why there is no content.
+        stopped_s: how long the training stopped for it, seconds.
+    """
+
+    count: int
+    about: dict[str, Any]
+    content: Content | None = None
+    missing: str = ""
+    stopped_s: float = 0.0
+
+
+class StepWriter:
+    """Writes reported steps, all workers together.
+
+    Args:
+        store: where the steps lie.
+        keep: how many are kept.
+        transport: the run's connection, without a part of its own yet; every worker makes its writer at the same place.
+        run: the name of this run, as its first worker gives it.
+        note: writes an event into the log.
+
+    Attributes:
+        transport: a connection of the writer's own.
+        claim: this run's claim to the store.
+        free: set while nothing is being written, so that the memory of the last copy may be used.
+        stopped: whether no more steps can be written.
+        lost: why this run must not write any more, until it is raised.
+        damaged: steps that were found damaged, to be set aside with the next one.
+    """
+
+    def __init__(self, store: StepStore, keep: int, transport: Transport, run: str, note: Callable[..., None]) -> None:
+        self._store, self._keep, self._note = store, keep, note
+        self.transport = transport.part([list(range(transport.world.size))])
+        self._background = may_work_behind(transport)
+        timeout_s = float(getattr(transport, "timeout_s", 600.0))
+        self._working = WithBeats(min(MOST_BEAT_S, timeout_s / 4)) if self._background else Directly()
+        self._reports: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.free = threading.Event()
+        self.free.set()
+        self.stopped = self._skip_said = False
+        self.lost = ""
+        self.damaged: list[int] = []
+        self.claim = store.claim(self.transport.gather_json(run)[0])
+
+    def submit(self, report: StepReport) -> None:
+        """Write the step of this report, in the background where the transport allows it."""
+        if not self._background:
+            self._carry_out(report)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="paceline-checkpoint", daemon=True)
+            self._thread.start()
+        self._reports.put(report)
+
+    def _work(self) -> None:
+        while (report := self._reports.get()) is not None:
+            try:
+                self._carry_out(report)
+            except (PeerLostError, ClosedError) as error:  # the training finds out by itself
+                self.stopped = True
+                logger.warning("%s: the checkpoint after exchange %d was not finished", error, report.count)
+                return
+            except Exception as error:
+                self.stopped = True
+                logger.exception("no more checkpoints are taken: %s", error)
+                return
+
+    def _carry_out(self, report: StepReport) -> None:
+        """Agree on a step, write it, and remove old ones."""
+        try:
+            self._agree_and_write(report)
+        finally:
+            if report.content is not None:
+                self.free.set()
+
+    def _agree_and_write(self, report: StepReport) -> None:
+        began, world = time.perf_counter(), self.transport.world
+        told = self.transport.gather_json([report.count, report.missing, report.about["minibatches"]])
+        said = [f"{world.name(rank)}: {one[1]}" for rank, one in enumerate(told) if one[1]]
+        if not said and len({one[0] for one in told}) > 1:
+            said = [f"workers stood behind different exchanges ({sorted({one[0] for one in told})}); {CURE}"]
+        if said:
+            self._skipped(f"no checkpoint after exchange {report.count}: {'; '.join(said)}")
+            return
+        assert report.content is not None
+        if writes_model(world) and not self._holds_claim():
+            return
+        number, content = max(one[2] for one in told), report.content
+        about = {**report.about, "minibatches": number}
+        name = self._store.name(number)
+        try:
+            self._set_damaged_aside()
+            nbytes, maker = self._store.write(number, self.transport, about, lambda: content, self._working)
+        except CheckpointError as error:
+            self._failed(name, str(error))
+            return
+        written_s = round(time.perf_counter() - began, 6)
+        stopped_s = round(report.stopped_s, 6)
+        self._note("save", path=name, minibatches=number, stopped_s=stopped_s, written_s=written_s, bytes=nbytes)
+        if maker:
+            self._try_to_tidy(lambda: self._store.tidy(self._keep))
+
+    def _holds_claim(self) -> bool:
+        """Whether the place is this run's still; if not, the run ends with an error and writes nothing more."""
+        try:
+            self.claim.check()
+        except CheckpointError as error:
+            self.stopped, self.lost = True, str(error)
+        return not self.lost
+
+    def raise_lost(self) -> None:
+        """Raise what makes steps impossible from now on."""
+        lost, self.lost = self.lost, ""
+        if lost:
+            raise CheckpointError(self.transport.world.sign(lost))
+
+    def _set_damaged_aside(self) -> None:
+        """Rename steps that were found damaged: they must not be found again, and their numbers will be needed."""
+        damaged, self.damaged = self.damaged, []
+        if damaged:
+            if writes_model(self.transport.world):
+                self._try_to_tidy(lambda: self._store.set_aside(damaged))
+            self.transport.barrier()
+
+    def _try_to_tidy(self, action: Callable[[], None]) -> None:
+        """A failure here costs room on the disk, and nothing else."""
+        try:
+            action()
+        except (OSError, PacelineError) as error:
+            self._failed(self._store.shown, f"old checkpoints could not be put away: {error}")
+
+    def _skipped(self, why: str) -> None:
+        """Warn once, because it may happen again and again; the log has each."""
+        if not self._skip_said:
+            logger.warning("%s; training goes on (said once, the event log has all; see every_blocks)", why)
+        self._skip_said = True
+        self._note("save_skipped", why=why)
+
+    def _failed(self, path: str, why: str) -> None:
+        logger.warning("%s; training goes on", why)
+        self._note("save_failed", path=path, why=why)
+
+    def finish(self, complain: bool = False) -> None:
+        """Return when everything is written; after the workers have parted."""
+        if self._thread is not None:
+            self._reports.put(None)
+            self._thread.join()
+            self._thread = None
+        if complain:
+            self.raise_lost()
+
+    def close(self) -> None:
+        """Write nothing more, without waiting for what is being written."""
+        self.stopped = True
+        self._reports.put(None)
+        self._store.close()
+        self.claim.release()
+
+
+def writes_model(world: World) -> bool:
+    """Whether this worker may be the one that writes the global model: the first of each host."""
+    return world.rank == 0 or world.local_rank == 0
+
+
+def may_work_behind(transport: Transport) -> bool:
+    """Whether a thread may talk to the other workers while training does.
+
+    NCCL may not; where there is gloo beside it, what lies in host memory goes over gloo.
+    """
+    if isinstance(transport, VirtualTransport):
+        return False
+    return transport.world.size == 1 or transport.background or "gloo" in transport.name
