@@ -150,7 +150,7 @@ def test_imports_go_down_only() -> None:
     up = []
     for module, path in MODULES.items():
         if module in DEEP and module not in heights:
-            assert not imports(path)
+            assert imports(path) <= {"core", "core.lazy"}
             continue
         for other in imports(path) - set(DEEP) | imports(path) & set(FLOORS):
             if floor(other) != floor(module) and heights[floor(other)] > heights[floor(module)]:

@@ -53,8 +53,8 @@ def test_a_killed_launcher_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os
 from pathlib import Path
-from paceline.cli import kept
-lock = kept.Lock(Path({str(tmp_path)!r}))
+from paceline.cli.launch import saved_plan
+lock = saved_plan.Lock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), 9)
 """
     assert (
