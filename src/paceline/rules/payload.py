@@ -37,6 +37,7 @@ The publication takes alpha = 0.5 and finds it robust for d (its tau) below 5.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch.optim import SGD, Optimizer
@@ -47,8 +48,39 @@ from paceline.errors import RuleError, UnsupportedError
 LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 
 
+class Payload(ABC):
+    """What is exchanged, and what follows from that for the code that runs a rule."""
+
+    @property
+    def spans_block(self) -> bool:
+        """Whether it is what a block of minibatches, of any period, made of the parameters; else it is a step's."""
+        return False
+
+    @property
+    def moments_after(self) -> int | None:
+        """Steps after which Adam's first moment takes the gradient's place, and the rule makes Adam's step; None for
+        never."""
+        return None
+
+    @property
+    def mixing(self) -> float | None:
+        """alpha, where local parameters are mixed with what an exchange brings."""
+        return None
+
+    def rides(self, moments: int = 2) -> bool:
+        """Whether the local optimizer's so many moments travel with the parameters."""
+        return False
+
+    def check(self, optimizer: Optimizer) -> None:  # noqa: B027
+        """Raise `UnsupportedError` where this optimizer cannot be served; most payloads serve any."""
+
+    @abstractmethod
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""
+
+
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Payload):
     """The gradient of one step, handed on to the user's optimizer as the workers' mean."""
 
     def describe(self, workers: int) -> str:
@@ -57,7 +89,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class FirstMoment:
+class FirstMoment(Payload):
     """Adam's first moment, after `warmup` steps in which the gradient is exchanged and Adam goes on as ever.
 
     Attributes:
@@ -73,7 +105,12 @@ class FirstMoment:
                 f"is frozen), got {self.warmup!r}"
             )
 
-    def resolve(self, optimizer: Optimizer) -> None:
+    @property
+    def moments_after(self) -> int:
+        """T_w."""
+        return self.warmup
+
+    def check(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that has no such moment."""
         if not is_adam(optimizer):
             raise UnsupportedError(
@@ -89,7 +126,7 @@ class FirstMoment:
 
 
 @dataclass(frozen=True)
-class Delta:
+class Delta(Payload):
     """The parameters' displacement over a block, and what rides along.
 
     Attributes:
@@ -114,6 +151,19 @@ class Delta:
             raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
         if self.beta1 is not None and (not _number(self.beta1) or not 0 <= self.beta1 < 1):
             raise RuleError(f"beta1 must be a number from 0 to below 1, or None, got {self.beta1!r}")
+
+    @property
+    def spans_block(self) -> bool:
+        """Of any period."""
+        return True
+
+    def rides(self, moments: int = 2) -> bool:
+        """Whether the local optimizer's so many moments travel with the parameters; with "fitting" Adam's two do."""
+        return self.local_state in ("average", "compensate") or (self.local_state == "fitting" and moments == 2)
+
+    def check(self, optimizer: Optimizer) -> None:
+        """As `resolve`."""
+        self.resolve(optimizer)
 
     def fit(self, optimizer: Optimizer, workers: int) -> None:
         """Bring a local optimizer's settings to what the rule wants with so many workers."""
@@ -156,12 +206,14 @@ def _number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Payload):
     """The worker's parameters themselves, for elastic averaging; its optimizer keeps its state."""
+
+    @property
+    def spans_block(self) -> bool:
+        """Of any period."""
+        return True
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
         return "the parameters"
-
-
-Payload = Gradient | FirstMoment | Delta | Parameters

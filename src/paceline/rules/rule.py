@@ -11,19 +11,19 @@ topology   over which route?                       :mod:`paceline.rules.topology
 outer      how is the result applied?              :mod:`paceline.rules.outer`
 =========  ======================================  =====================================
 
-A recipe is a named rule (:mod:`paceline.rules.recipes`). The code that runs a rule knows no method by name.
+A recipe is a named rule (:mod:`paceline.rules.recipes`). The code that runs a rule knows no method by name:
+it asks the parts what it wants to know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from paceline.communication.sockets import frames
 from paceline.errors import RuleError
-from paceline.rules.codec import Codec, Dense, Layout
+from paceline.rules.codec import Codec, Dense
 from paceline.rules.outer import (
     AdaDelay,
     Arrival,
@@ -39,12 +39,6 @@ from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Pay
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
 from paceline.rules.topology import Flat, Sharded, Topology
 
-HEADER_BYTES = 80
-"""What every exchange sends besides its payload, to each other worker (:mod:`paceline.update.exchange.exchanger`)."""
-FOOTER_BYTES = 40
-"""What an exchange of gradients sends besides, likewise (:mod:`paceline.update.engine.gradients.update`)."""
-FRAME_BYTES = frames.HEADER_BYTES
-"""What every piece sends besides its payload, to its owner and back, where workers exchange each by itself."""
 ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
 """What is defined for gradients alone."""
 
@@ -58,10 +52,8 @@ class Rule:
     >>> from paceline.rules.payload import Delta
     >>> from paceline.rules.schedule import EveryBlock
     >>> rule = Rule(EveryBlock(16), Delta(), outer=BlockMomentum(momentum=0.75, lr=1.0))
-    >>> rule.numbers(workers=4)["gain"]
-    4.0
-    >>> rule.bytes_per_block(workers=4, parameters=1_000_000)
-    6000000
+    >>> rule.text()[:50]
+    'custom(EveryBlock(period=16, warmup=0, fragments=1'
 
     Attributes:
         schedule: `EveryStep()`, `EveryBlock(period, warmup)` or `Paced(..)`; `Bounded(staleness, period)` where each
@@ -90,10 +82,10 @@ class Rule:
         if self.within not in ("", "host"):
             raise RuleError(f'within must be "" or "host", got {self.within!r}')
         _check_company(self)
-        if is_asynchronous(self):
-            _check_alone(self)
-        else:
+        if self.schedule.workers_meet:
             _check_together(self)
+        else:
+            _check_alone(self)
 
     def text(self) -> str:
         """The rule as one writes it on the command line."""
@@ -102,30 +94,6 @@ class Rule:
             parts += [self.within] if self.within else []
             return "custom(" + ", ".join(repr(part) for part in parts) + ")"
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
-
-    def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """The numbers that this rule works with when N = `workers`, after any ramp."""
-        if isinstance(self.schedule, EveryStep):
-            return {"period": 1}
-        if isinstance(self.schedule, Bounded):
-            s = "any" if self.schedule.staleness is None else self.schedule.staleness
-            known = {"period": self.schedule.period, "staleness": s, "overlap": self.schedule.overlap}
-            return known | {"hold": self.schedule.hold} | self.arrival.numbers(workers)
-        outer = self.merging
-        eta, zeta = outer.momentum_at(1 << 30, workers), outer.lr_at(1 << 30, workers)
-        found: dict[str, float | int | str] = {"period": self.schedule.period, "warmup": self.schedule.warmup}
-        if self.schedule.fragments > 1 or self.schedule.overlap:
-            found |= {"fragments": self.schedule.fragments, "overlap": self.schedule.overlap}
-        if isinstance(self.schedule, Paced):
-            found |= {"share": self.schedule.share, "longest": self.schedule.longest}
-        if not isinstance(outer, Average):
-            found |= {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta)}
-            found["ramp"] = int(getattr(outer, "ramp", 0))
-        assert isinstance(self.payload, Delta)
-        found["local_state"] = self.payload.local_state
-        if self.within:
-            found["within"] = self.within
-        return found
 
     def coefficients(self, block: int, workers: int, ahead: float) -> Coefficients:
         """The numbers of block `block` (the first is 1); `ahead` is the look-ahead with which it began."""
@@ -160,93 +128,51 @@ class Rule:
         assert isinstance(self.topology, Sharded)
         return self.topology
 
-    def rides(self, moments: int = 2) -> bool:
-        """Whether the local optimizer's so many moments travel with the parameters; with "fitting" Adam's two do."""
-        if not isinstance(self.payload, Delta):
-            return False
-        return self.payload.local_state in ("average", "compensate") or (
-            self.payload.local_state == "fitting" and moments == 2
-        )
+    @property
+    def blocks(self) -> EveryBlock:
+        """The schedule of a rule whose workers exchange blocks together."""
+        assert isinstance(self.schedule, EveryBlock)
+        return self.schedule
 
-    def bytes_per_block(
-        self,
-        workers: int,
-        parameters: int | Layout,
-        buffers: int = 0,
-        moments: int = 2,
-        *,
-        rank: int = 0,
-        hosts: Sequence[str] | None = None,
-        exchange: int = 1 << 30,
-    ) -> int:
-        """Bytes that one worker sends for one exchange of every parameter (a block, or a step), without headers.
+    @property
+    def paced(self) -> Paced:
+        """The schedule of a rule whose period follows measured times."""
+        assert isinstance(self.schedule, Paced)
+        return self.schedule
 
-        Args:
-            workers: N.
-            parameters: trainable parameters as they lie in the flat tensor, or their number of 32-bit elements.
-            buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two); always dense.
-            moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum; dense.
-            rank: the worker, where workers send different numbers of bytes.
-            hosts: each worker's host, for routes that ask; None for one worker a host.
-            exchange: which exchange it is, for codecs that begin otherwise than they go on.
-        """
-        layout = Layout.vector(parameters) if isinstance(parameters, int) else parameters
-        hosts = [str(k) for k in range(workers)] if hosts is None else hosts
-        besides = (moments * layout.numel if self.rides(moments) else 0) + buffers
-        sent = self.topology.bytes_sent(self.codec.at(exchange), layout, hosts, rank)
-        return sent + self.topology.bytes_sent(Dense(), Layout.vector(besides), hosts, rank)
+    @property
+    def bounded(self) -> Bounded:
+        """The schedule of an asynchronous rule."""
+        assert isinstance(self.schedule, Bounded)
+        return self.schedule
 
-    def overhead_bytes(self, workers: int, parameters: int | Layout | None = None, *, rank: int = 0) -> int:
-        """Bytes of headers and footers that one worker sends for one exchange.
+    @property
+    def delta(self) -> Delta:
+        """The payload of a rule whose workers exchange blocks together."""
+        assert isinstance(self.payload, Delta)
+        return self.payload
 
-        Args:
-            workers: N.
-            parameters: as for `bytes_per_block`, where the rule is asynchronous: each piece has a header. None for a
-                model of one piece an owner, which has the fewest.
-            rank: the worker, likewise.
-        """
-        if isinstance(self.topology, Sharded):
-            numel = parameters.numel if isinstance(parameters, Layout) else parameters
-            frames = 2 * (workers - 1) if numel is None else self.topology.frames_sent(numel, workers, rank)
-            apart = isinstance(self.payload, Gradient) and self.schedule.overlap > 0  # pushed, and pulled later
-            return FRAME_BYTES * frames * (2 if apart else 1)
-        return (HEADER_BYTES + (FOOTER_BYTES if isinstance(self.schedule, EveryStep) else 0)) * (workers - 1)
+    # -- what follows from several choices --------------------------------------------------------
 
-    def bytes_formula(self) -> str:
-        """The formula behind `bytes_per_block`."""
-        what = "4 (1 + M) P" if self.rides() else "4 P"
-        means = "P parameters, M moments (Adam 2)" if self.rides() else "P parameters"
-        often = "step" if isinstance(self.payload, (Gradient, FirstMoment)) else "block"
-        if isinstance(self.topology, Sharded):
-            return (
-                f"2 (N-1)/N * {what} bytes a {often} from each worker, pushed and answered, {means}; "
-                f"a header of {FRAME_BYTES} bytes a piece"
-            )
-        small = self.overhead_bytes(2)
-        if not self.codec.exact:
-            layout = Layout.of([(1000, 1000)])
-            sent = self.bytes_per_block(4, layout, moments=2) / layout.numel
-            return (
-                f"{sent:.3g} P bytes a {often} from each of 4 workers for a matrix of 1000 x 1000 "
-                f"({self.codec.describe(4)}), {means}; a header of {small} (N-1) bytes"
-            )
-        return f"2 (N-1)/N * {what} bytes a {often} from each worker, {means}; a header of {small} (N-1) bytes"
+    @property
+    def steps_with_gradients(self) -> bool:
+        """Whether gradients are exchanged at all: every step, in a warm-up, or within a host."""
+        return not self.payload.spans_block or self.schedule.warmup > 0 or bool(self.within)
 
+    @property
+    def steps_at_owners(self) -> bool:
+        """Whether the owners of the shards make the optimizer's steps, and not the workers."""
+        return not self.schedule.workers_meet and not self.payload.spans_block
 
-def steps_with_gradients(rule: Rule) -> bool:
-    """Whether gradients are exchanged at all: every step, in a warm-up, or within a host."""
-    every_step = isinstance(rule.payload, (Gradient, FirstMoment))
-    return every_step or rule.schedule.warmup > 0 or bool(rule.within)
+    @property
+    def makes_the_step(self) -> bool:
+        """Whether the rule makes the optimizer's step itself, in place of the program's optimizer."""
+        return self.steps_at_owners or self.payload.moments_after is not None
 
-
-def is_block(rule: Rule) -> bool:
-    """Whether the workers exchange blocks together (and not gradients, nor each by itself)."""
-    return isinstance(rule.schedule, EveryBlock)
-
-
-def is_asynchronous(rule: Rule) -> bool:
-    """Whether each worker exchanges by itself, with the owners of the pieces."""
-    return isinstance(rule.schedule, Bounded)
+    @property
+    def gradient_codec(self) -> Codec:
+        """How gradients are written: densely where they are those of a warm-up, or of a host."""
+        return Dense() if self.payload.spans_block else self.codec
 
 
 def _name(choice: object) -> str:
@@ -276,7 +202,7 @@ def _check_together(rule: Rule) -> None:
             "Parameters is for elastic averaging, where each worker exchanges by itself; use Delta() for blocks, or "
             "Bounded(), Sharded() and Elastic()"
         )
-    every_step = isinstance(rule.payload, (Gradient, FirstMoment))
+    every_step = not rule.payload.spans_block
     if every_step != isinstance(rule.schedule, EveryStep):
         raise RuleError(
             f"{_name(rule.payload)} does not go with {_name(rule.schedule)}: "

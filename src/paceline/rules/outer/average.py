@@ -45,6 +45,10 @@ class Average:
         """The update stands for tau minibatches, and the start is where the mean is."""
         return tau, 0.0
 
+    def numbers(self, workers: int) -> dict[str, float | int | str]:
+        """None: the mean is the mean."""
+        return {}
+
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
         return "the mean"

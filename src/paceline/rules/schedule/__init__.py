@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
+from paceline.rules.schedule.base import Schedule
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.schedule.every_block import EveryBlock
 from paceline.rules.schedule.every_step import EveryStep
 from paceline.rules.schedule.paced import Paced
-
-Schedule = EveryStep | EveryBlock | Bounded
-"""`Paced` is an `EveryBlock`."""
 
 __all__ = ["Bounded", "EveryBlock", "EveryStep", "Paced", "Schedule"]

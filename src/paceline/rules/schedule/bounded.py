@@ -24,10 +24,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import RuleError
+from paceline.rules.schedule.base import Schedule, is_whole
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Bounded(Schedule):
     """Blocks of `period` minibatches on each worker, at its own pace.
 
     Attributes:
@@ -46,14 +47,14 @@ class Bounded:
     hold: int = 1
 
     def __post_init__(self) -> None:
-        if self.staleness is not None and (not _whole(self.staleness) or self.staleness < 1):
+        if self.staleness is not None and (not is_whole(self.staleness) or self.staleness < 1):
             raise RuleError(
                 "staleness must be None (free) or a whole number of clocks, at least 1 (lockstep is EveryStep()), got "
                 f"{self.staleness!r}"
             )
-        if not _whole(self.period) or self.period < 1:
+        if not is_whole(self.period) or self.period < 1:
             raise RuleError(f"period must be a whole number of minibatches, at least 1, got {self.period!r}")
-        if not _whole(self.overlap) or not 0 <= self.overlap <= 1:
+        if not is_whole(self.overlap) or not 0 <= self.overlap <= 1:
             raise RuleError(
                 f"overlap must be 0 (wait for each answer) or 1 (go on for a minibatch), got {self.overlap!r}"
             )
@@ -62,12 +63,42 @@ class Bounded:
                 f"overlap must be 0 with a finite staleness ({self.staleness}), because a worker then reads its own "
                 f"updates, got {self.overlap!r}; use overlap=0, or staleness=None"
             )
-        if not _whole(self.hold) or self.hold < 1:
+        if not is_whole(self.hold) or self.hold < 1:
             raise RuleError(f"hold must be a whole number of blocks, at least 1, got {self.hold!r}")
+
+    @property
+    def engine(self) -> str:
+        """The owners of the shards serve each worker by itself."""
+        return "server"
+
+    @property
+    def workers_meet(self) -> bool:
+        """No exchange is one of all workers."""
+        return False
+
+    @property
+    def compares_contributions(self) -> bool:
+        """A push is applied when it arrives."""
+        return False
+
+    @property
+    def opens_connections(self) -> bool:
+        """From each worker to each owner."""
+        return True
+
+    @property
+    def survives_loss(self) -> bool:
+        """The owners' backups take over."""
+        return True
 
     def may_start(self, clock: int, slowest: int) -> bool:
         """Whether a worker that has finished `clock` blocks may start one, where the slowest has finished `slowest`."""
         return self.staleness is None or clock - slowest <= self.staleness
+
+    def numbers(self) -> dict[str, float | int | str]:
+        """Its numbers by name, for `paceline explain`."""
+        staleness = "any" if self.staleness is None else self.staleness
+        return {"period": self.period, "staleness": staleness, "overlap": self.overlap, "hold": self.hold}
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
@@ -75,7 +106,3 @@ class Bounded:
         ahead = "free" if self.staleness is None else f"at most {self.staleness} ahead of the slowest"
         answer = "the answer a minibatch later" if self.overlap else "waits for the answer"
         return f"{block}, each worker by itself, {ahead}; {answer}"
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

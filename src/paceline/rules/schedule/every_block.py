@@ -17,10 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import RuleError
+from paceline.rules.schedule.base import Schedule, is_whole
 
 
 @dataclass(frozen=True)
-class EveryBlock:
+class EveryBlock(Schedule):
     """Blocks of `period` minibatches on each worker.
 
     Attributes:
@@ -36,24 +37,51 @@ class EveryBlock:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        if not _whole(self.period) or self.period < 1:
+        if not is_whole(self.period) or self.period < 1:
             raise RuleError(f"period must be a whole number of minibatches, at least 1, got {self.period!r}")
-        if not _whole(self.warmup) or self.warmup < 0:
+        if not is_whole(self.warmup) or self.warmup < 0:
             raise RuleError(f"warmup must be a whole number of steps, at least 0, got {self.warmup!r}")
-        if not _whole(self.fragments) or not 1 <= self.fragments <= self.period:
+        if not is_whole(self.fragments) or not 1 <= self.fragments <= self.period:
             raise RuleError(
                 f"fragments must be a whole number from 1 to the period ({self.period}), got {self.fragments!r}"
             )
-        if not _whole(self.overlap) or not 0 <= self.overlap <= self.period:
+        if not is_whole(self.overlap) or not 0 <= self.overlap <= self.period:
             raise RuleError(
                 f"overlap must be a whole number of minibatches from 0 to the period ({self.period}), got "
                 f"{self.overlap!r}"
             )
 
+    @property
+    def exchanges_blocks(self) -> bool:
+        """After each block."""
+        return True
+
+    @property
+    def remembers_start(self) -> bool:
+        """A delta is measured from the start of the block."""
+        return True
+
+    @property
+    def can_be_elastic(self) -> bool:
+        """Between two blocks."""
+        return True
+
+    def exchanges_after(self, steps: int) -> int:
+        """One for each step of the warm-up, then one for each fragment of a block."""
+        warm = min(steps, self.warmup)
+        return warm + (steps - warm) * self.fragments // self.period
+
     def ends(self, exchange: int) -> int:
         """After which step since the warm-up exchange number `exchange` (the first is 0) begins."""
         block, fragment = divmod(exchange, self.fragments)
         return block * self.period + (fragment + 1) * self.period // self.fragments
+
+    def numbers(self) -> dict[str, float | int | str]:
+        """Its numbers by name, for `paceline explain`."""
+        found: dict[str, float | int | str] = {"period": self.period, "warmup": self.warmup}
+        if self.fragments > 1 or self.overlap:
+            found |= {"fragments": self.fragments, "overlap": self.overlap}
+        return found
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
@@ -63,7 +91,3 @@ class EveryBlock:
         if self.overlap:
             text += f", applied {self.overlap} minibatches later"
         return f"{text}, after {self.warmup} synchronous steps" if self.warmup else text
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

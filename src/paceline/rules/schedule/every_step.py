@@ -5,14 +5,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.rules.schedule.base import Schedule
+
 
 @dataclass(frozen=True)
-class EveryStep:
+class EveryStep(Schedule):
     """Lockstep: tau = 1, and what is exchanged is used in the same step."""
 
     warmup = 0
     period = 1
+    fragments = 1
     overlap = 0
+
+    @property
+    def sends_footer(self) -> bool:
+        """Gradients that are there on some workers only."""
+        return True
+
+    def is_lockstep(self, warm: bool) -> bool:
+        """Always."""
+        return True
+
+    def ends_warmup(self, steps: int) -> bool:
+        """Never: there is nothing else after it."""
+        return False
+
+    def numbers(self) -> dict[str, float | int | str]:
+        """Its numbers by name, for `paceline explain`."""
+        return {"period": self.period}
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

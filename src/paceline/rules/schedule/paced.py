@@ -66,6 +66,11 @@ class Paced(EveryBlock):
         if self.longest < self.least:
             raise RuleError(f"longest must be at least the shortest period ({self.least}), got {self.longest}")
 
+    @property
+    def follows_times(self) -> bool:
+        """Where there are two periods to choose from."""
+        return self.least < self.longest
+
     def period_for(self, exchange_s: float, minibatch_s: float, settled: bool = False) -> int:
         """The period for measured times.
 
@@ -86,6 +91,10 @@ class Paced(EveryBlock):
 
     def _within(self, period: int) -> int:
         return max(self.least, min(self.longest, period))
+
+    def numbers(self) -> dict[str, float | int | str]:
+        """Its numbers by name, for `paceline explain`."""
+        return super().numbers() | {"share": self.share, "longest": self.longest}
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

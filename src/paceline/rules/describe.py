@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that a rule works with: each part says its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.rules.rule import Rule
+
+Numbers = dict[str, float | int | str]
+LATER = 1 << 30
+"""A block after any ramp."""
+
+
+def numbers(rule: Rule, workers: int) -> Numbers:
+    """The numbers that `rule` works with when N = `workers`, after any ramp.
+
+    >>> from paceline import rule_from_text
+    >>> numbers(rule_from_text("bmuf(momentum=0.75, lr=1.0)"), workers=4)["gain"]
+    4.0
+    """
+    found = rule.schedule.numbers() | _of_outer(rule.outer, workers)
+    if rule.schedule.exchanges_blocks:
+        found["local_state"] = rule.delta.local_state
+    if rule.within:
+        found["within"] = rule.within
+    return found
+
+
+def _of_outer(outer: Any, workers: int) -> Numbers:
+    """An outer's own numbers; of one that names none (an outer need not), momentum and rate with their gain."""
+    if hasattr(outer, "numbers"):
+        found: Numbers = outer.numbers(workers)
+        return found
+    eta, zeta = outer.momentum_at(LATER, workers), outer.lr_at(LATER, workers)
+    return {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta), "ramp": int(getattr(outer, "ramp", 0))}
