@@ -33,7 +33,6 @@ from torch.optim.lr_scheduler import LambdaLR
 import paceline
 from paceline.forecast.sim import Clock, uniform
 from paceline.rules.recipes import RECIPES
-from paceline.rules.rule import is_asynchronous
 
 WORKERS = 4
 SIZE, HIDDEN, EMBEDDING = 16, 64, 16
@@ -125,7 +124,7 @@ def train(training: Training, corpus_folder: Path) -> tuple[list[float], float]:
         return judged(model, last, corpus.validation[:HELD_OUT]) if run.world.rank == 0 else 0.0
 
     rule = paceline.rule_from_text(training.rule or "sync")
-    clock = Clock(compute=uniform(0.5, 1.5), seed=training.seed) if is_asynchronous(rule) else None
+    clock = Clock(compute=uniform(0.5, 1.5), seed=training.seed) if not rule.schedule.workers_meet else None
     held_out = paceline.simulate(worker, workers, clock=clock)[0]
     assert held_out is not None
     return losses.flatten().view(POINTS, -1).mean(1).tolist(), held_out

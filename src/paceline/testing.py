@@ -23,7 +23,7 @@ from paceline.errors import RuleError
 from paceline.forecast.sim import simulate
 from paceline.rules.outer.base import Coefficients, Outer
 from paceline.rules.recipes import make_rule
-from paceline.rules.rule import Rule, is_asynchronous, is_block
+from paceline.rules.rule import Rule
 from paceline.run.attach import attach
 
 __all__ = ["agree", "check_outer", "check_rule", "one_worker_is_the_program", "repeat", "resume", "slices"]
@@ -50,9 +50,9 @@ def check_rule(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
         RuleError: the rule is asynchronous.
     """
     built = make_rule(rule, {})
-    if is_asynchronous(built):
+    if not built.schedule.workers_meet:
         raise RuleError(f"{built.text()} is asynchronous; the laws here are for rules whose workers exchange together")
-    if is_block(built):
+    if built.schedule.exchanges_blocks:
         check_outer(built.merging)
     for law in (one_worker_is_the_program, agree, repeat, resume):
         law(built, optimizer)

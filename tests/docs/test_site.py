@@ -17,6 +17,7 @@ import pytest
 
 import paceline
 from paceline.rules.recipes import RECIPES
+from paceline.rules.traffic import bytes_formula
 
 ROOT = Path(paceline.__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -54,7 +55,7 @@ def test_a_recipes_page_has_all_that_explain_says(name: str) -> None:
         assert getattr(rule, choice).describe(4) in text
     assert recipe.equation in text
     assert recipe.when in text
-    assert rule.bytes_formula() in text
+    assert bytes_formula(rule) in text
     assert re.search(r"one worker with .+ at \d+\.\d{3}\.", " ".join(text.split()))
 
 

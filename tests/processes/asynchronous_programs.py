@@ -25,6 +25,7 @@ import paceline
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import HEADER_BYTES, Header, Late, Listener, connect
 from paceline.communication.torch import transport
+from paceline.rules.traffic import bytes_per_block, overhead_bytes
 from paceline.update.server import rendezvous
 from paceline.update.server.durability import Durability
 from paceline.update.server.socket_service import SocketService
@@ -157,7 +158,7 @@ def traffic(directory: Path, say: Saying) -> None:
     shards = run.rule.topology.pieces(numel, WORKERS)
     own = [cut.numel for cut in shards if cut.owner == RANK]
     others, head = WORKERS - 1, HEADER_BYTES
-    pushes = run.rule.bytes_per_block(WORKERS, numel, rank=RANK) + run.rule.overhead_bytes(WORKERS, numel, rank=RANK)
+    pushes = bytes_per_block(run.rule, WORKERS, numel, rank=RANK) + overhead_bytes(run.rule, WORKERS, numel, rank=RANK)
     pulls = head * (len(shards) - len(own)) + others * (head * len(own) + 4 * sum(own))
     settings = len(json.dumps(service_settings(run), separators=(",", ":")))
     words = others * (head + 34 + head + settings + 3 * head)  # hello, settings, rest, finish, bye

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.rules.codec import Dense, Layout
-from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule
+from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
+from paceline.rules.traffic import FOOTER_BYTES, HEADER_BYTES, bytes_per_block, overhead_bytes
 from paceline.update.engine.gradients import update as gradient_update
 from tests.helpers import (
     Outcome,
@@ -353,8 +354,8 @@ def sent_by(
     began, landed = [0] * steps, [0] * steps
     if not case.block:
         for k in range(steps):
-            began[k] = rule.bytes_per_block(workers, backwards, rank=rank, hosts=hosts, exchange=k)
-            began[k] += rule.overhead_bytes(workers) + (order if k == 0 else 0)
+            began[k] = bytes_per_block(rule, workers, backwards, rank=rank, hosts=hosts, exchange=k)
+            began[k] += overhead_bytes(rule, workers) + (order if k == 0 else 0)
         total = sum(began) + 2 * header  # nobody has more, and all hold the same
         return list(accumulate(began)), list(accumulate(began)), total
     schedule, moments = case.schedule, 2 if case.optimizer is adam else 1
@@ -369,7 +370,7 @@ def sent_by(
     def size(number: int) -> int:
         block, fragment = divmod(number, schedule.fragments)
         layout = Layout.of(shapes[n] for n in parts[fragment])
-        return rule.bytes_per_block(workers, layout, moments=moments, rank=rank, hosts=hosts, exchange=block) + header
+        return bytes_per_block(rule, workers, layout, moments=moments, rank=rank, hosts=hosts, exchange=block) + header
 
     number = 0
     while (step := schedule.warmup + schedule.ends(number)) <= steps:
@@ -416,10 +417,10 @@ def test_law_5_bytes_sent_are_the_formula(case: Case) -> None:
 
 def test_law_5_the_formula_in_numbers() -> None:
     build = {name: recipe.build() for name, recipe in paceline.RECIPES.items()}
-    assert build["bmuf"].bytes_per_block(4, 1000) == 2 * 3 * 4 * 1000 // 4
-    assert build["bmuf_adam"].bytes_per_block(4, 1000) == 3 * 2 * 3 * 4 * 1000 // 4
-    assert build["diloco"].bytes_per_block(4, 1000, buffers=40) == 2 * 3 * 4 * 1040 // 4
-    assert build["sync"].bytes_per_block(1, 1000) == 0
+    assert bytes_per_block(build["bmuf"], 4, 1000) == 2 * 3 * 4 * 1000 // 4
+    assert bytes_per_block(build["bmuf_adam"], 4, 1000) == 3 * 2 * 3 * 4 * 1000 // 4
+    assert bytes_per_block(build["diloco"], 4, 1000, buffers=40) == 2 * 3 * 4 * 1040 // 4
+    assert bytes_per_block(build["sync"], 1, 1000) == 0
 
 
 def test_law_5_buffers_count_too() -> None:
@@ -430,7 +431,7 @@ def test_law_5_buffers_count_too() -> None:
         before = run.bytes_sent
         model(torch.randn(4, 4)).sum().backward()
         optimizer.step()
-        return run.bytes_sent - before, run.rule.bytes_per_block(2, 40 + 16, buffers=16 + 2)
+        return run.bytes_sent - before, bytes_per_block(run.rule, 2, 40 + 16, buffers=16 + 2)
 
     sent, formula = simulate(program, 2)[0]
     assert sent == formula + HEADER_BYTES

@@ -9,6 +9,7 @@ import pytest
 
 import paceline
 from paceline import Rule, RuleError, rule_from_text
+from paceline.rules import describe
 from paceline.rules.codec import Dense
 from paceline.rules.codec.half import Half
 from paceline.rules.outer import (
@@ -26,9 +27,9 @@ from paceline.rules.outer import (
 )
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
 from paceline.rules.recipes import make_rule
-from paceline.rules.rule import is_asynchronous, is_block, steps_with_gradients
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced
 from paceline.rules.topology import Flat, Ordered, Sharded
+from paceline.rules.traffic import bytes_formula, bytes_per_block, overhead_bytes
 
 
 def test_the_table() -> None:
@@ -39,8 +40,8 @@ def test_the_table() -> None:
         rule = recipe.build()
         assert rule.name == recipe.name == name
         assert recipe.summary and recipe.equation and recipe.source
-        assert rule.bytes_formula().startswith("2 (N-1)/N") == rule.codec.exact
-        assert "P" in rule.bytes_formula()
+        assert bytes_formula(rule).startswith("2 (N-1)/N") == rule.codec.exact
+        assert "P" in bytes_formula(rule)
         for part in (rule.schedule, rule.payload, rule.codec, rule.topology, rule.outer):
             assert part.describe(4)
 
@@ -102,18 +103,21 @@ def test_no_staleness_is_the_synchronous_rule() -> None:
         rule, want = rule_from_text(text), rule_from_text(other)
         for choice in ("schedule", "payload", "codec", "topology", "outer", "within"):
             assert getattr(rule, choice) == getattr(want, choice)
-        assert not is_asynchronous(rule)
+        assert rule.schedule.workers_meet
 
 
 def test_what_kind_of_rule_it_is() -> None:
-    kinds = {name: (is_asynchronous(r), is_block(r)) for name, r in ((n, rule_from_text(n)) for n in paceline.RECIPES)}
+    kinds = {
+        name: (not r.schedule.workers_meet, r.schedule.exchanges_blocks)
+        for name, r in ((n, rule_from_text(n)) for n in paceline.RECIPES)
+    }
     lockstep = ("sync", "one_bit", "power", "top_k", "one_bit_adam")
     blocks = ("auto", "averaging", "bmuf", "bmuf_adam", "diloco", "streaming_diloco")
     assert kinds == {name: (name not in lockstep + blocks, name in blocks) for name in kinds}
-    gradients = {name for name in kinds if steps_with_gradients(rule_from_text(name))}
+    gradients = {name for name in kinds if rule_from_text(name).steps_with_gradients}
     assert gradients == {*lockstep, "asgd", "ssp", "adadelay", "staleness_aware", "momentum_tuned", "dc_asgd"}
-    assert not steps_with_gradients(rule_from_text("asgd(period=2)"))
-    assert steps_with_gradients(rule_from_text("bmuf(warmup=3)"))
+    assert not rule_from_text("asgd(period=2)").steps_with_gradients
+    assert rule_from_text("bmuf(warmup=3)").steps_with_gradients
 
 
 def test_the_parts_by_kind() -> None:
@@ -139,24 +143,24 @@ def test_numbers_of_asynchronous_rules() -> None:
         "dc_asgd(kind='adaptive', limit=1)": free | {"strength": 2.0, "decay": 0.95, "limit": 1},
         "easgd(period=5)": free | {"period": 5, "beta": 0.9, "alpha": 0.9 / 8},
     }
-    assert {text: rule_from_text(text).numbers(8) for text in want} == want
+    assert {text: describe.numbers(rule_from_text(text), 8) for text in want} == want
 
 
 def test_bytes_of_asynchronous_rules() -> None:
     rule = rule_from_text("asgd(piece=128, overlap=0)")
-    assert rule.bytes_per_block(4, 1024) == 2 * 3 * 4 * 1024 // 4
-    assert rule.bytes_per_block(1, 1024) == 0
+    assert bytes_per_block(rule, 4, 1024) == 2 * 3 * 4 * 1024 // 4
+    assert bytes_per_block(rule, 1, 1024) == 0
     # each worker owns 256 numbers in two pieces: pushes the six others, answers three workers about two
-    assert [rule.overhead_bytes(4, 1024, rank=r) for r in range(4)] == [88 * 12] * 4
+    assert [overhead_bytes(rule, 4, 1024, rank=r) for r in range(4)] == [88 * 12] * 4
     late = rule_from_text("asgd(piece=128)")  # pushes and pulls apart
-    assert [late.overhead_bytes(4, 1024, rank=r) for r in range(4)] == [88 * 24] * 4
-    assert rule.overhead_bytes(4) == 88 * 6  # at least: three pushes, three answers
-    assert rule.overhead_bytes(1) == rule.overhead_bytes(1, 1024) == 0
-    assert rule.bytes_formula() == (
+    assert [overhead_bytes(late, 4, 1024, rank=r) for r in range(4)] == [88 * 24] * 4
+    assert overhead_bytes(rule, 4) == 88 * 6  # at least: three pushes, three answers
+    assert overhead_bytes(rule, 1) == overhead_bytes(rule, 1, 1024) == 0
+    assert bytes_formula(rule) == (
         "2 (N-1)/N * 4 P bytes a step from each worker, pushed and answered, P parameters; a header of 88 bytes a piece"
     )
-    assert "bytes a block" in rule_from_text("easgd").bytes_formula()
-    assert rule_from_text("sync").overhead_bytes(4, 1024) == 3 * 120
+    assert "bytes a block" in bytes_formula(rule_from_text("easgd"))
+    assert overhead_bytes(rule_from_text("sync"), 4, 1024) == 3 * 120
 
 
 @pytest.mark.parametrize(
@@ -303,7 +307,7 @@ ALONE: dict[str, Any] = {"schedule": Bounded(), "payload": Gradient(), "topology
     ],
 )
 def test_choices_of_asynchronous_rules_that_do_not_go_together(changed: dict[str, Any], said: str) -> None:
-    assert is_asynchronous(Rule(**ALONE))
+    assert not Rule(**ALONE).schedule.workers_meet
     with pytest.raises(RuleError, match=said):
         Rule(**{**ALONE, **changed})
 

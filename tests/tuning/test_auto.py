@@ -16,6 +16,7 @@ import paceline
 from paceline.forecast.sim import Clock, simulate_stacked
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.tables import tuned_rows
+from paceline.rules import describe
 from paceline.rules.payload import Delta
 from paceline.tuning import period_controller
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
@@ -190,7 +191,7 @@ def test_what_was_measured_is_no_step_that_is_taken_back() -> None:
         asks: dict[int, dict[str, Any]] = {5: {"gain": 2.0}, 40: {"revert": True}}
         if place.rank == 0 and place.step in asks:
             place.run.tune(**asks[place.step])
-        place.extra.setdefault("gain", []).append(place.run.rule.numbers(2)["gain"])
+        place.extra.setdefault("gain", []).append(describe.numbers(place.run.rule, 2)["gain"])
         if place.rank == 0 and place.step == 79:
             with pytest.raises(paceline.RuleError, match="there is no change to undo"):
                 place.run.tune(revert=True)

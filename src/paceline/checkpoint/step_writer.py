@@ -21,7 +21,6 @@ from paceline.checkpoint.agreement import Directly, WithBeats
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
-from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.world import World
 from paceline.errors import CheckpointError, ClosedError, PacelineError, PeerLostError
 
@@ -72,7 +71,7 @@ class StepWriter:
     def __init__(self, store: StepStore, keep: int, transport: Transport, run: str, note: Callable[..., None]) -> None:
         self._store, self._keep, self._note = store, keep, note
         self.transport = transport.part([list(range(transport.world.size))])
-        self._background = may_work_behind(transport)
+        self._background = transport.serves_threads
         timeout_s = float(getattr(transport, "timeout_s", 600.0))
         self._working = WithBeats(min(MOST_BEAT_S, timeout_s / 4)) if self._background else Directly()
         self._reports: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
@@ -202,13 +201,3 @@ class StepWriter:
 def writes_model(world: World) -> bool:
     """Whether this worker may be the one that writes the global model: the first of each host."""
     return world.rank == 0 or world.local_rank == 0
-
-
-def may_work_behind(transport: Transport) -> bool:
-    """Whether a thread may talk to the other workers while training does.
-
-    NCCL may not; where there is gloo beside it, what lies in host memory goes over gloo.
-    """
-    if isinstance(transport, VirtualTransport):
-        return False
-    return transport.world.size == 1 or transport.background or "gloo" in transport.name

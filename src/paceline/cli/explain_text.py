@@ -27,19 +27,23 @@ def choices(rule: Rule, workers: int) -> list[tuple[str, str, str]]:
 
 def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:
     """The numbers that the rule works with."""
-    found = rule.numbers(workers).items()
+    from paceline.rules import describe
+
+    found = describe.numbers(rule, workers).items()
     return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in found]
 
 
 def sent(rule: Rule, workers: int, parameters: int) -> list[str]:
     """The formula of the bytes, those of an exchange, and of a minibatch."""
+    from paceline.rules import describe
     from paceline.rules.codec import Layout
+    from paceline.rules.traffic import bytes_formula, bytes_per_block
 
     side = math.isqrt(parameters)  # a square matrix and a rest, for codecs that look at rows and columns
     layout = Layout.of([(side, side), (parameters - side * side,)])
-    total = rule.bytes_per_block(workers=workers, parameters=layout)
-    period = int(rule.numbers(workers).get("period", 1))
-    lines = [rule.bytes_formula(), f"{bytes_text(total)} from each worker with {parameters:,} parameters"]
+    total = bytes_per_block(rule, workers=workers, parameters=layout)
+    period = int(describe.numbers(rule, workers).get("period", 1))
+    lines = [bytes_formula(rule), f"{bytes_text(total)} from each worker with {parameters:,} parameters"]
     if period > 1:
         lines.append(f"{bytes_text(total / period)} a minibatch, at period {period}")
     return lines

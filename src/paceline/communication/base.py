@@ -26,13 +26,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.communication import calls
 from paceline.core.world import World
+
+if TYPE_CHECKING:
+    from paceline.communication.virtual.scheduler import Cluster
 
 
 class Pending(Protocol):
@@ -73,6 +76,24 @@ class Transport(ABC):
         self.bytes_sent = 0
         self._parent = parent
         self._counting = threading.Lock()
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The simulated cluster whose virtual workers share this process; None where a worker has its own process."""
+        return None
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Ranks of this connection that were found lost so far, where the carrier can tell."""
+        return frozenset()
+
+    def cancel(self, why: str) -> None:  # noqa: B027
+        """End every operation under way with `PeerLostError(why)`, from any thread, where the carrier can."""
+
+    @property
+    def serves_threads(self) -> bool:
+        """Whether a thread of its own may exchange while training does; a worker that is alone exchanges nothing."""
+        return self.world.size == 1 or self.background
 
     @property
     def background(self) -> bool:

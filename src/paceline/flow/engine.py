@@ -26,8 +26,7 @@ from paceline.flow.joining import Entering
 from paceline.flow.ledger_client import LiveLeases
 from paceline.flow.membership import Live
 from paceline.flow.state_transfer import Parcel
-from paceline.rules.rule import Rule, is_block
-from paceline.rules.schedule import EveryBlock
+from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine import exit as ending
 from paceline.update.engine.blocks import saved
@@ -46,7 +45,7 @@ def check_rule(rule: Rule) -> None:
     """Refuse rules whose workers cannot come and go."""
     schedule = rule.schedule
     wrong = ""
-    if not is_block(rule) or not isinstance(schedule, EveryBlock):
+    if not schedule.can_be_elastic:
         wrong = "exchanges no blocks; asynchronous rules survive losses by themselves, others are started again"
     elif schedule.overlap or schedule.warmup or rule.within:
         wrong = "has overlap, a warm-up or one worker for each host, which are not served where workers come and go"

@@ -157,7 +157,7 @@ class Live:
     def _break_off(self, generation: Generation) -> None:
         """In the client's thread: nobody has to wait for those who are gone."""
         inner = self.transport.inner
-        if isinstance(inner, RingTransport) and generation.number > self.generation.number:
+        if generation.number > self.generation.number:
             inner.cancel(f"the members have changed: {generation.reason}")
 
     def renew(self, generation: Generation) -> None:
@@ -199,8 +199,7 @@ class Live:
     def failed(self, error: PeerLostError) -> Generation:
         """An exchange broke off: the members with whom to go on."""
         inner = self.transport.inner
-        lost = inner.lost if isinstance(inner, RingTransport) else ()
-        suspects = [self.generation.members[rank].worker for rank in lost]
+        suspects = [self.generation.members[rank].worker for rank in inner.lost]
         return self.member.failed(self.generation.number, str(error), suspects)
 
     def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:

@@ -20,7 +20,7 @@ from paceline.data.sharing.loader_registry import Feed
 from paceline.errors import UnsupportedError
 from paceline.observe.event_log import Journal
 from paceline.observe.sinks.dispatcher import Outlets
-from paceline.rules.rule import Rule, is_asynchronous
+from paceline.rules.rule import Rule
 from paceline.run import validation
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
@@ -39,6 +39,12 @@ from paceline.update.engine.progress import Flow
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
+
+ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
+    "collective": Engine,
+    "server": lambda context: server.Asynchronous(context),  # loaded when it is needed
+}
+"""What carries out a rule among several workers, by what its schedule names."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
             tuner.pacer = pacer_for(rule, transport, owned, _buffer_elements(model), monitor.of_blocks)
         state = RunState(context, membership)
         elastic = _elastic_engine(context, membership, state) if membership is not None else None
-        engine = elastic if elastic is not None else _engine(context) if several else None
+        engine = elastic if elastic is not None else ENGINES[context.rule.schedule.engine](context) if several else None
         state.engine = engine
         if engine is not None:
             loaders.leases = engine.leases
@@ -177,17 +183,12 @@ def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, m
     """What changes settings while the run goes on; its hooks on the optimizers come before all others."""
     world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
     workers = len(set(world.hosts)) if rule.within else world.size
-    alone = is_asynchronous(rule) and world.size > 1
+    alone = world.size > 1 and not rule.schedule.workers_meet
     return Tuner(Knobs(optimizers, rule, workers), world, Mailbox(settings.log, each=alone), monitor.note, each=alone)
 
 
 def _elastic_engine(context: RunContext, membership: flow.Live, state: RunState) -> flow.Elastic:
     return flow.Elastic(context, membership, lambda: (state.capture(), state.global_state()))
-
-
-def _engine(context: RunContext) -> EngineProtocol:
-    """What carries out the rule among several workers."""
-    return server.Asynchronous(context) if is_asynchronous(context.rule) else Engine(context)
 
 
 def _checkpointer(
@@ -196,7 +197,7 @@ def _checkpointer(
     """What takes steps at regular intervals, into the place that the settings name."""
     settings, world = context.settings, context.transport.world
     assert settings.checkpoint is not None
-    if is_asynchronous(context.rule) and world.size > 1:
+    if world.size > 1 and not context.rule.schedule.workers_meet:
         raise UnsupportedError(
             world.sign(
                 f"checkpoint= takes steps where all workers stand alike, and under {context.rule.text()} they never "

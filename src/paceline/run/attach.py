@@ -19,7 +19,7 @@ from paceline.core.flat import Modules
 from paceline.errors import OverError, RuleError, UnsupportedError
 from paceline.observe.standard_streams import bear_a_full_disk
 from paceline.rules.recipes import make_rule
-from paceline.rules.rule import Rule, is_asynchronous
+from paceline.rules.rule import Rule
 from paceline.run import attached
 from paceline.run.run import Run
 from paceline.tuning.search_round import round_from_text
@@ -143,7 +143,7 @@ def prepare(
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
     if rule is not None:
         _as_asked(chosen)
-    if guard not in (None, "auto") and is_asynchronous(chosen):
+    if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
         raise UnsupportedError(
             f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
             "guard away (what is not finite is refused all the same)"

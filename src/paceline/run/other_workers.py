@@ -58,7 +58,7 @@ def read(old: Old, state: RunState, context: RunContext) -> dict[str, Any]:
 
 def _optimizers(old: Old, state: RunState, context: RunContext) -> list[dict[str, Any]]:
     """State dictionaries for the optimizers: of rank 0, where all workers held the same or none held any."""
-    at_owners = server.steps_at_owners(context.rule)
+    at_owners = context.rule.steps_at_owners
     if at_owners and state.engine is None:
         return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)
     apart = not at_owners and not replace(context.progress, warm=old.part(0, "flow", 1)).lockstep

@@ -15,7 +15,6 @@ from paceline.checkpoint import Moment, reshard
 from paceline.core import rng
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.rules.rule import is_asynchronous, is_block
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.context import RunContext
@@ -120,8 +119,7 @@ class RunState:
             UnsupportedError: in the warm-up of a block rule, and under asynchronous rules.
         """
         world, rule = self._context.transport.world, self._context.rule
-        apart = is_asynchronous(rule) or (is_block(rule) and self._context.progress.lockstep)
-        if world.size > 1 and apart:
+        if world.size > 1 and not rule.schedule.can_go_back(self._context.progress.warm):
             raise UnsupportedError(
                 world.sign(
                     f"{rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "

@@ -14,8 +14,7 @@ from paceline.core.flat import Modules, module_list, trainable
 from paceline.core.optimizer_state import Named
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
-from paceline.rules.payload import Delta, FirstMoment
-from paceline.rules.rule import Rule, is_block, steps_with_gradients
+from paceline.rules.rule import Rule
 
 MARK = "_paceline_run"
 
@@ -37,7 +36,7 @@ def optimizer_list(optimizer: Any) -> list[Optimizer]:
 
 def inside(model: Modules, rule: Rule, group: Any) -> Modules:
     """The module inside `DistributedDataParallel`, where that works within a host and the rule between hosts."""
-    if isinstance(model, DistributedDataParallel) and group is not None and is_block(rule):
+    if isinstance(model, DistributedDataParallel) and group is not None and rule.schedule.exchanges_blocks:
         return model.module  # type: ignore[no-any-return]
     return model
 
@@ -101,7 +100,7 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
     """Refuse optimizers that the rule cannot serve."""
     for optimizer, _ in owned:
         name = type(optimizer).__name__
-        gradients = steps_with_gradients(rule)
+        gradients = rule.steps_with_gradients
         if gradients and isinstance(optimizer, LBFGS):
             raise UnsupportedError(
                 f"{name} computes gradients inside its step, where {rule.text()} cannot exchange them; use a rule that "
@@ -112,8 +111,7 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
                 f"{name} wants sparse gradients, which have no flat form; use a rule that exchanges blocks without "
                 "warm-up, or a dense optimizer"
             )
-        if isinstance(rule.payload, (Delta, FirstMoment)):
-            rule.payload.resolve(optimizer)
+        rule.payload.check(optimizer)
         if getattr(rule.codec, "momentum", 0) and any(
             g.get("momentum") or g.get("betas") for g in optimizer.param_groups
         ):

@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.rule import is_asynchronous
 
 
 class BatchGrowth:
@@ -47,7 +46,7 @@ class BatchGrowth:
     """
 
     def __init__(self, run: Any, *, margin: float = 0.01, scaled: bool = True) -> None:
-        if is_asynchronous(run.rule) and run.world.size > 1:
+        if run.world.size > 1 and not run.rule.schedule.workers_meet:
             raise UnsupportedError("workers of an asynchronous rule are never at the same place; use another rule")
         if not margin >= 0:
             raise RuleError(f"margin must be at least 0, got {margin!r}")

@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.rule import is_block
 from paceline.rules.schedule.paced import least_period
 
 
@@ -52,7 +51,7 @@ class PeriodFromExchange:
         every: int = 16,
         hysteresis: float = 0.25,
     ) -> None:
-        if not is_block(run.rule):
+        if not run.rule.schedule.exchanges_blocks:
             raise UnsupportedError(f"{run.rule.text()} exchanges no blocks together, so it has no period to set")
         if not 0 < share < 1:
             raise RuleError(f"share must lie between 0 and 1, got {share!r}")

@@ -19,12 +19,11 @@ from statistics import median
 from typing import Any
 
 from paceline.communication import Transport
-from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.optimizer_state import Owned, moments
 from paceline.rules.codec import Layout
-from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
+from paceline.rules.traffic import bytes_per_block
 from paceline.tuning.timers import Clocked, Real, Still, Stopwatch
 
 logger = logging.getLogger("paceline")
@@ -117,14 +116,14 @@ def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exch
         buffers: elements of averaged buffers.
         exchanged: as for :class:`paceline.tuning.timers.Real`.
     """
-    if not isinstance(rule.schedule, Paced) or rule.schedule.least == rule.schedule.longest:
+    if not rule.schedule.follows_times:
         return None
-    if not isinstance(transport, VirtualTransport):
-        return Pacer(Real(exchanged))
     world, cluster = transport.world, transport.cluster
+    if cluster is None:
+        return Pacer(Real(exchanged))
     if cluster.timed:
         nbytes = _bytes_sent(rule, transport, owned, buffers)
-        return Pacer(Clocked(cluster.clock, rule.schedule, world.rank, world.size, nbytes))
+        return Pacer(Clocked(cluster.clock, rule.blocks, world.rank, world.size, nbytes))
     if world.rank == 0:
         logger.warning(
             "virtual workers have no times of their own, so the period stays at %d; "
@@ -136,14 +135,13 @@ def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exch
 
 def _bytes_sent(rule: Rule, transport: Transport, owned: Owned, buffers: int) -> int:
     """That this worker sends for one exchange of the whole model."""
-    assert isinstance(rule.payload, Delta)
     riding = 0
     for optimizer, named in owned:
-        if rule.payload.resolve(optimizer) in ("average", "compensate"):
+        if rule.delta.resolve(optimizer) in ("average", "compensate"):
             riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
     layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
     world = transport.world
-    return rule.bytes_per_block(world.size, layout, buffers + riding, 0, rank=world.rank, hosts=world.hosts)
+    return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=world.rank, hosts=world.hosts)
 
 
 def reason(schedule: Paced, period: int, exchange_s: float, step_s: float) -> str:

@@ -23,9 +23,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.payload import Delta, FirstMoment, Parameters
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryStep
 from paceline.tuning.names import OF_RULES, Changes, checked, split
 from paceline.tuning.rates import Group, Rates, write_rate
 
@@ -94,7 +92,7 @@ class Knobs:
                 f"{name}: SGD with momentum {group['momentum']!r} cannot come to {value!r}, because what it keeps, and "
                 "what is exchanged, was settled at attach; use a momentum above 0 in both, or attach again"
             )
-        if base == "betas" and isinstance(self.rule.payload, FirstMoment):
+        if base == "betas" and self.rule.payload.moments_after is not None:
             raise UnsupportedError(f"{name}: {self.rule.name} exchanges Adam's moment, whose betas are settled")
 
     def _can(self) -> str:
@@ -105,7 +103,7 @@ class Knobs:
 
     def _of_rule(self) -> list[str]:
         names = []
-        if isinstance(self.rule.payload, (Delta, Parameters)) and not isinstance(self.rule.schedule, EveryStep):
+        if self.rule.payload.spans_block:
             names.append("period")
         if all(hasattr(self.rule.outer, field) for field in OUTER):
             names += ["gain", "outer_momentum", "outer_lr"]

@@ -24,7 +24,6 @@ from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import Paced
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import Pacer
 from paceline.tuning.request import Request
@@ -143,9 +142,8 @@ class Tuner:
     def decide(self, heard: Heard) -> None:
         """Agree on what all can carry out."""
         requests, verdicts, measured = heard
-        schedule = self.rule.schedule
-        if self.pacer is not None and isinstance(schedule, Paced):
-            found = self.pacer.agree(measured, schedule, self.place()[0])
+        if self.pacer is not None:
+            found = self.pacer.agree(measured, self.rule.paced, self.place()[0])
             if found is not None:
                 self._decided.append(Request({"period": found[0]}, False, 0, why=found[1]))
         self._asked = [one for one in self._asked if one not in requests]

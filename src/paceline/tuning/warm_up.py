@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.rule import is_asynchronous
 
 
 class WarmUp:
@@ -56,7 +55,7 @@ class WarmUp:
         every: int = 50,
         scaled: bool = True,
     ) -> None:
-        if is_asynchronous(run.rule) and run.world.size > 1:
+        if run.world.size > 1 and not run.rule.schedule.workers_meet:
             raise UnsupportedError("workers of an asynchronous rule go on unevenly and cannot gather at a step")
         for name, value in (("samples", samples), ("minibatch", minibatch), ("batch", batch), ("every", every)):
             if not isinstance(value, int) or value < 1:

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import RuleError
 from paceline.forecast.planner import Conditions, Forecast, forecast, forecasts
 from paceline.rules.recipes import RECIPES, rule_from_text
-from paceline.rules.rule import is_asynchronous
+from paceline.rules.traffic import bytes_per_block, overhead_bytes
 
 from .made import MIB, NOTHING, wire, work
 
@@ -48,8 +48,8 @@ def test_bytes_are_the_recipes_own_formula(name: str) -> None:
     """What :mod:`tests.rules.test_laws` compares with bytes that were counted; fragments and rest are rounded."""
     rule, model = rule_from_text(name), work(moments=2)
     fragments = getattr(rule.schedule, "fragments", 1)
-    formula = rule.bytes_per_block(4, model.layout, moments=2, exchange=1 << 30)
-    headers = rule.overhead_bytes(4, model.layout) * fragments
+    formula = bytes_per_block(rule, 4, model.layout, moments=2, exchange=1 << 30)
+    headers = overhead_bytes(rule, 4, model.layout) * fragments
     found = forecast(rule, model, wire(), 4)
     assert found.step_bytes * found.period == pytest.approx(formula + headers, rel=1e-3)
 
@@ -83,7 +83,7 @@ def test_moments_that_ride_are_bytes() -> None:
 
 def test_under_auto_only_adams_moments_ride() -> None:
     model = work().layout
-    sent = {(name, m): rule_from_text(name).bytes_per_block(4, model, moments=m) for name in RECIPES for m in (1, 2)}
+    sent = {(name, m): bytes_per_block(rule_from_text(name), 4, model, moments=m) for name in RECIPES for m in (1, 2)}
     assert sent["auto", 2] == sent["bmuf_adam", 2] > sent["auto", 1] == sent["bmuf", 1]
 
 
@@ -141,7 +141,7 @@ def test_rules_that_are_alike_are_forecast_once_and_keep_their_names() -> None:
     rows = forecasts([rule_from_text(text) for text in texts], work(), wire(), [1, 4])
     assert [row[0].rule for row in rows] == [f"{text}()" for text in texts]
     assert rows[0][1].step_s == rows[1][1].step_s and [one.workers for one in rows[2]] == [1, 4]
-    assert is_asynchronous(rule_from_text(texts[0]))
+    assert not rule_from_text(texts[0]).schedule.workers_meet
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.rules import describe
 from paceline.rules.outer import BlockMomentum, Nesterov
 from paceline.rules.outer.gain import eta_zeta
 
@@ -109,13 +110,13 @@ def test_momentum_and_lr_and_gain_that_contradict_each_other_are_not_silently_dr
         rule = paceline.RECIPES["bmuf"].build(momentum=0.5, lr=1.0, gain=8.0)
     except paceline.RuleError:
         return
-    numbers = rule.numbers(4)
+    numbers = describe.numbers(rule, 4)
     assert numbers["gain"] == float(numbers["lr"]) / (1 - float(numbers["momentum"]))
 
 
 def test_numbers_of_a_rule() -> None:
-    numbers = paceline.RECIPES["bmuf"].build(period=8, ramp=5).numbers(16)
+    numbers = describe.numbers(paceline.RECIPES["bmuf"].build(period=8, ramp=5), 16)
     assert numbers["gain"] == pytest.approx(16**0.7)
     assert numbers["period"] == 8 and numbers["ramp"] == 5 and numbers["lr"] == 0.7
-    assert paceline.RECIPES["sync"].build().numbers(16) == {"period": 1}
-    assert "gain" not in paceline.RECIPES["averaging"].build().numbers(16)
+    assert describe.numbers(paceline.RECIPES["sync"].build(), 16) == {"period": 1}
+    assert "gain" not in describe.numbers(paceline.RECIPES["averaging"].build(), 16)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import RuleError
+from paceline.rules import describe
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import EveryBlock, Paced
 from paceline.rules.schedule.paced import least_period, simple
@@ -104,7 +105,7 @@ def test_in_words() -> None:
     assert Paced(4).describe(8) == (
         "every 4 minibatches; from measured times as few as keep exchanges at 2 % of the time, 4 to 64"
     )
-    numbers = rule_from_text("auto(share=0.05, first=2)").numbers(16)
+    numbers = describe.numbers(rule_from_text("auto(share=0.05, first=2)"), 16)
     assert {name: numbers[name] for name in ("period", "share", "longest", "gain", "local_state")} == {
         "period": 2,
         "share": 0.05,

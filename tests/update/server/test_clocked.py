@@ -14,9 +14,9 @@ import paceline
 from paceline.communication.calls import WORDS
 from paceline.forecast.sim import Clock, exponential, link, uniform
 from paceline.rules.outer import Sum
-from paceline.rules.rule import FRAME_BYTES
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
+from paceline.rules.traffic import FRAME_BYTES, bytes_per_block, overhead_bytes
 from paceline.update.monitor import Monitor
 from paceline.update.server.shard import Shard
 from paceline.update.server.shard_updates import AddDelta, IncomingPush
@@ -232,7 +232,7 @@ def test_counted_bytes(rule: str) -> None:
     assert isinstance(built.topology, Sharded)
     for who, (start, end, blocks) in enumerate(simulate(program, workers, uneven())):
         assert blocks == made // built.schedule.period
-        each = built.bytes_per_block(workers, numel, rank=who) + built.overhead_bytes(workers, numel, rank=who)
+        each = bytes_per_block(built, workers, numel, rank=who) + overhead_bytes(built, workers, numel, rank=who)
         goodbye = (workers - 1) * (FRAME_BYTES + 8 * WORDS)
         cuts = built.topology.pieces(numel, workers)
         asked = FRAME_BYTES * sum(cut.owner != who for cut in cuts)
@@ -260,7 +260,7 @@ def test_buffers_cost_their_bytes_too() -> None:
     numel, buffers = sum(p.numel() for p in model.parameters()), 2 * 8 + 2
     rule = paceline.rule_from_text("asgd(overlap=0)")
     found = simulate(program, 2, uneven())
-    want = [rule.bytes_per_block(2, numel, rank=k) + rule.overhead_bytes(2, numel, rank=k) for k in range(2)]
+    want = [bytes_per_block(rule, 2, numel, rank=k) + overhead_bytes(rule, 2, numel, rank=k) for k in range(2)]
     assert sum(found) == sum(want) + 2 * (4 * buffers + 2 * FRAME_BYTES) + 2 * 8 * WORDS, "and a barrier"
 
 

@@ -90,10 +90,9 @@ def check_rule(text: str | None) -> bool:
     if text is None:
         return True
     from paceline.rules import recipes
-    from paceline.rules.rule import is_asynchronous
 
     try:
-        return is_asynchronous(recipes.rule_from_text(text))
+        return recipes.rule_from_text(text).schedule.opens_connections
     except PacelineError as error:
         refuse(f"--rule: {error}")
 

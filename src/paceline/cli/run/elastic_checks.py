@@ -50,12 +50,11 @@ def rule(text: str | None) -> None:
     if text is None:
         return
     from paceline.rules.recipes import rule_from_text
-    from paceline.rules.rule import is_asynchronous, is_block
 
     asked = rule_from_text(text)
-    if is_block(asked):
+    if asked.schedule.can_be_elastic:
         return
-    if is_asynchronous(asked):
+    if asked.schedule.survives_loss:
         refuse(
             f"--elastic needs a rule of blocks, such as bmuf, and {text} is asynchronous: its workers survive each "
             "other's loss by themselves, so run it without --elastic"

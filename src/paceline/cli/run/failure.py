@@ -53,7 +53,6 @@ def exit_code(code: int) -> int:
 def may_lose(directory: Path, rank: int) -> bool:
     """Whether the others go on without this worker: it had met them, under an asynchronous rule, as its log says."""
     from paceline.rules.recipes import rule_from_text  # here, because torch loads for seconds and --help must not wait
-    from paceline.rules.rule import is_asynchronous
 
     try:
         names = [(int(match[2] or 1), name) for name in os.listdir(directory) if (match := LOG_NAME.fullmatch(name))
@@ -62,7 +61,7 @@ def may_lose(directory: Path, rank: int) -> bool:
             first = file.readline()
         event = json.loads(first)
         text = event["rule"]
-        asynchronous = text.startswith("custom(Bounded(") or is_asynchronous(rule_from_text(text))
+        asynchronous = text.startswith("custom(Bounded(") or rule_from_text(text).schedule.survives_loss
         return event["kind"] == "attach" and event["size"] > 1 and asynchronous
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no line yet, or of another paceline
         return False

@@ -79,6 +79,11 @@ class ProcessTransport(Branching["ProcessTransport"]):
         """gloo may; of NCCL several communicators at once may wait for each other, and it has streams of its own."""
         return "nccl" not in self.name
 
+    @property
+    def serves_threads(self) -> bool:
+        """NCCL does not; where there is gloo beside it, what lies in host memory goes over gloo."""
+        return super().serves_threads or "gloo" in self.name
+
     def wire_device(self, device: torch.device) -> torch.device:
         """gloo takes host memory, NCCL device memory; a group with both takes each where it lies."""
         cpu, cuda = "gloo" in self.name, "nccl" in self.name

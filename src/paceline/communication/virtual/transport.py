@@ -82,9 +82,18 @@ class VirtualTransport(Transport):
         own = members[rank]
         mine = World(own, cluster.size, 0, 1, hosts[own], hosts)
         super().__init__(world_within(mine, members), parent)
-        self.cluster, self.members = cluster, tuple(members)
+        self._cluster, self.members = cluster, tuple(members)
         self._place, self._parts = place, 0
         self._numbers: Counter[tuple[str, int]] = Counter()  # messages to and from each worker
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    @property
+    def serves_threads(self) -> bool:
+        """A thread has no turn of its own."""
+        return False
 
     def clone(self) -> VirtualTransport:
         """A connection with a byte count of its own; all of a worker's connections share the baton."""

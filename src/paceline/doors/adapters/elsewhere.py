@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import UnsupportedError
-from paceline.rules.payload import Delta, FirstMoment, Gradient
-from paceline.rules.rule import Rule, is_asynchronous, steps_with_gradients
+from paceline.rules.payload import Delta
+from paceline.rules.rule import Rule
 
 
 class Elsewhere(Optimizer):
@@ -54,7 +54,7 @@ class ElsewhereMomentum(SGD):
 def check_rule(rule: Rule, momentum: bool) -> None:
     """Refuse rules that make the optimizer's step themselves, or ask for state that nobody has shown."""
     payload = rule.payload
-    if isinstance(payload, FirstMoment) or (is_asynchronous(rule) and isinstance(payload, Gradient)):
+    if rule.makes_the_step:
         raise UnsupportedError(
             f"{rule.text()} makes the optimizer's step itself, and here the step is your program's own; use a rule "
             "that exchanges blocks (bmuf, diloco, averaging, asgd with a period, easgd), or sync"
@@ -70,7 +70,7 @@ def check_rule(rule: Rule, momentum: bool) -> None:
 
 def refuse_gradients(rule: Rule, who: str, where: str) -> None:
     """Refuse rules that exchange gradients, where a framework keeps them to itself."""
-    if steps_with_gradients(rule):
+    if rule.steps_with_gradients:
         raise UnsupportedError(
             f"{rule.text()} exchanges gradients, which {who} computes and uses {where}; use a rule that exchanges "
             "blocks only (bmuf, diloco, averaging, ..), without warmup"

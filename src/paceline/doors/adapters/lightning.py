@@ -24,7 +24,7 @@ from paceline.core.extras import needed
 from paceline.doors.adapters.door import FOLDER, Door, SharedLoader
 from paceline.doors.adapters.lightning_workers import Workers, beside
 from paceline.errors import UnsupportedError
-from paceline.rules.rule import Rule, steps_with_gradients
+from paceline.rules.rule import Rule
 
 with needed("the door for Lightning", "lightning"):
     from lightning.pytorch.strategies import ParallelStrategy
@@ -103,7 +103,7 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         run, plugin = self.door.open_run, self.precision_plugin
-        gradients = run is not None and run.world.size > 1 and steps_with_gradients(run.rule)
+        gradients = run is not None and run.world.size > 1 and run.rule.steps_with_gradients
         if not gradients or getattr(plugin, "scaler", None) is not None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         # gradients travel between backward and step, so the closure comes before the step and not within it

@@ -29,7 +29,6 @@ from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.rank_discovery import Place
 from paceline.doors.zero.seeds import Streams
 from paceline.doors.zero.words import Words, here
-from paceline.rules.rule import is_block
 from paceline.run.attach import attach
 from paceline.run.attached import asks_for_help
 from paceline.run.run import Run
@@ -181,7 +180,7 @@ class Zero:
             self._loaders.step(type(optimizer).__name__)
         if not self._loaders.split and not self._place.random_data:
             raise refusals.no_loader(self._here(), type(optimizer).__name__, self._place.size)
-        if view.loaded_at and is_block(view.run.rule):
+        if view.loaded_at and view.run.rule.schedule.remembers_start:
             raise refusals.other_weights(view.loaded_at)
         view.loaded_at = ""
 

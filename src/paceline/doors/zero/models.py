@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from paceline.core.flat import local
 from paceline.doors.zero.words import Words, asked_by_paceline
-from paceline.rules.rule import is_asynchronous, is_block
 from paceline.run.run import Run
 
 FIRST = 8
@@ -189,8 +188,7 @@ class Mark:
 
     def set(self) -> None:
         """They are as training left them."""
-        rule = self._view.run.rule
-        if self._view.run._state.global_model is None or is_asynchronous(rule) or not is_block(rule):
+        if self._view.run._state.global_model is None or not self._view.run.rule.schedule.remembers_start:
             return
         with torch.inference_mode(False):
             self._held = [_first(tensor) for tensor in self._looked_at]

@@ -26,8 +26,9 @@ from paceline.forecast.planner.pushes import Trip, block_s
 from paceline.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
 from paceline.forecast.planner.workload import Conditions, Workload
 from paceline.rules.codec import Dense, Layout
-from paceline.rules.rule import Rule, is_asynchronous, is_block
-from paceline.rules.schedule import Bounded, EveryBlock, Paced
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import Bounded, EveryBlock
+from paceline.rules.traffic import bytes_per_block, overhead_bytes
 
 MOST_WORKERS = 1 << 16
 
@@ -106,7 +107,7 @@ def forecast(
     period = rule.schedule.period
     pace = _pace(rule, workload, network, workers)
     block, step_s = pace.block, pace.block.total_s / period
-    availability = conditions.availability(workers, block.total_s, is_asynchronous(rule))
+    availability = conditions.availability(workers, block.total_s, rule.schedule.survives_loss)
     epoch_s = workload.epoch / workers * step_s / availability
     return Forecast(
         rule=rule.text(),
@@ -140,7 +141,14 @@ def forecasts(
     known: dict[tuple[Any, ...], list[Forecast]] = {}
     found = []
     for rule in rules:
-        key = (rule.schedule, rule.codec, rule.topology, rule.within, rule.rides(workload.moments), type(rule.payload))
+        key = (
+            rule.schedule,
+            rule.codec,
+            rule.topology,
+            rule.within,
+            rule.payload.rides(workload.moments),
+            type(rule.payload),
+        )
         if key not in known:
             known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
         found.append([replace(one, rule=rule.text()) for one in known[key]])
@@ -149,19 +157,19 @@ def forecasts(
 
 def _settled(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
     """The rule with the period that it would come to by what is forecast, where that follows measured times."""
-    if not isinstance(rule.schedule, Paced) or workers == 1:
+    if not rule.schedule.follows_times or workers == 1:
         return rule
     exchange_s = _pace(rule, workload, network, workers).block.exchange_s
-    return replace(rule, schedule=replace(rule.schedule, period=rule.schedule.period_for(exchange_s, workload.step_s)))
+    return replace(rule, schedule=replace(rule.paced, period=rule.paced.period_for(exchange_s, workload.step_s)))
 
 
 def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
     """A block under any kind of rule."""
     if workers == 1:
         return _Pace(barrier(workload.steps, rule.schedule.period, 0.0, 1), 0.0)
-    if is_asynchronous(rule):
+    if not rule.schedule.workers_meet:
         return _alone(rule, workload, network, workers)
-    if is_block(rule):
+    if rule.schedule.exchanges_blocks:
         return _blocks(rule, workload, network, workers)
     return _every_step(rule, workload, network, workers)
 
@@ -175,11 +183,10 @@ def _every_step(rule: Rule, workload: Workload, network: Network, workers: int) 
 
 def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
     """The whole model once a block, in fragments; synchronous steps within hosts where the rule says so."""
-    schedule = rule.schedule
-    assert isinstance(schedule, EveryBlock)
+    schedule = rule.blocks
     parts = schedule.fragments
     layout = _part(workload.layout, parts)
-    found = exchange(rule, layout, workload.dense(rule.rides(workload.moments)) // parts, network, workers)
+    found = exchange(rule, layout, workload.dense(rule.payload.rides(workload.moments)) // parts, network, workers)
     inner_s, inner_bytes = _within(rule, workload, network, workers)
     own_s = _own_s(rule, workload) / parts
     if schedule.overlap:
@@ -212,11 +219,10 @@ def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> t
 
 def _alone(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
     """Each worker by itself, on the simulated clock."""
-    schedule = rule.schedule
-    assert isinstance(schedule, Bounded)
+    schedule = rule.bounded
     hosts = network.hosts(workers)
-    sent = rule.bytes_per_block(workers, workload.layout, workload.buffers, workload.moments, hosts=hosts)
-    sent += rule.overhead_bytes(workers, workload.layout)
+    sent = bytes_per_block(rule, workers, workload.layout, workload.buffers, workload.moments, hosts=hosts)
+    sent += overhead_bytes(rule, workers, workload.layout)
     link = network.within if network.one_host(workers) else network.across
     trip = Trip(link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers))
     compute_s = schedule.period * workload.step_s

@@ -34,8 +34,9 @@ from torch import Tensor
 from paceline.communication.base import Done
 from paceline.forecast.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
-from paceline.rules.rule import FOOTER_BYTES, HEADER_BYTES, Rule, is_block
+from paceline.rules.rule import Rule
 from paceline.rules.topology import Hierarchical, Ordered
+from paceline.rules.traffic import FOOTER_BYTES, HEADER_BYTES, overhead_bytes
 from paceline.update.engine.blocks.chunks import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
 
@@ -146,8 +147,8 @@ def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: 
             sent += rule.common.bytes_sent(codec, part, network.hosts(workers), 0)
     link = network.within if network.one_host(workers) else network.across
     ring_s = [(workers - 1) * link.seconds(nbytes) for nbytes in (HEADER_BYTES, FOOTER_BYTES)]
-    footer_s = 0.0 if is_block(rule) else ring_s[1]
-    return Exchange(payload_s, ring_s[0], footer_s, max(1, chunks), sent + rule.overhead_bytes(workers))
+    footer_s = ring_s[1] if rule.schedule.sends_footer else 0.0
+    return Exchange(payload_s, ring_s[0], footer_s, max(1, chunks), sent + overhead_bytes(rule, workers))
 
 
 def chunked_s(operations: list[Operation], chunks: int, in_flight: int = IN_FLIGHT) -> float:

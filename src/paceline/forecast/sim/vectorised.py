@@ -29,7 +29,6 @@ from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.forecast.sim.vectorised_blocks import StackedBlocks, check_rule
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryBlock
 
 Loss = Callable[..., Tensor]
 Batch = Tensor | Sequence[Tensor]
@@ -117,7 +116,7 @@ class _Workers:
         self._optimizer = _stacked(optimizer, model, self._parameters)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._losses = vmap(self._loss, randomness="error")
-        blocks = isinstance(rule.schedule, EveryBlock) and number > 1
+        blocks = rule.schedule.exchanges_blocks and number > 1
         self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number) if blocks else None
         self._together = number > 1
 

@@ -19,25 +19,23 @@ from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.rules.codec import Dense
 from paceline.rules.outer.base import Coefficients, State
 from paceline.rules.outer.moments import block_decay, compensate
-from paceline.rules.payload import Delta, Gradient
-from paceline.rules.rule import Rule, is_asynchronous
-from paceline.rules.schedule import EveryBlock
+from paceline.rules.rule import Rule
 
 
 def check_rule(rule: Rule) -> None:
     """Refuse a rule whose exchanges are not means of what lies side by side here."""
     schedule, payload, reason = rule.schedule, rule.payload, ""
-    if is_asynchronous(rule):
+    if not schedule.workers_meet:
         reason = "its workers exchange each by itself"
-    elif not isinstance(payload, (Delta, Gradient)):
+    elif payload.moments_after is not None:
         reason = f"it exchanges {type(payload).__name__}"
     elif not isinstance(rule.codec, Dense):
         reason = f"its codec is {type(rule.codec).__name__}, and only Dense is known here"
     elif rule.within:
         reason = f'it has within="{rule.within}"'
-    elif isinstance(schedule, EveryBlock) and (schedule.fragments > 1 or schedule.overlap):
+    elif schedule.fragments > 1 or schedule.overlap:
         reason = f"it has fragments={schedule.fragments} and overlap={schedule.overlap}"
-    elif isinstance(payload, Delta) and payload.mixing is not None:
+    elif payload.mixing is not None:
         reason = f"it mixes (mixing={payload.mixing})"
     if reason:
         raise UnsupportedError(f"{rule.text()} cannot be simulated stacked: {reason}; use paceline.simulate")
@@ -64,10 +62,9 @@ class StackedBlocks:
     """
 
     def __init__(self, rule: Rule, optimizer: Optimizer, stacked: Optimizer, workers: int) -> None:
-        assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
-        self._rule, self._schedule, self._optimizer, self._workers = rule, rule.schedule, stacked, workers
-        self._choice = rule.payload.resolve(optimizer)
-        rule.payload.fit(stacked, workers)
+        self._rule, self._schedule, self._optimizer, self._workers = rule, rule.blocks, stacked, workers
+        self._choice = rule.delta.resolve(optimizer)
+        rule.delta.fit(stacked, workers)
         self._moments = moments(optimizer) if self._choice in ("average", "compensate") else ()
         self._groups = [(group, group["params"]) for group in stacked.param_groups]
         self._everything = [p for _, parameters in self._groups for p in parameters]

@@ -69,7 +69,7 @@ def rule_from_text(text: str) -> Rule:
     """Read `bmuf`, `bmuf()` or `bmuf(period=16, momentum=0.9)`; nothing in it is ever evaluated.
 
     >>> from paceline import rule_from_text
-    >>> rule_from_text("bmuf(period=8)").numbers(workers=4)["period"]
+    >>> rule_from_text("bmuf(period=8)").schedule.period
     8
     >>> rule_from_text("bmfu")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -71,10 +71,11 @@ def bmuf(
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
     codec what its file says.
 
+    >>> from paceline.rules.describe import numbers
     >>> from paceline.rules.recipes import bmuf
-    >>> round(bmuf(period=8).numbers(workers=4)["gain"], 3)  # 4 to the power of 0.7
+    >>> round(numbers(bmuf(period=8), workers=4)["gain"], 3)  # 4 to the power of 0.7
     2.639
-    >>> bmuf(gain="paper").numbers(workers=4)["momentum"]
+    >>> numbers(bmuf(gain="paper"), workers=4)["momentum"]
     0.75
 
     Args:

@@ -19,7 +19,8 @@ def sync(
     Bytes: 2 (N-1)/N * 4 P a step from each worker; with another codec what its file says.
 
     >>> from paceline.rules.recipes import sync
-    >>> sync().bytes_per_block(workers=4, parameters=1_000_000)
+    >>> from paceline.rules.traffic import bytes_per_block
+    >>> bytes_per_block(sync(), workers=4, parameters=1_000_000)
     6000000
 
     Args:

@@ -102,6 +102,10 @@ class Schedule(ABC):
         """Whether gradients are exchanged before the next step; `warm` says that the warm-up is over."""
         return self.warmup > 0 and not warm
 
+    def can_go_back(self, warm: bool) -> bool:
+        """Whether all workers stand where they can go back to a state that they keep in memory."""
+        return True
+
     def ends_warmup(self, steps: int) -> bool:
         """Whether the warm-up is over with step number `steps` (the first is 1), which was one of lockstep."""
         return steps >= self.warmup

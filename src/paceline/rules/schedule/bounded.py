@@ -91,6 +91,10 @@ class Bounded(Schedule):
         """The owners' backups take over."""
         return True
 
+    def can_go_back(self, warm: bool) -> bool:
+        """Never: each worker stands at another step, and the owners have applied what came."""
+        return False
+
     def may_start(self, clock: int, slowest: int) -> bool:
         """Whether a worker that has finished `clock` blocks may start one, where the slowest has finished `slowest`."""
         return self.staleness is None or clock - slowest <= self.staleness

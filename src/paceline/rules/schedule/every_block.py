@@ -66,6 +66,10 @@ class EveryBlock(Schedule):
         """Between two blocks."""
         return True
 
+    def can_go_back(self, warm: bool) -> bool:
+        """Not in a warm-up, which has no outer state yet."""
+        return not self.is_lockstep(warm)
+
     def exchanges_after(self, steps: int) -> int:
         """One for each step of the warm-up, then one for each fragment of a block."""
         warm = min(steps, self.warmup)

@@ -70,7 +70,7 @@ def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:
     Refuses a parameter that two virtual workers attach: they must not share a model.
     """
     trained.update((id(parameter), parameter) for _, named in owned for _, parameter in named)
-    if not isinstance(transport, virtual.VirtualTransport):
+    if transport.cluster is None:
         return
     for _, named in owned:
         for name, parameter in named:

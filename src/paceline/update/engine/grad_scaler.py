@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from paceline.core.world import World
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.rules.payload import FirstMoment
 from paceline.rules.rule import Rule
 
 DEPTH = 20
@@ -149,7 +148,7 @@ class ScalerHook:
 
 def check_scaler(rule: Rule, scaler: Any) -> None:
     """Refuse a scaler whose inf checks would come after the step that the rule makes."""
-    if isinstance(rule.payload, FirstMoment) and scaler is not None:
+    if rule.payload.moments_after is not None and scaler is not None:
         raise UnsupportedError(
             f"{rule.text()} makes Adam's step itself, where a GradScaler cannot skip it; train in bfloat16 without a "
             "scaler, or use the rule one_bit"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from paceline.communication import Transport
 from paceline.core.flat import Fragment
 from paceline.rules.codec import Dense
-from paceline.rules.rule import is_block
 from paceline.rules.topology import Flat
 from paceline.update.engine import agreement
 from paceline.update.engine.blocks.exchanges import BlockExchanges
@@ -133,7 +132,7 @@ def _blocks(run: RunContext, exchanger: Exchanger) -> Blocks | None:
     """The blocks, with the moments that were there at attach; None where there is nobody to exchange them with."""
     world = run.transport.world
     workers = len(set(world.hosts)) if run.rule.within else world.size  # N, as the rule counts them
-    if not is_block(run.rule) or workers == 1:
+    if not run.rule.schedule.exchanges_blocks or workers == 1:
         return None
     blocks = Blocks(run.rule, exchanger, run.model, run.owned, run.settings, workers)
     agreement.broadcast_start(run.transport, [state.fragment for state in blocks.moment_states])

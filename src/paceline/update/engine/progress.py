@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.rules.schedule import EveryBlock, EveryStep, Schedule
+from paceline.rules.schedule import Schedule
 
 
 @dataclass
@@ -25,21 +25,15 @@ class Flow:
     @property
     def lockstep(self) -> bool:
         """Whether gradients are exchanged before the next step: always, or during the warm-up."""
-        if isinstance(self.schedule, EveryStep):
-            return True
-        return self.schedule.warmup > 0 and not self.warm
+        return self.schedule.is_lockstep(self.warm)
 
     @property
     def exchanges(self) -> int:
         """What a worker that has nobody to exchange with would have exchanged by now."""
-        schedule = self.schedule
-        if not isinstance(schedule, EveryBlock):
-            return self.steps
-        warm = min(self.steps, schedule.warmup)
-        return warm + (self.steps - warm) * schedule.fragments // schedule.period
+        return self.schedule.exchanges_after(self.steps)
 
     def stepped(self) -> bool:
         """Count a step; whether the warm-up is over with it (and whoever is told so sets `warm`)."""
         lockstep = self.lockstep
         self.steps += 1
-        return lockstep and not isinstance(self.schedule, EveryStep) and self.steps >= self.schedule.warmup
+        return lockstep and self.schedule.ends_warmup(self.steps)

@@ -15,10 +15,8 @@ from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.update.server.engine import Asynchronous
-    from paceline.update.server.reshard import steps_at_owners, whole_optimizers
+    from paceline.update.server.reshard import whole_optimizers
 else:
-    __getattr__, __dir__ = lazily(
-        __name__, {"Asynchronous": "engine", "steps_at_owners": "reshard", "whole_optimizers": "reshard"}
-    )
+    __getattr__, __dir__ = lazily(__name__, {"Asynchronous": "engine", "whole_optimizers": "reshard"})
 
-__all__ = ["Asynchronous", "steps_at_owners", "whole_optimizers"]
+__all__ = ["Asynchronous", "whole_optimizers"]

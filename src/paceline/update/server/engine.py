@@ -13,15 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import Old
-from paceline.communication.virtual.transport import VirtualTransport
 from paceline.core.flat import averaged_buffers, find_buffers, fragments
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer import Elastic
-from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
-from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.engine import agreement
 from paceline.update.engine import exit as ending
@@ -55,20 +52,19 @@ class Asynchronous:
 
     def __init__(self, context: RunContext) -> None:
         rule, settings, owned = context.rule, context.settings, context.owned
-        assert isinstance(rule.schedule, Bounded) and isinstance(rule.topology, Sharded)
         self.rule, self._transport, self._model, self._owned = rule, context.transport, context.model, owned
         self._settings, self._flow, self._watch = settings, context.progress, context.monitor
         self._feed, self._tuner, context.tuner.follow = context.loaders, context.tuner, self.follow
         self._ledger = Ledger()
         self._pushed = 0
-        self._schedule = rule.schedule
+        self._schedule = rule.bounded
         self.closed = self.local = False
-        self._gradient = isinstance(rule.payload, Gradient)
+        self._gradient = rule.steps_at_owners
         self._tally = ExchangeTally()
         self._ahead = False  # whether simulated time has passed for the step under way
         for optimizer, _ in owned:
             check_optimizer(rule, optimizer)
-        self._join(rule.topology)
+        self._join(rule.sharded)
         self._scaler: Any = None
         if settings.scaler is not None and self._schedule.staleness is not None:
             self._watch_scaler(settings.scaler)
@@ -146,8 +142,8 @@ class Asynchronous:
 
     def _connect(self) -> Service:
         transport, owners = self._transport, self._layout.owners
-        if isinstance(transport, VirtualTransport):
-            return SimulatedService(transport, self._server, owners, self._ledger)
+        if transport.cluster is not None:
+            return SimulatedService(transport, transport.cluster, self._server, owners, self._ledger)
         data = DataAccess(self._ledger, self._holding, self._flush, self._schedule.staleness is not None)
         made = SocketService(
             transport, self._server, owners, data, self._settings.timeout_s, self._settings.tls, self._watch
@@ -326,10 +322,9 @@ class Asynchronous:
 
     def follow(self, rule: Rule) -> None:
         """Go on with blocks of another length, from the next on."""
-        assert isinstance(rule.schedule, Bounded)
-        self.rule, self._schedule = rule, rule.schedule
+        self.rule, self._schedule = rule, rule.bounded
         for client in self._clients:
-            client.follow(rule.schedule)
+            client.follow(rule.bounded)
 
     def close(self) -> None:
         """Let the connection go."""

@@ -24,7 +24,6 @@ from torch.optim import (
 
 from paceline.core.flat import Fragment, flat_view
 from paceline.errors import UnsupportedError
-from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -37,7 +36,7 @@ COUNTERS = ("step", "mu_product", "eta", "mu")
 
 def check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
     """Refuse optimizers that cannot step at the owners of slices."""
-    if not isinstance(rule.payload, Gradient):
+    if not rule.steps_at_owners:
         return
     name = type(optimizer).__name__
     if type(optimizer) not in ELEMENTWISE:

@@ -20,8 +20,6 @@ from paceline.checkpoint.reshard import Old
 from paceline.core.flat import Modules, averaged_buffers, fragments
 from paceline.core.optimizer_state import Owned
 from paceline.errors import CheckpointError
-from paceline.rules.payload import Gradient
-from paceline.rules.rule import Rule, is_asynchronous
 from paceline.rules.topology.sharded import Cut, Sharded
 from paceline.update.server.optimizer_support import optimizer_state
 from paceline.update.server.sharding import ShardLayout, Span
@@ -120,11 +118,6 @@ def from_one_worker(span: Span, optimizer: Optimizer | None, own: Container[int]
             kept = {name: tensor[low:high] for name, tensor in tensors.items()}
             found[one.number] = {"about": about, "anchor": values, "tensors": kept, "origins": {}, "first": values}
     return found
-
-
-def steps_at_owners(rule: Rule) -> bool:
-    """Whether the owners of the shards make the optimizer's steps, and not the workers."""
-    return is_asynchronous(rule) and isinstance(rule.payload, Gradient)
 
 
 def old_clocks(old: Old, count: int) -> list[int]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.communication.virtual.transport import VirtualTransport
+from paceline.communication import Transport
+from paceline.communication.virtual.scheduler import Cluster
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.ledger import Ledger
 from paceline.errors import PeerLostError
-from paceline.rules.rule import FRAME_BYTES
+from paceline.rules.traffic import FRAME_BYTES
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD, NO_READER
@@ -36,7 +37,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.servers: dict[int, ShardServer] = {}
-        self.transports: dict[int, VirtualTransport] = {}
+        self.transports: dict[int, Transport] = {}
         self.held: dict[int, list[tuple[int, PendingExchange, list[ShardRequest], list[int]]]] = {}
         self.ledger = Ledger()
         self.finished: set[int] = set()
@@ -48,18 +49,23 @@ class SimulatedService:
 
     Args:
         transport: the virtual connection.
+        cluster: of the virtual workers.
         server: what this worker owns.
         owners: shard -> rank.
         ledger: of the data; that of the first worker is everybody's.
     """
 
     def __init__(
-        self, transport: VirtualTransport, server: ShardServer, owners: dict[int, int], ledger: Ledger
+        self,
+        transport: Transport,
+        cluster: Cluster,
+        server: ShardServer,
+        owners: dict[int, int],
+        ledger: Ledger,
     ) -> None:
         self._transport, self._owners = transport, owners
-        self._cluster, self._rank = transport.cluster, transport.world.rank
-        self._clock = transport.cluster.clock
-        shared = transport.cluster.shared
+        self._cluster, self._rank = cluster, transport.world.rank
+        self._clock, shared = cluster.clock, cluster.shared
         number = shared[f"attached {self._rank}"] = shared.get(f"attached {self._rank}", 0) + 1
         self._hub: Hub = shared.setdefault(f"asynchronous {number}", Hub())
         self._hub.servers[self._rank] = server

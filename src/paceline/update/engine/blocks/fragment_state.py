@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.flat import Modules, fragments
-from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.buffers import buffer_states
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
@@ -47,7 +46,6 @@ class FragmentState:
         device: torch.device | None,
         mixes_at_once: bool,
     ) -> None:
-        assert isinstance(rule.payload, Delta)
         self._optimizers, self._device = optimizers, device
         everything = [pair for _, named in optimizers.owned for pair in named]
         self.parameters = [

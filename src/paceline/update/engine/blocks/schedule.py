@@ -15,7 +15,6 @@ from torch import Tensor
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryBlock
 from paceline.update.engine.blocks.buffers import BufferState
 from paceline.update.engine.blocks.fragments import staggered
 from paceline.update.engine.blocks.outer_state import OuterState, ParameterState
@@ -50,8 +49,7 @@ class Blocks:
     def __init__(
         self, rule: Rule, exchanger: Exchanger, model: Modules, owned: Owned, settings: Settings, workers: int
     ) -> None:
-        assert isinstance(rule.schedule, EveryBlock)
-        self._rule_schedule = rule.schedule
+        self._rule_schedule = rule.blocks
         self.updates = [
             BlockUpdate(rule, exchanger, None if number else model, part, settings, Kind.block(number), workers)
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
@@ -86,9 +84,8 @@ class Blocks:
 
     def retune(self, rule: Rule, now: int) -> None:
         """Go on with other numbers of the rule from step `now` on."""
-        assert isinstance(rule.schedule, EveryBlock)
-        self.schedule.retime(self._rule_schedule, rule.schedule, now)
-        self._rule_schedule = rule.schedule
+        self.schedule.retime(self._rule_schedule, rule.blocks, now)
+        self._rule_schedule = rule.blocks
         for update in self.updates:
             update.retune(rule)
 

@@ -11,9 +11,7 @@ from dataclasses import replace
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
 from paceline.errors import NonFiniteError
-from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryBlock
 from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states
 from paceline.update.engine.blocks.fragment_state import FragmentState
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
@@ -58,11 +56,10 @@ class BlockUpdate:
         kind: Kind,
         workers: int,
     ) -> None:
-        assert isinstance(rule.payload, Delta) and isinstance(rule.schedule, EveryBlock)
         self.exchanger, self._kind, self._period = exchanger, kind, rule.schedule.period
         self._overlapped = rule.schedule.overlap > 0
         self._mixes_at_once = rule.payload.mixing is not None and not self._overlapped
-        self.optimizers = LocalOptimizers(rule.payload, owned)
+        self.optimizers = LocalOptimizers(rule.delta, owned)
         self.optimizers.fit(workers)
         self.optimizers.count()
         self.numbers = BlockNumbers(rule, workers)
@@ -76,7 +73,6 @@ class BlockUpdate:
 
     def retune(self, rule: Rule) -> None:
         """Go on with other numbers of the rule; an exchange under way ends with those with which it began."""
-        assert isinstance(rule.schedule, EveryBlock)
         self.numbers.rule, self._period = rule, rule.schedule.period
         for one in self.state.parameters:
             one.retune(rule.merging)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from paceline.rules.rule import is_block
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.hooks import PassEnd
 from paceline.update.exchange.exchanger import Exchanger
@@ -62,7 +61,7 @@ class GradientContext:
         began = now()
         yield
         timing.exchange_s = now() - began - timing.wait_s
-        monitor.end(timing, summaries[0], block=0, warmup=is_block(self.run.rule))
+        monitor.end(timing, summaries[0], block=0, warmup=self.run.rule.schedule.exchanges_blocks)
 
     def read_requests(self, summary: ExchangeSummary) -> None:
         """An exchange is over, and nothing of it is on the wire: learn what a worker has asked of all.

@@ -29,9 +29,6 @@ from torch import Tensor
 
 from paceline.core.flat import local
 from paceline.errors import ElsewhereError, NonFiniteError
-from paceline.rules.codec import Dense
-from paceline.rules.payload import FirstMoment
-from paceline.rules.rule import is_block
 from paceline.update.engine.blocks.buffers import buffer_states
 from paceline.update.engine.blocks.chunks import OuterStateChunk
 from paceline.update.engine.grad_scaler import Scaling, overflow
@@ -77,9 +74,8 @@ class GradientUpdate:
         rule, (optimizer, named) = context.run.rule, context.run.owned[number]
         self._context, self._exchanger, self._kind = context, exchanger, Kind.gradients(number)
         self.named = [(name, p) for name, p in named if local(p).numel()]
-        self.codec = Dense() if is_block(rule) else rule.codec  # the warm-up of a block rule is dense
-        self._payload = rule.payload
-        self._moments = FirstMomentReader(optimizer) if isinstance(rule.payload, FirstMoment) else None
+        self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
+        self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
         self.scaling = Scaling(context.run.settings.scaler)
         last = number == len(context.run.owned) - 1
         self._buffers = buffer_states(context.run.model, None) if last else []
@@ -131,7 +127,7 @@ class GradientUpdate:
     @property
     def frozen(self) -> bool:
         """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
-        return isinstance(self._payload, FirstMoment) and self._context.work().total >= self._payload.warmup
+        return self._moments_after is not None and self._context.work().total >= self._moments_after
 
     def _open(self, work: Work) -> None:
         self._factor, self._stale, self._running = work.factor, False, []
@@ -321,8 +317,8 @@ class GradientUpdate:
             self.exchange()
         if frozen and self._moments is not None and self.problem is None:
             pairs = [pair for one in self.buckets.buckets for pair in zip(one.fragment.tensors, one.has, strict=True)]
-            assert isinstance(self._payload, FirstMoment)
-            self._moments.step([t for t, has in pairs if has], self._step + 1 - self._payload.warmup)
+            assert self._moments_after is not None
+            self._moments.step([t for t, has in pairs if has], self._step + 1 - self._moments_after)
 
     def stepped(self) -> None:
         """The optimizer made its step."""
