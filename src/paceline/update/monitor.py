@@ -30,8 +30,8 @@ LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
 
 
-class _Sums:
-    """What is folded into the next line of the log."""
+class LogLine:
+    """The counts and times that the next line of the log sums up."""
 
     def __init__(self) -> None:
         self.exchanges, self.minibatches, self.samples = 0, 0, 0
@@ -64,8 +64,58 @@ class _Sums:
             self.met = number, when
 
 
+class Rejections:
+    """Warns of contributions that an exchange left out, and notes them in the log.
+
+    Args:
+        transport: names the workers.
+        note: writes an event into the log.
+
+    Attributes:
+        total: contributions left out so far.
+    """
+
+    def __init__(self, transport: Transport, note: Callable[..., None]) -> None:
+        self._transport, self._note = transport, note
+        self.total = 0
+        self._in_a_row: Counter[int] = Counter()  # of each rank
+
+    def report(self, summary: ExchangeSummary) -> None:
+        """Report the contributions that this exchange left out."""
+        self.total += len(summary.left_out)
+        for rank, header in enumerate(summary.headers):
+            if rank in summary.left_out:
+                self._in_a_row[rank] += 1
+                self._report_one(rank, header, summary.between)
+            elif header.brings:
+                self._in_a_row[rank] = 0
+
+    def _report_one(self, rank: int, header: Header, between: tuple[float, float] | None) -> None:
+        name, times = self._transport.world.name(rank), self._in_a_row[rank]
+        why = "inf or nan in what it brought" if not header.finite else f"norm {header.norm:.3g}"
+        if header.finite and between is not None:
+            why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
+        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
+        if times == BROKEN:
+            logger.warning(
+                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
+                "at its part of the data, or start it on another host",
+                name,
+                times,
+            )
+        self._note(
+            "left_out",
+            rank_left_out=rank,
+            exchange=header.sequence,
+            why=why,
+            finite=header.finite,
+            norm=header.norm if header.finite else None,
+            in_a_row=times,
+        )
+
+
 class Monitor:
-    """Times a run and writes its journal.
+    """Times a run and writes its event log.
 
     The time of the thread that trains is cut into four: it waits for data (`waited`), waits for other workers and
     exchanges (`end`), and what is left between two exchanges is computing.
@@ -74,21 +124,21 @@ class Monitor:
     the worker itself (`begin`, `sent`, `end`, `stepped`) belongs to the thread that trains.
 
     Args:
-        journal: where events go.
+        event_log: where events go.
         transport: whose bytes are counted.
     """
 
-    def __init__(self, journal: Journal, transport: Transport) -> None:
-        self._journal, self._transport = journal, transport
-        self._lock = threading.RLock()  # round the journal, and round what others than the training thread count
-        self._sums = _Sums()
+    def __init__(self, event_log: Journal, transport: Transport) -> None:
+        self._event_log, self._transport = event_log, transport
+        self._lock = threading.RLock()  # guards the event log, and what other threads than the training one count
+        self._line = LogLine()
         self._since = self._transport.now()  # the end of the last exchange, or within one its beginning
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the thread that makes the steps
-        self._sources = Sources(self.note) if journal.path is not None else None
+        self._sources = Sources(self.note) if event_log.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
-        self._exchanges = self._left_out_of = 0
+        self._exchanges = 0
         self._goes_on = False  # whether exchanges are left behind
         self.told: Callable[[int, int], None] | None = None
         """Called with (block, minibatches) when a line is written."""
@@ -98,7 +148,7 @@ class Monitor:
         """Seconds of waiting for data since the run began."""
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
-        self._left_out_in_a_row: Counter[int] = Counter()
+        self._rejections = Rejections(transport, self.note)
         transport.told = lambda rows: self.note("waiting", workers=rows)
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
@@ -133,14 +183,14 @@ class Monitor:
 
     def begin(self) -> None:
         """An exchange begins; what came before was computing, or waiting for data."""
-        self._sums.compute_s += self._worked()
+        self._line.compute_s += self._worked()
         self._since = self._transport.now()
 
     def _worked(self) -> float:
         """Seconds of computing since the end of the last exchange; those of waiting for data are counted here."""
         span = self._transport.now() - self._since
         data_s = min(self._data_s, span)
-        self._sums.data_s += data_s
+        self._line.data_s += data_s
         self.data_s += data_s
         self._data_s = 0.0
         self.spent[0] += span - data_s
@@ -149,17 +199,17 @@ class Monitor:
     def sent(self) -> None:
         """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
         now = self._transport.now()
-        self._sums.exchange_s += now - self._since
+        self._line.exchange_s += now - self._since
         self.spent[2] += now - self._since
         self.of_blocks[1] += now - self._since  # only blocks are left behind
         self._since, self._goes_on = now, True
 
-    def end(self, timing: Timing, meeting: ExchangeSummary | None, *, block: int, warmup: bool) -> None:
+    def end(self, timing: Timing, summary: ExchangeSummary | None, *, block: int, warmup: bool) -> None:
         """An exchange is over."""
-        sums = self._sums
-        sums.exchanges += 1
-        sums.wait_s += timing.wait_s
-        sums.exchange_s += timing.exchange_s
+        line = self._line
+        line.exchanges += 1
+        line.wait_s += timing.wait_s
+        line.exchange_s += timing.exchange_s
         self.spent[1] += timing.wait_s
         self.spent[2] += timing.exchange_s
         if block:
@@ -167,57 +217,24 @@ class Monitor:
             self.of_blocks[1] += timing.exchange_s
         self._exchanges += 1
         self._since = self._transport.now()
-        if meeting is not None:
-            sums.left_out |= set(meeting.left_out)
-            self._left_out_of += len(meeting.left_out)
-            self._judged(meeting)
-            self._met(meeting, timing)
-        if self._since - self._written_s >= FOLD_S or sums.left_out:
+        if summary is not None:
+            line.left_out |= set(summary.left_out)
+            self._rejections.report(summary)
+            self._note_arrival(summary, timing)
+        if self._since - self._written_s >= FOLD_S or line.left_out:
             self._write(block, warmup)
 
-    def _met(self, meeting: ExchangeSummary, timing: Timing) -> None:
+    def _note_arrival(self, summary: ExchangeSummary, timing: Timing) -> None:
         """Note when this worker knew that all had come: clocks of different hosts are set by that."""
-        if len(meeting.headers) != self._transport.world.size:
+        if len(summary.headers) != self._transport.world.size:
             return  # of the workers of one host
         if not self._goes_on or timing.wait_s >= LEAST_S:  # else it had come while the worker was busy
-            self._sums.meets(meeting.headers[0].sequence, self._since - timing.exchange_s)
-
-    def _judged(self, meeting: ExchangeSummary) -> None:
-        """Say who was left out and why, and who is so again and again."""
-        for rank, header in enumerate(meeting.headers):
-            if rank in meeting.left_out:
-                self._left_out_in_a_row[rank] += 1
-                self._left_out(rank, header, meeting.between)
-            elif header.brings:
-                self._left_out_in_a_row[rank] = 0
-
-    def _left_out(self, rank: int, header: Header, between: tuple[float, float] | None) -> None:
-        name, times = self._transport.world.name(rank), self._left_out_in_a_row[rank]
-        why = "inf or nan in what it brought" if not header.finite else f"norm {header.norm:.3g}"
-        if header.finite and between is not None:
-            why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
-        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
-        if times == BROKEN:
-            logger.warning(
-                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
-                "at its part of the data, or start it on another host",
-                name,
-                times,
-            )
-        self.note(
-            "left_out",
-            rank_left_out=rank,
-            exchange=header.sequence,
-            why=why,
-            finite=header.finite,
-            norm=header.norm if header.finite else None,
-            in_a_row=times,
-        )
+            self._line.meets(summary.headers[0].sequence, self._since - timing.exchange_s)
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
         """The optimizer made a step."""
-        self._sums.minibatches += 1
-        self._sums.samples += new_samples
+        self._line.minibatches += 1
+        self._line.samples += new_samples
         self._steps, self._samples = steps, samples
         self._trainer = threading.get_ident()
         if self._transport.world.size == 1:
@@ -227,7 +244,7 @@ class Monitor:
         """With one worker nothing is exchanged; the log still shows how far it is."""
         now = self._transport.now()
         if now - self._written_s >= FOLD_S:
-            self._sums.compute_s += self._worked()
+            self._line.compute_s += self._worked()
             self._since = now
             self._write(0, False)
 
@@ -237,12 +254,12 @@ class Monitor:
         Told by the worker that sent it, so that all logs of a run together count each push once.
         """
         with self._lock:
-            self._sums.delays[delay] += 1
+            self._line.delays[delay] += 1
 
     def refused(self, count: int = 1) -> None:
         """So many pushes of this worker were refused, because they held inf or nan."""
         with self._lock:
-            self._sums.refused += count
+            self._line.refused += count
 
     def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
         """A worker has left without a word.
@@ -287,42 +304,42 @@ class Monitor:
             self._sources.tell()
 
     def _write_line(self, block: int, warmup: bool) -> None:
-        sums, sent = self._sums, self._transport.bytes_sent
-        if sums.refused:
+        line, sent = self._line, self._transport.bytes_sent
+        if line.refused:
             logger.warning(
                 "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought",
-                sums.refused,
+                line.refused,
                 self._transport.world.name(self._transport.world.rank),
             )
-        self._journal.write(
+        self._event_log.write(
             "exchange",
             block=block,
-            exchanges=sums.exchanges,
-            minibatches=sums.minibatches,
+            exchanges=line.exchanges,
+            minibatches=line.minibatches,
             total_minibatches=self._steps,
-            samples=sums.samples or None,
+            samples=line.samples or None,
             total_samples=self._samples or None,
-            compute_s=round(sums.compute_s, 6),
-            wait_s=round(sums.wait_s, 6),
-            exchange_s=round(sums.exchange_s, 6),
-            data_s=round(sums.data_s, 6),
+            compute_s=round(line.compute_s, 6),
+            wait_s=round(line.wait_s, 6),
+            exchange_s=round(line.exchange_s, 6),
+            data_s=round(line.data_s, 6),
             bytes=sent - self._bytes,
-            left_out=sorted(sums.left_out),
+            left_out=sorted(line.left_out),
             warmup=warmup,
-            **sums.asynchronous(),
-            **self._meeting_place(),
+            **line.asynchronous(),
+            **self._common_arrival(),
         )
-        self._sums, self._bytes, self._written_s = _Sums(), sent, self._transport.now()
+        self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
 
         if self.told is not None:
             self.told(block, self._steps)
 
-    def _meeting_place(self) -> dict[str, Any]:
+    def _common_arrival(self) -> dict[str, Any]:
         """What a line says of an exchange to which all came: its number, and when that was on the log's clock."""
-        if self._sums.met is None:
+        if self._line.met is None:
             return {}
-        number, when = self._sums.met
-        return {"met": number, "met_s": round(self._journal.at_s - (self._transport.now() - when), 6)}
+        number, when = self._line.met
+        return {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
 
     def totals(self, block: int) -> dict[str, float]:
         """The run's own numbers since it began, of this worker."""
@@ -338,7 +355,7 @@ class Monitor:
             "waiting_s": waiting_s,
             "exchanging_s": exchanging_s,
             "waiting_for_data_s": self.data_s,
-            "left_out": float(self._left_out_of),
+            "left_out": float(self._rejections.total),
             "workers": float(self._transport.world.size),
         }
 
@@ -358,16 +375,16 @@ class Monitor:
     def note(self, kind: str, **fields: Any) -> None:
         """Any other event."""
         with self._lock:
-            self._journal.write(kind, **fields)
+            self._event_log.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
         """Write what is left and close the log."""
         worked = self._worked()
-        if not self._sums.empty:
-            self._sums.compute_s += worked if not self._sums.exchanges else 0.0
+        if not self._line.empty:
+            self._line.compute_s += worked if not self._line.exchanges else 0.0
             self._write(blocks, False)
         if self._sources is not None:
             self._sources.tell(now=True)
         with self._lock:
-            self._journal.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
-            self._journal.close()
+            self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
+            self._event_log.close()
