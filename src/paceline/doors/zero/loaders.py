@@ -86,8 +86,7 @@ class Loaders:
         self._schedules.install(patches)
         patches.replace(DataLoader, "__iter__", self.iterate)
         patches.replace(DataLoader, "__init__", noticing)
-        patches.replace(torch.autograd, "backward", self.backward)
-        patches.replace(torch.amp.GradScaler, "step", self.scaled_step)
+        self._passes.install(patches)
 
     def iterate(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         """`DataLoader.__iter__`."""
@@ -106,24 +105,6 @@ class Loaders:
             return original(loader)
 
         return iterate
-
-    def backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`torch.autograd.backward`."""
-
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self._passes.backward()
-            return original(*args, **kwargs)
-
-        return backward
-
-    def scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`GradScaler.step`, which leaves a step out where gradients overflow."""
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self._passes.stepped()
-            return original(*args, **kwargs)
-
-        return step
 
     def forward(self) -> None:
         """The model is called."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,6 +21,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+from paceline.doors.zero.patches import Patches
 
 AT_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -90,6 +93,26 @@ class Passes:
         """Whether a pass was left in which steps were made."""
         self._since: list[Pass] = []  # that handed out a batch since the last step
         self._last: list[Pass] = []  # the same of the last step: several may be made of one batch
+
+    def install(self, patches: Patches) -> None:
+        """Notice backward passes, and steps through a GradScaler, which leaves a step out where gradients overflow."""
+
+        def backward(original: Callable[..., Any]) -> Callable[..., Any]:
+            def noticed(*args: Any, **kwargs: Any) -> Any:
+                self.backward()
+                return original(*args, **kwargs)
+
+            return noticed
+
+        def scaled_step(original: Callable[..., Any]) -> Callable[..., Any]:
+            def noticed(*args: Any, **kwargs: Any) -> Any:
+                self.stepped()
+                return original(*args, **kwargs)
+
+            return noticed
+
+        patches.replace(torch.autograd, "backward", backward)
+        patches.replace(torch.amp.GradScaler, "step", scaled_step)
 
     @property
     def in_training(self) -> int:
