@@ -19,7 +19,7 @@ import paceline
 from paceline import checkpoint
 from paceline.checkpoint import loading
 from paceline.checkpoint.files import own_sum
-from paceline.checkpoint.reshard import Old, mean_optimizers
+from paceline.checkpoint.reshard import OldCheckpoint, mean_optimizers
 from paceline.data import Feed
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.outer import BlockMomentum
@@ -266,8 +266,8 @@ def assert_close(one: State, other: State) -> None:
         torch.testing.assert_close(value, other[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def read_back(path: Path) -> Old:
-    return Old(checkpoint.read_manifest(path))
+def read_back(path: Path) -> OldCheckpoint:
+    return OldCheckpoint(checkpoint.read_manifest(path))
 
 
 @pytest.mark.parametrize("new", [1, 3, 7])

@@ -42,7 +42,7 @@ class _Tensors(dict[str, Tensor]):
         return tensor
 
 
-class Old:
+class OldCheckpoint:
     """What N workers saved; files are read, and their sums checked, when something in them is asked for.
 
     Args:
@@ -119,7 +119,7 @@ class _Mean:
         return (self._total / self._count).to(self._first.dtype)
 
 
-def mean_optimizers(old: Old) -> list[dict[str, Any]]:
+def mean_optimizers(old: OldCheckpoint) -> list[dict[str, Any]]:
     """State dictionaries of the optimizers: the mean over the workers of what are floating-point tensors.
 
     Numbers and parameter groups are rank 0's. What only some workers have, because a parameter had no gradient on the
@@ -202,7 +202,7 @@ def check_kinds(path: object, optimizers: list[Optimizer], saved: list[str] | No
 # -- generators --------------------------------------------------------------------------------------------------------
 
 
-def random_state(old: Old, rank: int, seed: int) -> dict[str, Any]:
+def random_state(old: OldCheckpoint, rank: int, seed: int) -> dict[str, Any]:
     """The random generators of the new rank `rank`: those of the same old rank, where there was one.
 
     Others are seeded from the run's seed, the rank and the count of steps.

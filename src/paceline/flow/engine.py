@@ -15,7 +15,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication.base import Pending
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
@@ -27,8 +27,7 @@ from paceline.flow.ledger_client import LiveLeases
 from paceline.flow.membership import Live
 from paceline.flow.state_transfer import Parcel
 from paceline.rules.rule import Rule
-from paceline.update.engine import agreement, global_model
-from paceline.update.engine import exit as ending
+from paceline.update.engine import agreement, exit_handling, global_model
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.common_start import exchanged_parts, layout, untrained
@@ -92,7 +91,7 @@ class Elastic:
         self._tuner.follow = self.follow
         self.entering = Entering(live, owned, exchanged_parts(model, owned), untrained(model, owned))
         live.enter()
-        ending.claim(live.transport, owned)
+        exit_handling.claim(live.transport, owned)
         self.entering.start()
         self.blocks = Blocks(rule, live.exchanger, model, owned, settings, live.transport.world.size)
         self.blocks.capture_moments()
@@ -293,7 +292,7 @@ class Elastic:
     def close(self) -> None:
         """Let everything go."""
         self.closed = True
-        ending.release(self._owned)
+        exit_handling.release(self._owned)
         self._live.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -306,7 +305,7 @@ class Elastic:
         """Never asked: the members of now are others than those of then, and `regroup` is."""
         raise CheckpointError("an elastic run resumes as another number of workers does")
 
-    def reshard(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check what was saved, or given by one that lives; what is returned puts it in its place."""
         rows = saved.read(self.blocks, old)
         if self.entering.given is not None and old is self.entering.given:

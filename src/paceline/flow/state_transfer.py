@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication.base import Pending, Transport
 from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError
@@ -30,7 +30,7 @@ TEXT_LIMIT = 1 << 28
 """Bytes of the text, at most."""
 
 
-class Given(Old):
+class Given(OldCheckpoint):
     """What one living worker gave, read as a checkpoint of one worker."""
 
     def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:

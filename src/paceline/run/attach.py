@@ -23,7 +23,7 @@ from paceline.rules.rule import Rule
 from paceline.run import attached
 from paceline.run.run import Run
 from paceline.tuning.search_round import round_from_text
-from paceline.update.engine import exit as ending
+from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.outliers import Guard, make_guard
 
@@ -123,7 +123,7 @@ def attach(
     try:
         return Run(model, optimizer, *chosen)
     except OverError as error:
-        ending.came_too_late(error)
+        exit_handling.exit_after_end(error)
 
 
 def prepare(

@@ -11,14 +11,14 @@ from safetensors import SafetensorError
 
 from paceline import checkpoint
 from paceline.checkpoint import reshard
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
 from paceline.run.state import RunState
 from paceline.update import server
 from paceline.update.engine.context import RunContext
 
 
-def load_resharded(path: str | Path, old: Old, state: RunState, context: RunContext) -> None:
+def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, context: RunContext) -> None:
     """Go on from a checkpoint of another number of workers.
 
     Reads and checks everything, and changes this run only when all workers have done so.
@@ -41,7 +41,7 @@ def load_resharded(path: str | Path, old: Old, state: RunState, context: RunCont
     rng.restore(loaded["random"])
 
 
-def read(old: Old, state: RunState, context: RunContext) -> dict[str, Any]:
+def read(old: OldCheckpoint, state: RunState, context: RunContext) -> dict[str, Any]:
     """What this worker begins with, besides what the engine holds; checked against its model and optimizers."""
     found = {
         "model": old.model(),
@@ -56,7 +56,7 @@ def read(old: Old, state: RunState, context: RunContext) -> dict[str, Any]:
     return found
 
 
-def _optimizers(old: Old, state: RunState, context: RunContext) -> list[dict[str, Any]]:
+def _optimizers(old: OldCheckpoint, state: RunState, context: RunContext) -> list[dict[str, Any]]:
     """State dictionaries for the optimizers: of rank 0, where all workers held the same or none held any."""
     at_owners = context.rule.steps_at_owners
     if at_owners and state.engine is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.checkpoint import CheckpointFinder, Found, reshard
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.errors import CheckpointError
 from paceline.run import other_workers
 from paceline.run.assembly import RunParts
@@ -45,5 +45,5 @@ def _load(parts: RunParts, found: Found) -> None:
     if found.state is not None and parts.membership is None:
         parts.state.load(path, found.state)
     else:
-        other_workers.load_resharded(path, Old(manifest), parts.state, context)
+        other_workers.load_resharded(path, OldCheckpoint(manifest), parts.state, context)
     context.monitor.note("resume", path=path)

@@ -22,8 +22,7 @@ from paceline.run.messages import Messages
 from paceline.run.part_attribute import PartAttribute
 from paceline.run.resume import resume_run
 from paceline.tuning.request import Request
-from paceline.update.engine import exit as program_exit
-from paceline.update.engine import global_model
+from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.settings import Settings
 
@@ -50,7 +49,7 @@ class Run:
         self._model, self._transport = self._context.model, self._context.transport
         self.messages, self.mistakes = Messages(self._transport), self._parts.mistakes
         assembly.start(self._parts, self)
-        self._unregister = program_exit.at_end(self)
+        self._unregister = exit_handling.close_at_exit(self)
 
     world = PartAttribute(lambda parts: parts.context.transport.world, "This worker's present coordinates.")
     rule = PartAttribute(lambda parts: parts.context.rule, "The rule, with its present numbers.")

@@ -23,7 +23,7 @@ from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.run.run import Run
-from paceline.update.engine import exit as ending
+from paceline.update.engine import exit_handling
 from paceline.update.engine.collective import Engine
 from paceline.update.engine.settings import Settings
 
@@ -155,7 +155,7 @@ class WritableRun(ArrayRun):
         more = () if momentum is None else _checked_momentum(tensors, momentum, decay)
         self._unmoved: dict[str, Tensor] = {}
         super().__init__(tensors, others, rule, settings, *more)
-        ending.claim(self._transport, [(None, list(self._arrays.items()))])
+        exit_handling.claim(self._transport, [(None, list(self._arrays.items()))])
         if self._engine is not None:
             self._unmoved = {name: tensor.clone() for name, tensor in tensors.items()}
 

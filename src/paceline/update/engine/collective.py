@@ -9,10 +9,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.data.ledger.assignment import Leases
 from paceline.rules.rule import Rule
-from paceline.update.engine import exit as ending
+from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.schedule import Blocks
 from paceline.update.engine.context import RunContext
@@ -151,7 +151,7 @@ class Engine:
     def close(self) -> None:
         """Unhook, and end the threads in the background."""
         self._parts.gradients.context.closed = True
-        ending.release(self._run.owned)
+        exit_handling.release(self._run.owned)
         self._parts.gradients.stop()
         for exchanger in self._parts.exchangers:
             exchanger.close()
@@ -177,7 +177,7 @@ class Engine:
         for exchanger, sequence in zip(self._parts.exchangers, state["sequence"], strict=True):
             exchanger.sequence = sequence
 
-    def reshard(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place.
 
         The user's model is to hold the global model by then, and the optimizers the state that goes on.

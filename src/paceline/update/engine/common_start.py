@@ -23,8 +23,7 @@ from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.update.engine import agreement
-from paceline.update.engine import exit as ending
+from paceline.update.engine import agreement, exit_handling
 
 PIECE_BYTES = 1 << 24
 """What is broadcast at a time."""
@@ -40,7 +39,7 @@ def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
 def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
     """(name, tensor) pairs of what workers never exchange, and no other run trains; each tensor once."""
     seen = {id(parameter) for _, named in owned for _, parameter in named}
-    seen |= {id(buffer) for _, buffer in averaged_buffers(model)} | set(ending.trained)
+    seen |= {id(buffer) for _, buffer in averaged_buffers(model)} | set(exit_handling.trained)
     found = []
     for prefix, module in module_list(model):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -65,7 +64,7 @@ def begin_together(
     parts, rest = exchanged_parts(model, owned), untrained(model, owned)
     rows = [row for part in parts for row in part.layout()] + layout(rest)
     agreement.check_same(transport, rule, rows, settings | agreement.about_optimizers(owned))
-    ending.claim(transport, owned)
+    exit_handling.claim(transport, owned)
     agreement.broadcast_start(transport, parts)
     take_untrained(transport, rest)
     return parts

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
 from paceline.data.ledger.assignment import Leases
 from paceline.rules.rule import Rule
@@ -111,6 +111,6 @@ class EngineProtocol(Protocol):
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
 
-    def reshard(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place, after the
         model's, the optimizers' and the flow's own."""

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import averaged_buffers, find_buffers, fragments
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
@@ -20,8 +20,7 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer import Elastic
 from paceline.rules.rule import Rule
 from paceline.rules.topology.sharded import Sharded
-from paceline.update.engine import agreement
-from paceline.update.engine import exit as ending
+from paceline.update.engine import agreement, exit_handling
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
@@ -329,7 +328,7 @@ class Asynchronous:
     def close(self) -> None:
         """Let the connection go."""
         self.closed = True
-        ending.release(self._owned)
+        exit_handling.release(self._owned)
         if self._scaler is not None:
             self._scaler.__dict__.pop("step", None)
         self._service.close()
@@ -383,7 +382,7 @@ class Asynchronous:
         for client in self._clients:
             client.restart_timing()
 
-    def reshard(self, old: Old) -> Callable[[], None]:
+    def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check what another number of workers saved; what is returned puts it in its place.
 
         The user's model is to hold the global model by then, and the optimizers the state that goes on.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Modules, averaged_buffers, fragments
 from paceline.core.optimizer_state import Owned
 from paceline.errors import CheckpointError
@@ -39,7 +39,7 @@ class OldShards:
         CheckpointError: its shards are not those of such spans.
     """
 
-    def __init__(self, old: Old, numels: Sequence[int], topology: Sharded) -> None:
+    def __init__(self, old: OldCheckpoint, numels: Sequence[int], topology: Sharded) -> None:
         self._old = old
         self._spans: list[list[tuple[int, Cut]]] = []
         first = 0
@@ -120,12 +120,12 @@ def from_one_worker(span: Span, optimizer: Optimizer | None, own: Container[int]
     return found
 
 
-def old_clocks(old: Old, count: int) -> list[int]:
+def old_clocks(old: OldCheckpoint, count: int) -> list[int]:
     """The clocks from which all workers go on, one for each client: those of rank 0."""
     return [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(count)]
 
 
-def whole_optimizers(old: Old, model: Modules, owned: Owned, topology: Sharded) -> list[dict[str, Any]]:
+def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology: Sharded) -> list[dict[str, Any]]:
     """State dictionaries of optimizers that stepped at the owners, for a worker that is alone and steps itself.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint.reshard import Old
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.errors import CheckpointError
 from paceline.rules.outer.base import Coefficients
 from paceline.update.engine.blocks.chunks import restored
@@ -56,7 +56,7 @@ def load(blocks: Blocks, rows: Sequence[Row]) -> None:
     blocks.schedule = FragmentSchedule(since, under_way, begun, steps, *rows[0]["retimed"])
 
 
-def read(blocks: Blocks, old: Old) -> list[Row]:
+def read(blocks: Blocks, old: OldCheckpoint) -> list[Row]:
     """What all workers held alike of every fragment, from a checkpoint of another number of workers.
 
     Nothing where it was made without blocks: by one worker, or by the processes of one host that were one.

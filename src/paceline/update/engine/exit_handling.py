@@ -21,7 +21,7 @@ trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary(
 """The parameters of the runs that are attached, by id."""
 
 
-def at_end(run: virtual.Closable) -> Callable[[], None]:
+def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
     """Close `run` when its program (or virtual worker) ends, if nobody has by then; returns what forgets it.
 
     A program that ends with an error leaves at once instead, so that its peers hear of it and do not wait. The run is
@@ -45,7 +45,7 @@ def at_end(run: virtual.Closable) -> Callable[[], None]:
     return lambda: atexit.unregister(finish)
 
 
-def came_too_late(error: OverError) -> NoReturn:
+def exit_after_end(error: OverError) -> NoReturn:
     """End a program that came when the others of its run had come to their end: all is well, so with 0."""
     print(f"paceline: {error}; this worker has nothing left to do", file=sys.stderr, flush=True)
     raise SystemExit(0) from None
