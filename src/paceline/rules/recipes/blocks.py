@@ -1,71 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes that exchange after blocks of minibatches, all workers together."""
+"""Recipes that exchange after blocks of minibatches, all workers together; `options` has what their settings mean."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.rules.outer import Average, BlockMomentum, Nesterov
 from paceline.rules.payload import Delta
-from paceline.rules.recipes.base import Dimensions, Recipe, between
+from paceline.rules.recipes.base import Recipe
+from paceline.rules.recipes.options import (
+    AdamOptions,
+    BlockOptions,
+    MomentumOptions,
+    OuterOptions,
+    StreamingOptions,
+    schedule,
+    takes,
+    wire,
+)
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryBlock
 
-ADAM_BETA1 = 0.5
-"""Better than 0.9 under block momentum, on lines and on speech (records/2026-11-22_lines, 2026-11-22_speech)."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-def averaging(
-    *,
-    period: int = 16,
-    warmup: int = 0,
-    local_state: str = "auto",
-    fragments: int = 1,
-    overlap: int = 0,
-    codec: str = "dense",
-    within: str = "",
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(BlockOptions)
+def averaging(**options: Unpack[BlockOptions]) -> Rule:
     """Model averaging (local SGD): every block starts from the mean of the local models.
 
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
     codec what its file says.
-
-    Args:
-        period: tau, minibatches of a block on each worker.
-        warmup: synchronous steps before the first block.
-        local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate.
-        fragments: parts of the model that are exchanged one after another over the block.
-        overlap: minibatches that are made while an exchange is under way; 0 waits for it.
-        codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
-        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
-        reproducible: sum in rank order.
-        chunks: pieces into which an exchange is cut.
     """
-    schedule = EveryBlock(period, warmup, fragments, overlap)
-    carried = between(within, codec, dimensions, reproducible, chunks)
-    return Rule(schedule, Delta(local_state), outer=Average(), **carried)
+    return Rule(schedule(options), Delta(options["local_state"]), outer=Average(), **wire(options))
 
 
-def bmuf(
-    *,
-    period: int = 16,
-    momentum: float | None = None,
-    lr: float | None = None,
-    gain: float | str = "auto",
-    nesterov: bool = True,
-    warmup: int = 0,
-    ramp: int = 0,
-    local_state: str = "auto",
-    fragments: int = 1,
-    overlap: int = 0,
-    codec: str = "dense",
-    within: str = "",
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(MomentumOptions)
+def bmuf(**options: Unpack[MomentumOptions]) -> Rule:
     """Blockwise model-update filtering: block momentum over the mean displacement.
 
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
@@ -77,95 +47,28 @@ def bmuf(
     2.639
     >>> numbers(bmuf(gain="paper"), workers=4)["momentum"]
     0.75
-
-    Args:
-        period: tau, minibatches of a block on each worker.
-        momentum: block momentum eta; None follows from the gain.
-        lr: block learning rate zeta; None follows from the gain.
-        gain: zeta/(1-eta): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.
-        nesterov: True for Nesterov block momentum, False for classical.
-        warmup: synchronous steps before the first block.
-        ramp: blocks over which eta rises from 0.
-        local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate.
-        fragments: parts of the model that are exchanged one after another over the block.
-        overlap: minibatches that are made while an exchange is under way; 0 waits for it.
-        codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
-        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
-        reproducible: sum in rank order.
-        chunks: pieces into which an exchange is cut.
     """
-    schedule = EveryBlock(period, warmup, fragments, overlap)
-    carried = between(within, codec, dimensions, reproducible, chunks)
-    return Rule(schedule, Delta(local_state), outer=BlockMomentum(momentum, lr, gain, nesterov, ramp), **carried)
+    return Rule(schedule(options), Delta(options["local_state"]), outer=_momentum(options), **wire(options))
 
 
-def bmuf_adam(
-    *,
-    period: int = 8,
-    momentum: float | None = None,
-    lr: float | None = None,
-    gain: float | str = "auto",
-    nesterov: bool = True,
-    beta1: float | None = ADAM_BETA1,
-    warmup: int = 0,
-    ramp: int = 0,
-    local_state: str = "compensate",
-    fragments: int = 1,
-    overlap: int = 0,
-    codec: str = "dense",
-    within: str = "",
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(AdamOptions, period=8, local_state="compensate")
+def bmuf_adam(**options: Unpack[AdamOptions]) -> Rule:
     """BMUF for Adam and AdamW: the moments are averaged too, and aged by what block momentum adds.
 
     Bytes: 2 (N-1)/N * 12 P a block from each worker (4 P with local_state "keep" or "reset"); with another codec what
     its file says for the P parameters, the moments being always dense.
 
     Args:
-        period: tau, minibatches of a block on each worker.
-        momentum: block momentum eta; None follows from the gain.
-        lr: block learning rate zeta; None follows from the gain.
-        gain: zeta/(1-eta): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.
-        nesterov: True for Nesterov block momentum, False for classical.
         beta1: Adam's on the workers, where it is larger and there are several: block momentum takes its part; None
             leaves it.
-        warmup: synchronous steps before the first block.
-        ramp: blocks over which eta rises from 0.
         local_state: moments at a block's start: compensate, average, keep or reset.
-        fragments: parts of the model that are exchanged one after another over the block.
-        overlap: minibatches that are made while an exchange is under way; 0 waits for it.
-        codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
-        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
-        reproducible: sum in rank order.
-        chunks: pieces into which an exchange is cut.
     """
-    schedule = EveryBlock(period, warmup, fragments, overlap)
-    carried = between(within, codec, dimensions, reproducible, chunks)
-    outer = BlockMomentum(momentum, lr, gain, nesterov, ramp)
-    return Rule(schedule, Delta(local_state, adam_only=True, beta1=beta1), outer=outer, **carried)
+    payload = Delta(options["local_state"], adam_only=True, beta1=options["beta1"])
+    return Rule(schedule(options), payload, outer=_momentum(options), **wire(options))
 
 
-def diloco(
-    *,
-    period: int = 16,
-    momentum: float | None = None,
-    lr: float | None = None,
-    gain: float | str = "auto",
-    warmup: int = 0,
-    ramp: int = 0,
-    local_state: str = "keep",
-    fragments: int = 1,
-    overlap: int = 0,
-    codec: str = "dense",
-    within: str = "",
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(OuterOptions, local_state="keep")
+def diloco(**options: Unpack[OuterOptions]) -> Rule:
     """DiLoCo: an outer Nesterov step on the mean displacement; the local optimizer keeps its state.
 
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
@@ -176,40 +79,13 @@ def diloco(
         momentum: outer momentum mu; None follows from the gain.
         lr: outer learning rate nu; None follows from the gain.
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
-        warmup: synchronous steps before the first block.
         ramp: blocks over which mu rises from 0.
-        local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate.
-        fragments: parts of the model that are exchanged one after another over the block.
-        overlap: minibatches that are made while an exchange is under way; 0 waits for it.
-        codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
-        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
-        reproducible: sum in rank order.
-        chunks: pieces into which an exchange is cut.
     """
-    schedule = EveryBlock(period, warmup, fragments, overlap)
-    carried = between(within, codec, dimensions, reproducible, chunks)
-    return Rule(schedule, Delta(local_state), outer=Nesterov(momentum, lr, gain, ramp), **carried)
+    return Rule(schedule(options), Delta(options["local_state"]), outer=_nesterov(options), **wire(options))
 
 
-def streaming_diloco(
-    *,
-    period: int = 16,
-    momentum: float | None = None,
-    lr: float | None = None,
-    gain: float | str = "auto",
-    warmup: int = 0,
-    ramp: int = 0,
-    local_state: str = "keep",
-    fragments: int = 4,
-    overlap: int = 2,
-    mixing: float | None = 0.5,
-    codec: str = "e3m0",
-    within: str = "",
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(StreamingOptions, local_state="keep", fragments=4, overlap=2, mixing=0.5, codec="e3m0")
+def streaming_diloco(**options: Unpack[StreamingOptions]) -> Rule:
     """Streaming DiLoCo: DiLoCo in fragments that take turns, behind the next steps, in four bits.
 
     Bytes: 2 (N-1)/N * P/2 a block from each worker, and 4 bytes a group for its scale.
@@ -219,22 +95,19 @@ def streaming_diloco(
         momentum: outer momentum mu; None follows from the gain.
         lr: outer learning rate nu; None follows from the gain.
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
-        warmup: synchronous steps before the first block.
         ramp: blocks over which mu rises from 0.
-        local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate.
-        fragments: parts of the model that are exchanged one after another over the block.
-        overlap: minibatches that are made while an exchange is under way; 0 waits for it.
-        mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
-            meanwhile instead (:mod:`paceline.rules.payload`).
-        codec: how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
-        within: "host" makes the processes of a host one worker, which makes synchronous steps inside.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
-        reproducible: sum in rank order.
-        chunks: pieces into which an exchange is cut.
     """
-    schedule = EveryBlock(period, warmup, fragments, overlap)
-    carried = between(within, codec, dimensions, reproducible, chunks)
-    return Rule(schedule, Delta(local_state, mixing=mixing), outer=Nesterov(momentum, lr, gain, ramp), **carried)
+    payload = Delta(options["local_state"], mixing=options["mixing"])
+    return Rule(schedule(options), payload, outer=_nesterov(options), **wire(options))
+
+
+def _momentum(options: MomentumOptions) -> BlockMomentum:
+    numbers = options["momentum"], options["lr"], options["gain"]
+    return BlockMomentum(*numbers, options["nesterov"], options["ramp"])
+
+
+def _nesterov(options: OuterOptions) -> Nesterov:
+    return Nesterov(options["momentum"], options["lr"], options["gain"], options["ramp"])
 
 
 BMUF = """d_n = mean_i theta_i - theta^init

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that recipes of blocks share: their types, defaults and meaning, once.
+
+A recipe says which of them it takes (a `TypedDict`) and which of them begin otherwise or mean something of its own. The
+decorator gives it a full signature and an `Args` section, for `help`, editors and the documentation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar, cast
+
+from paceline.rules.recipes.base import Dimensions, between
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
+
+ADAM_BETA1 = 0.5
+"""Better than 0.9 under block momentum, on lines and on speech (records/2026-11-22_lines, 2026-11-22_speech)."""
+
+
+class WireOptions(TypedDict, total=False):
+    """How a block travels."""
+
+    warmup: int
+    fragments: int
+    overlap: int
+    codec: str
+    within: str
+    dimensions: Dimensions
+    reproducible: bool
+    chunks: int
+
+
+class BlockOptions(WireOptions, total=False):
+    """Blocks of a period that is set."""
+
+    period: int
+    local_state: str
+
+
+class OuterOptions(BlockOptions, total=False):
+    """An outer step with momentum."""
+
+    momentum: float | None
+    lr: float | None
+    gain: float | str
+    ramp: int
+
+
+class MomentumOptions(OuterOptions, total=False):
+    """Block momentum."""
+
+    nesterov: bool
+
+
+class AdamOptions(MomentumOptions, total=False):
+    """Block momentum around Adam."""
+
+    beta1: float | None
+
+
+class StreamingOptions(OuterOptions, total=False):
+    """Exchanges that land while the next steps are made."""
+
+    mixing: float | None
+
+
+class PacedOptions(WireOptions, total=False):
+    """Block momentum of a period that is not set."""
+
+    gain: float | str
+    beta1: float | None
+    ramp: int
+
+
+@dataclass(frozen=True)
+class _Option:
+    annotation: str
+    default: Any
+    meaning: str
+
+
+_OPTIONS = {
+    "period": _Option("int", 16, "tau, minibatches of a block on each worker."),
+    "momentum": _Option("float | None", None, "block momentum eta; None follows from the gain."),
+    "lr": _Option("float | None", None, "block learning rate zeta; None follows from the gain."),
+    "gain": _Option(
+        "float | str",
+        "auto",
+        'zeta/(1-eta): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (eta = 1-1/N, zeta = 1) or a number.',
+    ),
+    "nesterov": _Option("bool", True, "True for Nesterov block momentum, False for classical."),
+    "beta1": _Option(
+        "float | None",
+        ADAM_BETA1,
+        "of Adam and AdamW on the workers, where it is larger and there are several; None leaves it.",
+    ),
+    "warmup": _Option("int", 0, "synchronous steps before the first block."),
+    "ramp": _Option("int", 0, "blocks over which eta rises from 0."),
+    "local_state": _Option(
+        "str", "auto", "what a block starts from in the local optimizer: auto, keep, reset, average, compensate."
+    ),
+    "fragments": _Option("int", 1, "parts of the model that are exchanged one after another over the block."),
+    "overlap": _Option("int", 0, "minibatches that are made while an exchange is under way; 0 waits for it."),
+    "mixing": _Option(
+        "float | None",
+        None,
+        "alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made\n"
+        "    meanwhile instead (:mod:`paceline.rules.payload`).",
+    ),
+    "codec": _Option(
+        "str",
+        "dense",
+        "how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.",
+    ),
+    "within": _Option(
+        "str", "", '"host" makes the processes of a host one worker, which makes synchronous steps inside.'
+    ),
+    "dimensions": _Option(
+        "Dimensions",
+        None,
+        'None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).',
+    ),
+    "reproducible": _Option("bool", False, "sum in rank order."),
+    "chunks": _Option("int", 8, "pieces into which an exchange is cut."),
+}
+"""In the order in which a signature lists them."""
+
+Make = TypeVar("Make", bound=Callable[..., Rule])
+
+
+def takes(options: type[Any], **defaults: Any) -> Callable[[Make], Make]:
+    """Give a recipe `def name(*, own=.., **options: Unpack[Options]) -> Rule` the options of a `TypedDict`, filled in.
+
+    Args:
+        options: which of them.
+        defaults: of those that begin otherwise in this recipe.
+    """
+    names = [name for name in _OPTIONS if name in options.__annotations__]
+
+    def decorate(make: Make) -> Make:
+        signature = inspect.signature(make)
+        own = [p for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        shared = [_parameter(name, defaults) for name in names]
+        full = signature.replace(parameters=[*own, *shared])
+
+        @functools.wraps(make)
+        def filled(**given: Any) -> Rule:
+            for name in given:
+                if name not in full.parameters:
+                    raise TypeError(f"{make.__name__}() got an unexpected keyword argument {name!r}")
+            return make(**{name: p.default for name, p in full.parameters.items()} | given)
+
+        filled.__signature__ = full  # type: ignore[attr-defined]
+        filled.__doc__ = _with_arguments(make.__doc__ or "", list(full.parameters))
+        return cast(Make, filled)
+
+    return decorate
+
+
+def _parameter(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    option = _OPTIONS[name]
+    default = defaults.get(name, option.default)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.annotation)
+
+
+def _with_arguments(doc: str, names: list[str]) -> str:
+    """A docstring whose `Args` section has all options: what it says itself, and what is said here."""
+    text, _, section = inspect.cleandoc(doc).partition("\n\nArgs:\n")
+    said: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line.startswith("    ") and not line.startswith("     "):
+            name, _, line = line.strip().partition(": ")
+            said[name] = line
+        elif line.strip():
+            said[name] += "\n    " + line.strip()
+    rows = [f"{name}: {said.get(name) or _OPTIONS[name].meaning}" for name in names]
+    return text + "\n\nArgs:\n" + "\n".join("    " + row.replace("\n", "\n    ") for row in rows) + "\n"
+
+
+def schedule(options: BlockOptions) -> EveryBlock:
+    """The blocks that the options describe."""
+    return EveryBlock(options["period"], options["warmup"], options["fragments"], options["overlap"])
+
+
+def wire(options: WireOptions) -> dict[str, Any]:
+    """How they are written, and over which route, as fields of a `Rule`."""
+    return between(
+        options["within"], options["codec"], options["dimensions"], options["reproducible"], options["chunks"]
+    )
