@@ -1,23 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread for each test process, and no setting of a surrounding launcher."""
+"""Two tiers of tests, one thread for each test process, and no setting of a surrounding launcher.
+
+`make test` runs the fast tier: pure functions and virtual workers, with every claim of the README. What starts real
+processes or makes networks, the adapters of frameworks and the rest of large tables carry the mark `full` and run in
+`make test-all`. A test of real processes that shows a claim of the README is marked `claim` and runs in the fast tier.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
 from paceline.communication import schedulers
+from tests import process_guard
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
+HERE = Path(__file__).parent
+FRAMEWORKS = (HERE / "doors" / "adapters",)
+"""Folders whose tests need a framework that the core does not."""
 
 torch.set_num_threads(1)
 # The same examples every time: a new one that fails is for whoever looks for it, not for who changes something else.
 settings.register_profile("same", derandomize=not os.environ.get("PACELINE_TEST_RANDOM"))
 settings.load_profile("same")
+process_guard.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its tier."""
+    for item in items:
+        for name in ("processes", "network"):
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(name)
+        elsewhere = HERE not in item.path.parents or any(folder in item.path.parents for folder in FRAMEWORKS)
+        real = any(item.get_closest_marker(name) for name in ("processes", "network"))
+        if elsewhere or (real and not item.get_closest_marker("claim")):
+            item.add_marker("full")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no later collection of garbage has to look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def processes() -> None:
+    """For fixtures that start processes, so that the tests that use them are marked `processes`."""
+
+
+@pytest.fixture
+def network(processes: None) -> None:
+    """For fixtures that make network namespaces."""
+
+
+@pytest.fixture(autouse=True)
+def _only_marked_tests_start_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    with process_guard.watched() as started:
+        yield
+    if started and not any(request.node.get_closest_marker(name) for name in ("processes", "network")):
+        pytest.fail(f"{request.node.nodeid} started a process ({started[0]}): mark it `processes`")
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests import process_guard
+
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 90.0
 
@@ -88,6 +90,7 @@ class Nursery:
     ) -> Child:
         """Fork `python -m module arguments` in `directory`, with its output in `out` and `err`."""
         assert self._process.stdin is not None
+        sys.audit(process_guard.NURSERY, module)
         words = {"module": module, "arguments": arguments, "environment": environment}
         with self._news:
             before = len(self._pids)
