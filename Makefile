@@ -5,14 +5,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CORE := $(VENV)/.core-ready
+FRAMEWORKS := tests/doors/adapters tests/dual tests/lightrnn
+PYTEST := $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: demo test claims check docs dist matrix format clean
+.PHONY: demo test test-all claims check docs dist matrix format clean
 
-demo: $(READY)          ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
+demo: $(CORE)           ## train one worker, then four under BMUF, averaging and sync; about 4 minutes
 	$(BIN)/python examples/char_lm/demo.py
 
-test: $(READY)          ## the test suite; -m slow runs what is left out here
-	$(BIN)/python -m pytest -n 2 -q -m "not slow"
+test: $(CORE)           ## the fast tier of the tests: pure functions, virtual workers, every claim; about 5 minutes
+	$(PYTEST) -m "not full and not slow" tests $(addprefix --ignore ,$(FRAMEWORKS))
+
+test-all: $(READY)      ## all tests and the quick form of every claim; `pytest -m slow` runs what is left out here
+	$(MAKE) test
+	$(PYTEST) -m "full and not slow" tests $(wildcard wings)
+	$(MAKE) claims
 
 claims: $(READY)        ## the quick form of every benchmark and of every record's command
 	$(BIN)/python benchmarks/claims.py
@@ -44,8 +52,16 @@ clean:                  ## remove what the other targets made
 	rm -rf $(VENV) out dist build .nox .pytest_cache .mypy_cache .ruff_cache
 
 # Debian's python3 comes without venv's ensurepip; virtualenv, where it is there, does without.
-$(READY): pyproject.toml constraints.txt
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m virtualenv $(VENV) || \
 		{ echo "cannot make a virtual environment: install python3-venv"; exit 1; }
+
+# The core and what its tests and the demo's report need.
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	touch $(CORE)
+
+# The frameworks and the tools of developers, too.
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $(READY)
+	touch $(CORE) $(READY)

@@ -23,7 +23,7 @@ from tests import process_guard
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
 HERE = Path(__file__).parent
-FRAMEWORKS = (HERE / "doors" / "adapters",)
+FRAMEWORKS = (HERE / "doors" / "adapters", HERE / "dual", HERE / "lightrnn")
 """Folders whose tests need a framework that the core does not."""
 
 torch.set_num_threads(1)
@@ -37,9 +37,9 @@ process_guard.install()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its tier."""
     for item in items:
-        for name in ("processes", "network"):
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(name)
+        started = getattr(item, "callspec", None) and item.callspec.params.get("processes")  # type: ignore[attr-defined]
+        if started or "real_processes" in getattr(item, "fixturenames", ()):
+            item.add_marker("processes")
         elsewhere = HERE not in item.path.parents or any(folder in item.path.parents for folder in FRAMEWORKS)
         real = any(item.get_closest_marker(name) for name in ("processes", "network"))
         if elsewhere or (real and not item.get_closest_marker("claim")):
@@ -52,14 +52,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def processes() -> None:
-    """For fixtures that start processes, so that the tests that use them are marked `processes`."""
-
-
-@pytest.fixture
-def network(processes: None) -> None:
-    """For fixtures that make network namespaces."""
+@pytest.fixture(scope="session")
+def real_processes() -> None:
+    """For fixtures that start processes: the tests that use them are marked `processes`. So is one whose parameter
+    `processes` says how many it starts."""
 
 
 @pytest.fixture(autouse=True)

@@ -71,6 +71,8 @@ def test_every_block_says_what_it_is() -> None:
     assert {found[2] for text in TEXTS.values() for found in FENCE.finditer(text)} <= LANGUAGES
 
 
+@pytest.mark.claim
+@pytest.mark.processes
 @pytest.mark.parametrize("page", sorted({block[0] for block in PROGRAMS}), ids=lambda page: page.name)
 def test_every_block_of_a_page_runs_alone_as_it_stands(page: Path, tmp_path: Path) -> None:
     files = []

@@ -53,7 +53,7 @@ class Holder:
 
 
 @pytest.fixture
-def holder() -> Iterator[Holder]:
+def holder(real_processes: None) -> Iterator[Holder]:
     one = Holder()
     yield one
     one.kill()
@@ -65,7 +65,6 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "RENEW_S", 0.1)
 
 
-@pytest.mark.processes
 def test_a_directory_is_one_runs_until_its_process_ends_however_that_may_be(tmp_path: Path, holder: Holder) -> None:
     place = tmp_path / "steps"
     holder.take(place)
@@ -84,7 +83,6 @@ def test_a_directory_is_one_runs_until_its_process_ends_however_that_may_be(tmp_
     assert steps(place)
 
 
-@pytest.mark.processes
 def test_a_run_whose_place_was_taken_by_another_one_ends(tmp_path: Path, holder: Holder) -> None:
     """Its directory was moved away, or its lock lost: the newer run has it."""
     place = tmp_path / "steps"

@@ -16,6 +16,7 @@ from tests.nursery import ROOT
 RULES = ["sync", "bmuf_adam(period=3)", "bmuf(period=4, overlap=3, fragments=2)"]
 
 
+@pytest.mark.claim
 @pytest.mark.processes
 def test_killed_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/resume.py", "--points", "1", "--directory", str(tmp_path)]

@@ -150,6 +150,7 @@ def test_the_log_says_how_long(tmp_path: Path) -> None:
     assert all(one["bytes"] > 1000 and one["written_s"] > 0 and one["stopped_s"] >= 0 for one in saves)
 
 
+@pytest.mark.processes
 def test_the_global_model_needs_two_lines_of_plain_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     outs = train("bmuf(period=3)", 2, epochs=1, settings=kept(tmp_path))

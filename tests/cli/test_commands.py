@@ -165,6 +165,7 @@ def test_model_sizes_are_read_as_people_write_them(text: str, count: int) -> Non
     assert parse_count(text) == count
 
 
+@pytest.mark.processes
 def test_in_a_pipe_no_line_is_cut_in_two(tmp_path: Path) -> None:
     rule = "bmuf(period=16, overlap=16, codec='int8', momentum=0.93, lr=1.0, warmup=500, local_state='compensate')"
     about = {"kind": "attach", "at_s": 0.0, "size": 1, "rule": rule, "host": "a"}

@@ -106,7 +106,7 @@ def test_a_master_that_cannot_be_reached_is_named() -> None:
 
 
 @pytest.fixture
-def three_hosts() -> Iterator[EmulatedNetwork]:
+def three_hosts(real_processes: None) -> Iterator[EmulatedNetwork]:
     with EmulatedNetwork(hosts=3, rate_mbit=50) as network:
         yield network
 

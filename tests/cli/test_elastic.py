@@ -63,6 +63,7 @@ def until(say: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.claim
 @pytest.mark.processes
 def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Path) -> None:
     path = script(MEMBER.format(then=DIES_ONCE.format(place="1", size=2)))

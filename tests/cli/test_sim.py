@@ -67,6 +67,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
+@pytest.mark.claim
 @pytest.mark.processes
 def test_a_script_runs_and_its_logs_make_a_report() -> None:
     result = invoke("sim", "--workers", 3, "--rule", "bmuf(period=2)", "--log", "log", "train.py", "a")

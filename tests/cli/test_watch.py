@@ -127,6 +127,7 @@ def test_where_there_is_no_run(tmp_path: Path, path: str, says: str) -> None:
         assert result.exit_code == 2 and says in " ".join(result.stderr.split())
 
 
+@pytest.mark.processes
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "watch", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
@@ -192,6 +193,7 @@ def close(directory: Path) -> None:
             file.write(json.dumps({"kind": "close", "at_s": 11.0, "rank": rank, "minibatches": 40}) + "\n")
 
 
+@pytest.mark.processes
 def test_a_growing_run_is_followed_to_its_end(tmp_path: Path) -> None:
     """In lines, because there is no terminal; then on one."""
     for rank in range(2):
@@ -209,6 +211,7 @@ def test_a_growing_run_is_followed_to_its_end(tmp_path: Path) -> None:
     assert "host-1" in rest
 
 
+@pytest.mark.processes
 def test_on_a_terminal_the_last_view_stays(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, closed=False)

@@ -61,5 +61,6 @@ def test_pods_find_each_other() -> None:
     assert found is not None and found.master is not None and found.master[0] == f"{name}-0.train.default"
 
 
+@pytest.mark.processes
 def test_the_batch_script_is_one() -> None:
     subprocess.run(["bash", "-n", str(EXAMPLES / "slurm.sbatch")], check=True, timeout=60)

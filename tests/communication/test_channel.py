@@ -153,6 +153,7 @@ def test_closing_a_listener_ends_its_wait(monkeypatch: pytest.MonkeyPatch) -> No
     listener.close()
 
 
+@pytest.mark.processes
 def test_channels_outlive_their_listener() -> None:
     with Listener(HERE) as listener:
         near = connect(HERE, listener.port, "server", SOON)

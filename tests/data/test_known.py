@@ -78,6 +78,7 @@ def test_hugging_face_streams(rule: str, processes: int) -> None:
     check(hugging_face_loader, rule, 2, processes)
 
 
+@pytest.mark.processes
 def test_hugging_face_streams_resume(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     check_resume(hugging_face_loader, tmp_path)
@@ -165,6 +166,7 @@ def test_tars_of_webdataset(rule: str, processes: int, tmp_path: Path) -> None:
     check(lambda n: DataLoader(ShardStream(web_dataset(urls, _numbers)), 4, num_workers=n), rule, 2, processes)
 
 
+@pytest.mark.processes
 @leaves_files_open
 def test_tars_of_webdataset_resume(tmp_path: Path) -> None:
     pytest.importorskip("webdataset")

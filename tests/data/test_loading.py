@@ -146,6 +146,8 @@ def test_one_batch_for_each_ticket_in_order(processes: int, count: int) -> None:
     assert nobody_left()
 
 
+@pytest.mark.claim
+@pytest.mark.processes
 def test_the_batches_are_those_of_the_bare_loader() -> None:
     bare = loader(Squares(), num_workers=1, collate_fn=keep)
     ours = loading(Squares(), num_workers=1, collate_fn=keep)
@@ -154,6 +156,7 @@ def test_the_batches_are_those_of_the_bare_loader() -> None:
         assert all(torch.equal(a["x"], b["x"]) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.processes
 def test_messages_are_far_fewer_than_batches() -> None:
     batches = loading(Squares(), num_workers=1).batches(tickets(400))
     assert isinstance(batches, Delivery)
@@ -169,6 +172,7 @@ def test_messages_are_far_fewer_than_batches() -> None:
     assert sum(came) == 400 and came[:2] == [1, 1] and max(came) > 8
 
 
+@pytest.mark.processes
 def test_memory_of_batches_is_apart() -> None:
     batches = list(loading(Squares(), num_workers=1).batches(tickets(50)))
     for batch in batches[::2]:
@@ -187,6 +191,7 @@ def test_draws_are_a_function_of_seed_epoch_and_sample(processes: int, late: int
                     assert torch.equal(row, Drawing(late)[i])
 
 
+@pytest.mark.processes
 def test_a_dataset_that_fetches_batches_is_asked_for_batches() -> None:
     ours = loading(AtOnce(), num_workers=1)
     for ticket, got in zip(tickets(30, epoch=2), ours.batches(tickets(30, epoch=2)), strict=True):
@@ -195,6 +200,7 @@ def test_a_dataset_that_fetches_batches_is_asked_for_batches() -> None:
     assert [b[:, 0].tolist() for b in loading(AtOnce()).batches(tickets(3))] == [t.ids for t in tickets(3)]
 
 
+@pytest.mark.processes
 def test_the_global_generators_are_left_alone() -> None:
     before = torch.get_rng_state()
     for processes in (0, 1):
@@ -212,6 +218,7 @@ def test_an_error_comes_in_the_place_of_its_batch(processes: int) -> None:
     assert [b[0].item() for b in batches] == list(range(164, 200, 4))  # as after an error of a bare DataLoader
 
 
+@pytest.mark.processes
 def test_processes_end_with_the_pass_after_an_error() -> None:
     gc.disable()  # which would hide a circle of references
     try:
@@ -222,6 +229,7 @@ def test_processes_end_with_the_pass_after_an_error() -> None:
         gc.enable()
 
 
+@pytest.mark.processes
 def test_a_batch_within_a_graph_of_gradients_is_an_error_and_not_a_hang() -> None:
     batches = loading(Faulty(bad=81, what="graph"), num_workers=1, collate_fn=keep).batches(tickets(30))
     for _ in range(20):
@@ -231,6 +239,7 @@ def test_a_batch_within_a_graph_of_gradients_is_an_error_and_not_a_hang() -> Non
     assert next(batches) == [84, 85, 86, 87]
 
 
+@pytest.mark.processes
 def test_objects_of_the_users_own_travel_as_they_are() -> None:
     ours = loading(Squares(), num_workers=1, collate_fn=Own)
     batches = ours.batches(tickets(20))
@@ -249,6 +258,7 @@ def test_a_killed_process_is_reported(processes: int) -> None:
     assert nobody_left()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pass_that_is_left_early_leaves_nothing_behind(persistent: bool) -> None:
     ours = loading(Squares(), num_workers=2, persistent_workers=persistent)
@@ -264,6 +274,7 @@ def test_a_pass_that_is_left_early_leaves_nothing_behind(persistent: bool) -> No
     assert nobody_left()
 
 
+@pytest.mark.processes
 def test_persistent_processes_persist() -> None:
     ours = loading(Squares(), num_workers=2, persistent_workers=True)
     makers = [{int(b["pid"][0]) for b in ours.batches(tickets(20, epoch=epoch))} for epoch in range(3)]
@@ -272,6 +283,7 @@ def test_persistent_processes_persist() -> None:
     assert nobody_left()
 
 
+@pytest.mark.processes
 def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> None:
     def source() -> Iterator[Ticket]:
         yield from tickets(37)
@@ -286,6 +298,7 @@ def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> No
         assert next(batches, None) is None
 
 
+@pytest.mark.processes
 def test_an_interrupt_leaves_nothing_behind() -> None:
     batches = loading(Faulty(bad=300, what="interrupt"), num_workers=2).batches(tickets(100))
     interrupted = False
@@ -300,6 +313,7 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     assert interrupted and nobody_left()
 
 
+@pytest.mark.processes
 def test_tickets_are_drawn_when_they_are_needed() -> None:
     drawn = 0
 
@@ -330,6 +344,7 @@ def test_batches_whose_size_changes_suddenly_stay_in_order(processes: int, first
     assert k == 111 and early <= 2 * processes + 1
 
 
+@pytest.mark.processes
 def test_the_users_init_function_finds_the_users_dataset() -> None:
     def init(worker: int) -> None:
         info = get_worker_info()
@@ -341,6 +356,7 @@ def test_the_users_init_function_finds_the_users_dataset() -> None:
         next(batches)
 
 
+@pytest.mark.processes
 def test_an_init_function_that_fails_says_so() -> None:
     def init(worker: int) -> None:
         raise FileNotFoundError("no /data")
@@ -351,6 +367,7 @@ def test_an_init_function_that_fails_says_so() -> None:
     assert next(batches, None) is None and nobody_left()
 
 
+@pytest.mark.processes
 def test_a_spawned_process_makes_the_same() -> None:
     ours = loading(Squares(), num_workers=1, multiprocessing_context="spawn")
     assert [b["index"].tolist() for b in ours.batches(tickets(9))] == [t.ids for t in tickets(9)]

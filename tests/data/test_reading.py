@@ -139,6 +139,7 @@ def noise(seed: int, epoch: int) -> list[list[float]]:
     return [found.batch.tolist() for found in ShardReading(loader, seed).batches(supply)]
 
 
+@pytest.mark.processes
 def test_what_is_random_in_processes_is_a_matter_of_the_seed_and_the_epoch() -> None:
     before = torch.get_rng_state()
     first = noise(1, 0)
@@ -148,6 +149,7 @@ def test_what_is_random_in_processes_is_a_matter_of_the_seed_and_the_epoch() -> 
     assert torch.equal(before, torch.get_rng_state())  # nothing is drawn here
 
 
+@pytest.mark.processes
 def test_a_process_that_dies_is_told() -> None:
     class Deadly(Counted):
         def read(self, shard: int, skip: int) -> Iterator[int]:

@@ -234,6 +234,8 @@ def test_dictionaries_tuples_and_scalars_in_the_last_round() -> None:
     assert other == [([4, 5, 6, 7], list("abcd")), ([10, 11], ["c", "d"])]
 
 
+@pytest.mark.claim
+@pytest.mark.processes
 def test_worker_processes_see_every_sample_once() -> None:
     found = passes(lambda: DataLoader(Numbers(21), 4, shuffle=True, num_workers=1), 2, epochs=2)
     for epoch in range(2):
@@ -301,6 +303,7 @@ class Batched(torch.utils.data.Dataset):
         return torch.tensor(indices)
 
 
+@pytest.mark.processes
 def test_a_dataset_that_fetches_batches_keeps_doing_so_in_worker_processes() -> None:
     def body() -> list[int]:
         model = torch.nn.Linear(1, 1)

@@ -57,6 +57,7 @@ FAMILIES: dict[str, Callable[[], Iterable[Any]]] = {
     "a batch larger than the data": lambda: DataLoader(Numbers(5), 64, shuffle=True),
     "batches of one": lambda: DataLoader(Numbers(7), 1),
 }
+ONE_PROCESS = pytest.param("one process", marks=pytest.mark.processes)
 COUNTS = {"drop_last": 32, "IterableDataset": 23, "fewer than workers": 2, "none": 0, "batches of one": 7}
 COUNTS["a batch larger than the data"] = 5
 
@@ -101,7 +102,7 @@ def count_of(samples: Iterable[int]) -> torch.Tensor:
     return torch.bincount(torch.tensor(list(samples), dtype=torch.int64), minlength=40).float()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "one process"] + [ONE_PROCESS])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("rule", RULES)
 def test_every_sample_once_under_every_family_of_rules(name: str, workers: int, rule: str) -> None:
@@ -326,7 +327,7 @@ def test_data_that_are_longer_or_shorter_than_at_the_checkpoint(rule: str, name:
 
 
 @pytest.mark.parametrize("rule", ["asgd", "easgd(period=3)", "averaging(period=3)"])
-@pytest.mark.parametrize("name", ["shuffle", "batch sampler", "iterable", "IterableDataset", "one process"])
+@pytest.mark.parametrize("name", ["shuffle", "batch sampler", "iterable", "IterableDataset", ONE_PROCESS])
 @pytest.mark.parametrize("even", [False, True])
 def test_the_same_batches_and_bits_go_on(rule: str, name: str, even: bool, tmp_path: Path) -> None:
     """Stopped after each worker's third step, which is later for slow ones, and resumed."""

@@ -235,6 +235,7 @@ def test_other_workers_go_on_where_these_stopped(rule: str, before: int, after: 
         assert sorted(flat(found[epoch] for found, _ in [*first, *second])) == everything([13] * 9)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("rule", ["sync", "asgd()"])
 def test_loader_processes_read_a_shard_each(rule: str) -> None:
     make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2)  # noqa: E731
@@ -248,6 +249,7 @@ def test_loader_processes_read_a_shard_each(rule: str) -> None:
     assert first[0] // 100 != second[0] // 100  # two shards are open at a time
 
 
+@pytest.mark.processes
 def test_persistent_processes_serve_one_pass_after_another() -> None:
     reading = ShardReading(loader_of(num_workers=2, persistent_workers=True), seed=1)
     for epoch in range(2):
@@ -258,6 +260,7 @@ def test_persistent_processes_serve_one_pass_after_another() -> None:
         assert reading.begun() == []
 
 
+@pytest.mark.processes
 def test_loader_processes_go_on_in_the_shards_that_were_open(tmp_path: Path) -> None:
     make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2)  # noqa: E731
     ((first, _),) = paceline.simulate(Program("sync", make, stop=3, to=tmp_path / "c"), 1)

@@ -125,6 +125,7 @@ def test_the_table_is_80_columns_wide_whatever_the_rules_are(demo: ModuleType, m
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@pytest.mark.processes
 def test_named_rules_are_trained_and_reported(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLE / "demo.py"), "--rule", "averaging(period=2)", "--workers", "2"]

@@ -19,6 +19,8 @@ from paceline.observe.reports.summary import summarize
 from tests.flow.cluster import Cluster
 from tests.flow.program import counted
 
+pytestmark = pytest.mark.processes
+
 
 def terms(expected: int, **more: Any) -> Terms:
     return Terms(
@@ -37,6 +39,7 @@ def check(cluster: Cluster, epochs: int = 1, gone: int = 0) -> list[dict[str, An
     return living
 
 
+@pytest.mark.claim
 def test_without_faults_every_sample_is_in_the_model_once(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(3), epochs=3, samples=203) as cluster:
         cluster.start(3)

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.flow.cluster import Cluster
 from tests.flow.test_elastic import check, terms
+
+pytestmark = pytest.mark.processes
 
 
 def test_who_comes_after_the_end_says_so_in_a_sentence_and_ends_well(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from _faults.counting_job import Job, Kill
 from _faults.counting_play import Played, judged
 
+pytestmark = pytest.mark.processes
+
 
 class Counted(Cluster):
     """Workers that train the counting model, each killed where the job says so; whoever dies is replaced."""

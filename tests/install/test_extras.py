@@ -40,7 +40,7 @@ EXTRAS = {
 }
 """Module -> extra."""
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "google_crc32c": "google-crc32c"}
-FOR_DEVELOPERS = {"dev", "dist", "docs"}
+FOR_DEVELOPERS = {"dev", "dist", "docs", "test"}
 DOORS = {
     "accelerate": ("accelerate", "accelerate"),
     "fabric": ("lightning", "lightning"),

@@ -134,6 +134,7 @@ def test_every_argument_and_answer_is_annotated(name: str) -> None:
             assert inspect.getdoc(function), (name, method)
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # mypy reads all of torch
 @pytest.mark.timeout(900)
 def test_a_program_is_checked_against_the_face(tmp_path: Path) -> None:

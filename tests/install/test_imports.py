@@ -53,6 +53,8 @@ def others(modules: set[str]) -> set[str]:
     return tops - set(sys.stdlib_module_names) - {"paceline"}
 
 
+@pytest.mark.claim
+@pytest.mark.processes
 def test_the_import_alone_brings_nothing_of_others() -> None:
     modules = loaded("", "import paceline")
     assert not others(modules)
@@ -64,12 +66,15 @@ def test_the_import_alone_brings_nothing_of_others() -> None:
     }
 
 
+@pytest.mark.claim
+@pytest.mark.processes
 def test_attach_brings_what_a_run_needs() -> None:
     modules = loaded("import torch", "import paceline; paceline.attach")
     assert others(modules) <= WITH_TORCH
     assert not modules & ONE_RUN_OF_MANY
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [("--help",), ("run", "--workers", "2", "--print", "train.py")])
 def test_commands_that_compute_nothing_go_without_torch(words: tuple[str, ...], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -124,6 +129,7 @@ def test_what_loads_later_is_what_type_checkers_see(package: str) -> None:
     assert not {path.stem for path in folder.iterdir()} & set(table)
 
 
+@pytest.mark.processes
 def test_modules_are_found_without_an_import_of_their_own() -> None:
     modules = loaded("import paceline", "paceline.data.Files; paceline.forecast.sim.link")
     assert {"paceline.data.cache.files", "paceline.forecast.sim.clock"} <= modules

@@ -40,7 +40,7 @@ def build(kind: str, source: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", REPOSITORY, tmp_path_factory.mktemp("wheel"))
 
 
@@ -49,6 +49,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.processes
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     inside = contents(wheel)
     package = {name for name in inside if name.startswith("paceline/")}
@@ -60,6 +61,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert others == {"METADATA", "WHEEL", "RECORD", "LICENSE", "entry_points.txt"}
 
 
+@pytest.mark.processes
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", REPOSITORY, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

@@ -137,6 +137,7 @@ def test_a_disk_that_fails_for_good_never_raises(tmp_path: Path, monkeypatch: py
     journal.close()
 
 
+@pytest.mark.processes
 def test_what_is_printed_on_a_full_disk_ends_no_program(tmp_path: Path) -> None:
     program = """
 import os, resource, sys

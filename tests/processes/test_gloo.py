@@ -66,6 +66,7 @@ def check_table(directory: Path, workers: int) -> None:
             assert worst < 1e-4, rule
 
 
+@pytest.mark.claim
 def test_two_processes(tmp_path: Path) -> None:
     """Recipes times laws, stop and resume, two runs one after another, a program that ends without close()."""
     run("two", 2, tmp_path)

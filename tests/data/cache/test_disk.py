@@ -96,7 +96,7 @@ def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path, monk
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Path]:
+def tiny(real_processes: None, tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB."""
     place = tmp_path / "tiny"
     place.mkdir()

@@ -334,6 +334,7 @@ def test_a_program_that_goes_elsewhere(work: Path) -> None:
         os.chdir("nowhere")
 
 
+@pytest.mark.processes
 def test_temporary_files_are_given_to_other_programs_by_name(work: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.txt").write_text("for a child")

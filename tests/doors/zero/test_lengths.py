@@ -159,6 +159,7 @@ def test_without_gradients_a_length_is_that_of_all_also_within_a_training_pass(
         assert set(one["told"]) == {(12, "without"), (6, "with")}
 
 
+@pytest.mark.processes
 def test_frames_are_known_where_torch_and_paceline_are_imported_through_a_link(tmp_path: Path) -> None:
     """An environment may be a link: files of frames are called as they were imported."""
     for package in (paceline, torch):

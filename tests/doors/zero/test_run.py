@@ -64,6 +64,7 @@ def paceline_run(folder: Path, source: str, *options: str, by: str = "run") -> s
     )
 
 
+@pytest.mark.claim
 @pytest.mark.processes
 def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
     done = paceline_run(tmp_path, PROGRAM, "--workers", "2", "--rule", "averaging(period=4)")

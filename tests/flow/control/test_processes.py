@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
+def started(real_processes: None) -> Iterator[list[subprocess.Popen[str]]]:
     found: list[subprocess.Popen[str]] = []
     yield found
     for one in found:
@@ -41,7 +41,6 @@ def line(one: subprocess.Popen[str]) -> str:
     return one.stdout.readline()
 
 
-@pytest.mark.processes
 @pytest.mark.slow  # tests/flow does it with a model
 def test_killed_and_stopped_processes_are_lost_and_the_last_goes_on(started: list[subprocess.Popen[str]]) -> None:
     places = 200_000
@@ -66,7 +65,6 @@ def test_killed_and_stopped_processes_are_lost_and_the_last_goes_on(started: lis
         assert status["generation"] == 3 and len(status["members"]) == 1
 
 
-@pytest.mark.processes
 def test_a_child_of_a_worker_does_not_keep_its_connection(started: list[subprocess.Popen[str]]) -> None:
     """As the workers of a DataLoader would, which outlive a killed parent for a while."""
     with control(Terms(timeout_s=600.0)) as (server, log):

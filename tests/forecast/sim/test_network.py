@@ -205,6 +205,7 @@ def test_a_host_has_a_name_of_its_own() -> None:
     assert network.environment(1)["GLOO_SOCKET_IFNAME"] == network.interface(1) == "eth0"
 
 
+@pytest.mark.processes
 @needs_root
 @pytest.mark.network
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

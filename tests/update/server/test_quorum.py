@@ -60,6 +60,7 @@ def test_a_majority_may_lose_more_later() -> None:
     assert quorum.missed(3, 0.0) and quorum.missed(4, 1.0) and not quorum.missed(2, 2.0), "two of five"
 
 
+@pytest.mark.processes
 def test_a_process_of_this_host_is_known_to_be_gone() -> None:
     mine = identity()
     assert mine and not majority({1}, {0, 1})
