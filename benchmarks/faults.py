@@ -58,11 +58,11 @@ from _faults import count, judge
 from _faults.cluster import Cluster
 from _faults.job import Job
 from _faults.storm import GUESTS, KINDS, Storm
+from _network import EmulatedNetwork
 from model import CharLM, validation_loss
 from safetensors.torch import load_file, save_file
 
 from data import load_corpus
-from paceline.forecast.sim.network import EmulatedNetwork
 
 RATE_MBIT, DELAY_MS = 200.0, 1.0
 EXPECTED = 0.88  # part of the workers' time that becomes useful work, to choose the number of samples

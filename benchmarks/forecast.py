@@ -34,10 +34,10 @@ from typing import Any
 import _quick
 import network as emulated
 import torch
+from _network import EmulatedNetwork
 
 from paceline.forecast.planner import Conditions, Link, LogNormal, Network, Workload, forecast
 from paceline.forecast.planner.timing import LATER, NotedWire
-from paceline.forecast.sim.network import EmulatedNetwork
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule

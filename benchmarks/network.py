@@ -355,7 +355,7 @@ def _arguments(options: argparse.Namespace) -> list[str]:
 
 def run(options: argparse.Namespace, scale: float) -> dict[str, Any]:
     """All rows at one scale."""
-    from paceline.forecast.sim.network import EmulatedNetwork
+    from _network import EmulatedNetwork
 
     at = argparse.Namespace(**vars(options))
     at.parameters, at.rate, at.scale = int(options.parameters / scale), options.rate / scale, scale
@@ -450,7 +450,7 @@ def main() -> None:
     if options.worker:
         worker(options)
         return
-    from paceline.forecast.sim.network import EmulatedNetwork
+    from _network import EmulatedNetwork
 
     reason = EmulatedNetwork.possible()
     if reason:

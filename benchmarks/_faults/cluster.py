@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _network import EmulatedNetwork
+
 from _faults.job import Job
-from paceline.forecast.sim.network import EmulatedNetwork
 
 PROGRAM = Path(__file__).with_name("program.py")
 PORT = 29600

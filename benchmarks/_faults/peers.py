@@ -13,11 +13,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from _network import EmulatedNetwork
+
 from _faults import judge
 from _faults.cluster import POLL_S, Cluster
 from _faults.job import Job
 from _faults.storm import Storm
-from paceline.forecast.sim.network import EmulatedNetwork
 
 PROGRAM = Path(__file__).with_name("torchft_program.py")
 LIGHTHOUSE_PORT = 29510

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _network import EmulatedNetwork
+
 from _faults import count, judge
 from _faults.cluster import Cluster
 from _faults.job import Job
-from paceline.forecast.sim.network import EmulatedNetwork
 
 HOSTS, RATE_MBIT, DELAY_MS = 4, 10.0, 10.0
 HIDDEN = 488  # 4.0 MB at 32 bits

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks._network import EmulatedNetwork
 from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.forecast.sim.network import EmulatedNetwork
 from tests.ports import free_port
 
 DEADLINE_S = 120.0

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from benchmarks._network import EmulatedNetwork
 
-from paceline.forecast.sim.network import EmulatedNetwork
 from tests.processes.launch import Launch
 from tests.update.server.test_threads import Faulty, events, until_lost
 

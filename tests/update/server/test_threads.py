@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks._network import EmulatedNetwork
 from safetensors.torch import load_file
 
-from paceline.forecast.sim.network import EmulatedNetwork
 from paceline.update.server import membership as members
 from tests.communication.test_tls import Authority
 from tests.helpers import same_bits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets that a link loses at random, for kernels without netem: used by :mod:`paceline.forecast.sim.network`.
+"""Packets that a link loses at random, for kernels without netem: used by `emulated.py`.
 
 The switch's bridge gets an nftables table. For every lossy port it has two rules, one for what comes from the host and
 one for what goes to it, and each throws a random number for every packet (`numgen`) and drops it where that is low
@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Mapping
 
-from paceline.forecast.sim.delay import (
+from .delay import (
     ACK,
     APPEND,
     BATCH_BEGIN,
@@ -32,7 +32,7 @@ from paceline.forecast.sim.delay import (
     number,
     text,
 )
-from paceline.forecast.sim.delay import attribute as plain
+from .delay import attribute as plain
 
 DELETE_TABLE = NFT | 2
 BRIDGE, FORWARD = 7, 2  # the family of rules for what a bridge passes on, and the place where they are asked

@@ -7,18 +7,19 @@
 A host is a namespace with one interface, `eth0`, and a name of its own, `host0`, `host1` and so on, by which the others
 find it. Its cable leads to a bridge in one more namespace; both ends of the cable are shaped (tbf), so sending and
 receiving are limited each for itself, as in a switched network. The delay is the time that a packet takes from any host
-to any other, one way; it is added on arrival by :mod:`paceline.forecast.sim.delay`, because many kernels have no netem.
-A link can be cut, slowed, and made to lose packets (:mod:`paceline.forecast.sim.loss`).
+to any other, one way; it is added on arrival by `delay.py`, because many kernels have no netem. A link can be cut,
+slowed, and made to lose packets (`loss.py`).
 
-Needs Linux, root and iproute2 (`possible()` says what is missing). Nothing outlives the `with`: not after an exception,
-not after Ctrl-C; and what a killed process left behind, the next network removes. All hosts share this machine's
-processors, and that, not the wire, is the limit where links are many and fast: `benchmarks/network.py --check` measures
-it.
+Needs Linux, root, pyroute2 and the command `ip` (`possible()` says what is missing). Nothing outlives the `with`: not
+after an exception, not after Ctrl-C; and what a killed process left behind, the next network removes. All hosts share
+this machine's processors, and that, not the wire, is the limit where links are many and fast: `benchmarks/network.py
+--check` measures it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import re
@@ -27,11 +28,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from paceline.errors import PacelineError
-from paceline.forecast.sim.loss import set_losses
+from .loss import set_losses
 
 PREFIX = "pacenet"
 SUBNET = "10.83.48"
@@ -40,13 +41,14 @@ BURST_S, BURST_LEAST_BYTES = 0.002, 70_000  # a whole large packet of TCP has to
 QUEUE_MS = 50  # what a switch port holds before it drops
 NAMED = re.compile(PREFIX + r"-(\d+)-(\d+)-\d+-\w+")
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-COMMAND_S = 20.0
+START_S = 20.0
+NO_IPV6_ADDRESS = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
 
 _serial = itertools.count()
 
 
-class EmulationError(PacelineError, RuntimeError):
-    """The emulated network cannot be made or changed; the message has the command that failed."""
+class EmulationError(RuntimeError):
+    """The emulated network cannot be made or changed."""
 
 
 class EmulatedNetwork:
@@ -84,9 +86,10 @@ class EmulatedNetwork:
         """Why no network can be emulated here; empty where one can."""
         if not sys.platform.startswith("linux"):
             return f"needs Linux, this is {sys.platform}"
-        missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-        if missing:
-            return f"needs {' and '.join(missing)} (package iproute2)"
+        if importlib.util.find_spec("pyroute2") is None:
+            return "needs pyroute2 (pip install pyroute2)"
+        if shutil.which("ip") is None:
+            return "needs the command ip (package iproute2)"
         held = int(re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
         if not held >> CAP_NET_ADMIN & 1 or not held >> CAP_SYS_ADMIN & 1:
             return "needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
@@ -115,16 +118,20 @@ class EmulatedNetwork:
 
     def sent_bytes(self, host: int) -> int:
         """Bytes that a host has sent, with headers (of a large packet of TCP, those of its first frame)."""
-        path = f"/sys/class/net/{self.interface(host)}/statistics/tx_bytes"
-        return int(_run("ip", "netns", "exec", self._names[host], "cat", path))
+        with _inside(self._names[host]) as links:
+            return int(_link(links, self.interface(host)).get_attr("IFLA_STATS64")["tx_bytes"])
 
     def cut(self, host: int) -> None:
         """Pull a host's cable out of the switch."""
-        _run("ip", "-n", self._switch, "link", "set", f"port{host}", "down")
+        self._set_port(host, "down")
 
     def mend(self, host: int) -> None:
         """Plug a host's cable in again."""
-        _run("ip", "-n", self._switch, "link", "set", f"port{host}", "up")
+        self._set_port(host, "up")
+
+    def _set_port(self, host: int, state: str) -> None:
+        with _inside(self._switch) as links:
+            links.link("set", index=_link(links, f"port{host}")["index"], state=state)
 
     def slow(self, host: int, rate_mbit: float) -> None:
         """Give a host's link another rate, in both directions."""
@@ -174,26 +181,34 @@ class EmulatedNetwork:
             _remove(name)
 
     def _build(self) -> None:
-        _run("ip", "netns", "add", self._switch)
-        _run("ip", "-n", self._switch, "link", "add", "switch", "type", "bridge", "forward_delay", "0")
-        _run("ip", "-n", self._switch, "link", "set", "switch", "addrgenmode", "none", "up")
+        from pyroute2 import netns
+
+        netns.create(self._switch)
+        with _inside(self._switch) as links:
+            links.link("add", ifname="switch", kind="bridge", br_forward_delay=0)
+            self._up(links, "switch")
         for host in range(self.hosts):
+            self._write_hosts_file(host)
+            netns.create(self._names[host])
             self._add(host)
         if self.delay_ms:
             self._start_delay_line()
 
     def _add(self, host: int) -> None:
-        """One host and its cable."""
-        name, switch, port = self._names[host], self._switch, f"port{host}"
-        self._write_hosts_file(host)
-        _run("ip", "netns", "add", name)
-        cable = f"link add {self.interface(host)} netns {name} type veth peer name {port} netns {switch}"
-        _run("ip", *cable.split())
-        _run("ip", "-n", switch, "link", "set", port, "master", "switch", "addrgenmode", "none", "up")
-        _run("ip", "-n", name, "link", "set", "lo", "up")
-        _run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", self.interface(host))
-        _run("ip", "-n", name, "link", "set", self.interface(host), "addrgenmode", "none", "up")
+        """One host's cable."""
+        port, interface = f"port{host}", self.interface(host)
+        with _inside(self._switch) as links:
+            links.link("add", ifname=port, kind="veth", peer={"ifname": interface, "net_ns_fd": self._names[host]})
+            self._up(links, port, master=_link(links, "switch")["index"])
+        with _inside(self._names[host]) as links:
+            links.link("set", index=_link(links, "lo")["index"], state="up")
+            links.addr("add", index=_link(links, interface)["index"], address=self.address(host), prefixlen=24)
+            self._up(links, interface)
         self._shape(host)
+
+    @staticmethod
+    def _up(links: Any, name: str, **more: Any) -> None:
+        links.link("set", index=_link(links, name)["index"], state="up", IFLA_AF_SPEC=NO_IPV6_ADDRESS, **more)
 
     def _write_hosts_file(self, host: int) -> None:
         """`ip netns exec` lays this over /etc/hosts, so that the hosts' names lead to their addresses."""
@@ -204,11 +219,12 @@ class EmulatedNetwork:
 
     def _shape(self, host: int) -> None:
         """Both ends of the cable."""
-        rate = self.rates_mbit[host]
-        burst = max(BURST_LEAST_BYTES, int(rate * 1e6 / 8 * BURST_S))
-        shape = ["root", "tbf", "rate", f"{rate * 1e6:.0f}bit", "burst", str(burst), "latency", f"{QUEUE_MS}ms"]
-        _run("tc", "-n", self._names[host], "qdisc", "replace", "dev", self.interface(host), *shape)
-        _run("tc", "-n", self._switch, "qdisc", "replace", "dev", f"port{host}", *shape)
+        rate = self.rates_mbit[host] * 1e6 / 8
+        burst = max(BURST_LEAST_BYTES, int(rate * BURST_S))
+        for namespace, name in ((self._names[host], self.interface(host)), (self._switch, f"port{host}")):
+            with _inside(namespace) as links:
+                index = _link(links, name)["index"]
+                links.tc("replace", "tbf", index, 0x10000, rate=int(rate), burst=burst, latency=f"{QUEUE_MS}ms")
 
     def _start_delay_line(self) -> None:
         program = str(Path(__file__).with_name("delay.py"))
@@ -220,7 +236,7 @@ class EmulatedNetwork:
             text=True,
         )
         assert self._delay_line.stdout is not None
-        ready = select.select([self._delay_line.stdout], [], [], COMMAND_S)[0]
+        ready = select.select([self._delay_line.stdout], [], [], START_S)[0]
         if not ready or self._delay_line.stdout.readline() != "up\n":
             self._delay_line.kill()
             _, said = self._delay_line.communicate()
@@ -265,12 +281,21 @@ def _started(pid: int) -> int:
         return 0
 
 
-def _run(*command: str) -> str:
-    """Run one command of iproute2; its output."""
+@contextlib.contextmanager
+def _inside(namespace: str) -> Iterator[Any]:
+    """The links of a namespace; what the kernel refuses is an EmulationError."""
+    from pyroute2 import NetlinkError, NetNS
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise EmulationError(f"`{' '.join(command)}` did not end within {COMMAND_S:g} s") from None
-    if done.returncode:
-        raise EmulationError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
-    return done.stdout
+        with NetNS(namespace, flags=0) as links:
+            yield links
+    except (NetlinkError, OSError) as error:
+        raise EmulationError(f"the kernel refuses to change the links of {namespace}: {error}") from error
+
+
+def _link(links: Any, name: str) -> Any:
+    """A link by its name."""
+    found = [link for link in links.get_links() if link.get_attr("IFLA_IFNAME") == name]
+    if not found:
+        raise EmulationError(f"there is no link {name} in {links.status['netns']}")
+    return found[0]

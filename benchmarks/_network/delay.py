@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A delay line for network namespaces, for kernels without netem: run by :mod:`paceline.forecast.sim.network` as a
-program.
+"""A delay line for network namespaces, for kernels without netem: run by `emulated.py` as a program.
 
 In each namespace one nftables rule hands every packet that arrives from outside to an NFQUEUE; this process holds it
 for the delay and then lets it go on. Only the packets' numbers come here: their bytes stay in the kernel, and TCP's
