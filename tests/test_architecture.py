@@ -71,7 +71,6 @@ period follows measured times."""
 KNOWN_CIRCLES: set[frozenset[str]] = {
     frozenset({"communication.ring.connections", "communication.ring.op_sequence", "communication.ring.operation"}),
     frozenset({"data.sharing.iteration", "data.sharing.loader_registry", "data.sharing.shared_loader"}),
-    frozenset({"flow.commit", "flow.membership"}),
     frozenset({"lightrnn.baseline", "lightrnn.sizes"}),
 }
 """Files of one folder that name each other's types; none may be added."""

@@ -14,8 +14,8 @@ from paceline.core.world import World
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.flow import joining
 from paceline.flow.control import Generation, Place
-from paceline.flow.joining import Entering
-from paceline.flow.ledger_client import LiveLeases
+from paceline.flow.joining import Joining
+from paceline.flow.ledger_client import LedgerClient
 
 
 def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:
@@ -43,8 +43,8 @@ class Member:
         return 0, {}
 
 
-class Live:
-    """A membership; see :class:`paceline.flow.membership.Live`."""
+class Membership:
+    """A membership; see :class:`paceline.flow.membership.Membership`."""
 
     def __init__(self, first: Generation) -> None:
         self.member, self.generation, self.applied = Member(first), first, -1
@@ -70,18 +70,18 @@ class Live:
         return self.next
 
 
-def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Entering, Live, list[Any]]:
+def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Joining, Membership, list[Any]]:
     """A worker that has attached; what it has taken over from others is written into the list."""
-    live, taken = Live(first), list[Any]()
-    monkeypatch.setattr(joining, "take", lambda transport, source, limit: f"state of worker {source}")
-    one = Entering(live, [], [])  # type: ignore[arg-type]
+    live, taken = Membership(first), list[Any]()
+    monkeypatch.setattr(joining, "receive_state", lambda transport, source, limit: f"state of worker {source}")
+    one = Joining(live, [], [])  # type: ignore[arg-type]
     one.put = taken.append
     one.start()
     one.take_given()
     return one, live, taken
 
 
-def fails_once(live: Live, then: Generation, found: bool) -> Callable[[], bool]:
+def fails_once(live: Membership, then: Generation, found: bool) -> Callable[[], bool]:
     """A resume in which another member is lost at first."""
     calls: list[int] = []
 
@@ -162,6 +162,6 @@ def test_a_run_that_begins_anew_says_so(monkeypatch: pytest.MonkeyPatch, caplog:
 
 
 def test_a_checkpoint_has_the_ledger_of_its_own_exchange_or_is_not_taken() -> None:
-    leases = LiveLeases(SimpleNamespace(ledger=lambda: (5, {"books": []})), lambda: None, lambda: 4)  # type: ignore[arg-type]
+    leases = LedgerClient(SimpleNamespace(ledger=lambda: (5, {"books": []})), lambda: None, lambda: 4)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="the ledger is that of exchange 5, and the model that of exchange 4"):
         leases.state()

@@ -197,7 +197,7 @@ def tamper_anchor(place: Place) -> None:
     if place.rank == 1 and place.run.minibatches == 7:
         block = place.run._state.blocks
         assert block is not None
-        block.parameter_lanes[0].anchor[5] += 1e-3
+        block.updates[0].state.parameters[0].anchor[5] += 1e-3
 
 
 @rows(BLOCKS)
@@ -214,7 +214,7 @@ def test_law_1_a_tampered_anchor_is_found_at_the_latest_by_close() -> None:
         block = place.run._state.blocks
         if place.rank == 1 and place.run.minibatches == 8:
             assert block is not None
-            block.parameter_lanes[0].anchor[5] += 1e-3
+            block.updates[0].state.parameters[0].anchor[5] += 1e-3
 
     try:
         outs = go(Case("averaging(period=3)"), samples=48, after_step=last)

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out a block rule among workers that come and go."""
+"""The engine of an elastic run: carries out a block rule among workers that come and go."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,125 +10,78 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import Moment
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.communication.base import Pending
-from paceline.core.flat import Modules
-from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import CheckpointError, PacelineError, PeerLostError, UnsupportedError
-from paceline.flow.joining import Entering
-from paceline.flow.ledger_client import LiveLeases
-from paceline.flow.membership import Live
-from paceline.flow.state_transfer import Parcel
+from paceline.errors import CheckpointError
+from paceline.flow.commit import CommittingExchanger
+from paceline.flow.donor import Donor
+from paceline.flow.joining import Joining
+from paceline.flow.ledger_client import LedgerClient
+from paceline.flow.membership import Membership
+from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling, global_model
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.schedule import Blocks
-from paceline.update.engine.common_start import exchanged_parts, layout, untrained
+from paceline.update.engine.common_start import exchanged_parts, untrained
 from paceline.update.engine.context import RunContext
-from paceline.update.engine.settings import Settings
 from paceline.update.exchange.header import ExchangeSummary
 
-logger = logging.getLogger("paceline")
-LOOK_AGAIN_S = 0.02
-"""How long a worker that is to save waits for its training thread to apply an exchange that counts."""
 
-
-def check_rule(rule: Rule) -> None:
-    """Refuse rules whose workers cannot come and go."""
-    schedule = rule.schedule
-    wrong = ""
-    if not schedule.can_be_elastic:
-        wrong = "exchanges no blocks; asynchronous rules survive losses by themselves, others are started again"
-    elif schedule.overlap or schedule.warmup or rule.within:
-        wrong = "has overlap, a warm-up or one worker for each host, which are not served where workers come and go"
-    if wrong:
-        raise UnsupportedError(f"an elastic run needs a block rule such as bmuf(period=16), and {rule.text()} {wrong}")
-
-
-def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> dict[str, Any]:
-    """What has to be the same on all workers, in JSON's terms."""
-    rows = [row for part in exchanged_parts(model, owned) for row in part.layout()] + layout(untrained(model, owned))
-    about = agreement.about_optimizers(owned)
-    del about["optimizer state at attach"]  # a newcomer is given it
-    about["guard"] = str(settings.guard)
-    found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
-    numbers = sum(p.numel() for _, named in owned for _, p in named)
-    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    return {**found, "tensors": len(rows), "numbers": numbers, "model": digest}
-
-
-class Elastic:
+class ElasticEngine:
     """What a worker of an elastic run does at its steps; a :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     Args:
-        context: what the parts of the run share; its rule is a block rule.
-        live: this worker's membership.
-        whole: gives this worker's state and the global model, as a checkpoint has them.
+        run: what the parts of the run share; its rule is a block rule.
+        members: this worker's membership.
+        capture: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
-        entering: how this worker comes by the state of the run.
+        joining: how this worker gets the state of the run.
+        blocks: all fragments of the model.
     """
 
     def __init__(
-        self, context: RunContext, live: Live, whole: Callable[[], tuple[dict[str, Any], dict[str, Any]]]
+        self, run: RunContext, members: Membership, capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]]
     ) -> None:
-        rule, model, owned, settings = context.rule, context.model, context.owned, context.settings
-        self.rule, self._live, self._model, self._owned = rule, live, model, owned
-        self._flow, self._watch, self._feed = context.progress, context.monitor, context.loaders
-        self._tuner, self._whole = context.tuner, whole
-        self.local = self.closed = False
-        self._on_their_way: list[Pending] = []
-        self._fresh: deque[tuple[int, list[Mark]]] = deque()  # step -> places whose work is not in the global model
-        self._leases = LiveLeases(live.member, self._join, lambda: live.applied)
-        live.exchanger.marks, live.exchanger.tuner = self._marks, self._tuner
-        self._tuner.follow = self.follow
-        self.entering = Entering(live, owned, exchanged_parts(model, owned), untrained(model, owned))
-        live.enter()
-        exit_handling.claim(live.transport, owned)
-        self.entering.start()
-        self.blocks = Blocks(rule, live.exchanger, model, owned, settings, live.transport.world.size)
+        model, owned = run.model, run.owned
+        self._run, self.rule, self.members = run, run.rule, members
+        self.local = self._closed = False
+        self._uncommitted = UncommittedPlaces()
+        self._donor = Donor(members, run.monitor, capture)
+        self.leases = LedgerClient(members.member, self._join_exchange, lambda: members.applied)
+        self._exchanger = CommittingExchanger(members, self.rule, run.tuner, self._marks)
+        members.on_connect.append(self._exchanger.renew)
+        run.tuner.follow = self.follow
+        self.joining = Joining(members, owned, exchanged_parts(model, owned), untrained(model, owned))
+        members.enter()
+        exit_handling.claim(members.transport, owned)
+        self.joining.start()
+        self.blocks = Blocks(self.rule, self._exchanger, model, owned, run.settings, members.transport.world.size)
         self.blocks.capture_moments()
-        self.entering.blocks, self._feed.ready = self.blocks, self.entering.ready
-        live.moved = self._moved
-        self._moved(note=False)
+        self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
+        members.on_connect.append(self._renumber)
+        self._take_note()
 
     # -- who is here ------------------------------------------------------------------------------
 
-    def _moved(self, note: bool = True) -> None:
+    def _renumber(self) -> None:
         """The members have changed; in the training thread."""
-        live = self._live
-        world, generation = live.transport.world, live.generation
-        self._tuner.among(world)
+        self.blocks.renumber(self.members.transport.world.size)
+        self._take_note()
+
+    def _take_note(self) -> None:
+        """Go by the present members; the donor sends its state to newcomers."""
+        run, world, generation = self._run, self.members.transport.world, self.members.generation
+        run.tuner.among(world)
         # what is leased is leased from the first worker on, though it may be alone for a time
-        self._feed.world = World(
+        run.loaders.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts
         )
-        if note:
-            self.blocks.renumber(world.size)
-        self._watch.note("generation", number=generation.number, size=world.size, reason=generation.reason)
-        self._give()
+        run.monitor.note("generation", number=generation.number, size=world.size, reason=generation.reason)
+        self._donor.give()
 
-    def _give(self) -> None:
-        """Give newcomers what they begin with, where that is this worker's turn; it is sent in the background."""
-        live, generation = self._live, self._live.generation
-        if generation.donor != live.member.worker or not generation.newcomers:
-            return
-        parcel = Parcel(*self._whole())
-        self._on_their_way = []
-        for worker in sorted(generation.newcomers):
-            try:
-                self._on_their_way += parcel.give(live.transport, live.rank_of(worker))
-            except PeerLostError:
-                return  # the members will change again
-        self._watch.note("gave", workers=sorted(generation.newcomers), bytes=parcel.nbytes)
-
-    def _keep_up(self) -> None:
-        """Between exchanges: go by the present members."""
-        if self._live.outdated:
-            self._live.renew(self._live.member.generation)
-
-    # -- what a driver is asked -------------------------------------------------------------------
+    # -- where it stands --------------------------------------------------------------------------
 
     @property
     def hooks_gradients(self) -> bool:
@@ -157,157 +104,121 @@ class Elastic:
         return self.blocks.steps_committed
 
     @property
-    def leases(self) -> LiveLeases:
-        """The way to the ledger of the data."""
-        return self._leases
-
-    @property
     def global_model(self) -> Blocks | None:
         """The blocks: the user's model differs from the global one."""
-        return None if self.closed else self.blocks
+        return None if self._closed else self.blocks
 
     @property
     def moment(self) -> Moment:
         """Where the exchanges stand."""
-        return Moment(self._live.applied, self._live.applied)
+        return Moment(self.members.applied, self.members.applied)
 
     @property
     def keeps_steps(self) -> bool:
-        """Only the first worker does: all hold the same."""
-        return self._live.rank == 0
+        """Only the first worker does: all hold the same state."""
+        return self.members.rank == 0
 
-    def on_pause(self, save: Callable[[], None]) -> None:
-        """`save` is called, in a thread of its own, when the run waits for workers and this one is to save it."""
-        live = self._live
-
-        def keep() -> None:
-            done = False
-            while live.member.paused and not done:
-                with live.applying:
-                    done = live.exact  # else an exchange counts already, and the training thread is about to apply it
-                    if done and live.member.paused:
-                        save()
-                if not done:
-                    time.sleep(LOOK_AGAIN_S)
-
-        def keep_or_say() -> None:
-            try:
-                keep()
-            except PacelineError as error:
-                logger.warning("%s: no step was written while the run waits for workers", error)
-
-        def heard(why: str) -> None:
-            self._watch.note("paused", reason=why)
-            if why and live.member.saves:
-                threading.Thread(target=keep_or_say, name="paceline-pause", daemon=True).start()
-
-        live.member.on_pause(heard)
+    # -- over time --------------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Nothing."""
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Refuse to train a model that is not the run's."""
-        self.entering.ready()
-
-    # -- over time --------------------------------------------------------------------------------
+        self.joining.ready()
 
     def on_step(self, warm: bool) -> None:
-        """A minibatch was counted: end the block where it is over, or where the others wait for this worker."""
-        marks = self._feed.take_marks()
+        """A minibatch was counted: end the block where it is over, or where other members wait for this worker."""
+        marks, steps = self._run.loaders.take_marks(), self._run.progress.steps
         if marks:
-            self._fresh.append((self._flow.steps, marks))
-        self._live.member.doing("computing", self._flow.steps)
-        self._keep_up()
+            self._uncommitted.add(steps, marks)
+        self.members.member.doing("computing", steps)
+        self.members.follow_control()
         self.blocks.schedule.stepped()
-        if self.blocks.due() or self._live.called:
+        if self.blocks.due() or self.members.called:
             self._end_block(leaving=False)
 
-    def _join(self) -> None:
-        """There is nothing to do: come to the others' exchange, where they wait for this worker."""
-        self._live.member.doing("waiting for data", self._flow.steps)
-        self._keep_up()
-        if self._live.called:
+    def _join_exchange(self) -> None:
+        """This worker has no data: join the exchange at which other members wait for it, if any."""
+        steps = self._run.progress.steps
+        self.members.member.doing("waiting for data", steps)
+        self.members.follow_control()
+        if self.members.called:
             # minibatches that were gathered for a step which the end of the epoch leaves incomplete
-            self._fresh.append((self._flow.steps, self._feed.take_marks()))
+            self._uncommitted.add(steps, self._run.loaders.take_marks())
             self._end_block(leaving=False)
 
     def _end_block(self, leaving: bool) -> ExchangeSummary:
-        self.entering.ready()
+        self.joining.ready()
         if not leaving:
-            agreement.check_unchanged(self._owned)
-        live, blocks = self._live, self.blocks
-        self._keep_up()
+            agreement.check_unchanged(self._run.owned)
+        members, blocks, tuner, steps = self.members, self.blocks, self._run.tuner, self._run.progress.steps
+        members.follow_control()
         fragment = blocks.next
-        self._watch.begin()
-        live.member.doing(f"exchange {live.exchange}", self._flow.steps)
-        blocks.begin(self._flow.steps, leaving)
+        self._run.monitor.begin()
+        members.member.doing(f"exchange {members.exchange}", steps)
+        blocks.begin(steps, leaving)
         try:
             summary = blocks.land(fragment)
-            while self._fresh and self._fresh[0][0] <= blocks.steps_committed:
-                self._fresh.popleft()
-            if self._tuner.decided:  # among those who agreed on it, and before newcomers are given the state
-                self._tuner.apply()
-                self.follow(self._tuner.rule)
+            self._uncommitted.drop(blocks.steps_committed)
+            if tuner.decided:  # among those who agreed on it, and before newcomers are given the state
+                tuner.apply()
+                self.follow(tuner.rule)
         finally:
-            if live.applying.locked() and live.follows is not None:
-                live.applying.release()
-            live.take_over()
-        self._watch.end(live.exchanger.timing, summary, block=blocks.block, warmup=False)
+            if members.applying.locked() and members.follows is not None:
+                members.applying.release()
+            members.take_over()
+        self._run.monitor.end(self._exchanger.timing, summary, block=blocks.block, warmup=False)
         blocks.align(blocks.schedule.begun)
-        live.member.doing("computing", self._flow.steps)
+        members.member.doing("computing", steps)
         return summary
 
     def _marks(self, summary: ExchangeSummary) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
-        """The places whose work enters the global model with this exchange; what was left out goes to somebody else."""
-        own = summary.headers[self._live.transport.world.rank]
-        merged: list[Mark] = []
-        for steps, marks in self._fresh:
-            if steps <= self.blocks.steps_committed:
-                merged += marks
-        facts = {"minibatches": own.minibatches, "total": own.total}
-        return ([], merged, facts) if own.brings and own.factor == 0 else (merged, [], facts)
+        """What the ledger learns with this exchange."""
+        own = summary.headers[self.members.transport.world.rank]
+        return self._uncommitted.of_exchange(own, self.blocks.steps_committed)
 
-    def follow(self, rule: Rule, now: int = 0) -> None:
+    def follow(self, rule: Rule) -> None:
         """Go on with other numbers of the rule."""
         if rule is not self.rule:
             self.blocks.retune(rule, self.blocks.schedule.steps)
         self.rule = rule
 
     def merge(self) -> None:
-        """End the block that is under way; those who go on come to the exchange as when they are called."""
+        """End the block that is under way; members that go on join the exchange as when they are called."""
         for _ in self.blocks.updates:
             self._end_block(leaving=False)
 
     def shutdown(self) -> None:
-        """Come to the end together: go to the others' exchanges until nobody has more data."""
-        self._leases.done(self._feed.take_marks())  # such as batches of a validation
+        """Come to the end together: keep joining exchanges until no member has more data."""
+        self.leases.done(self._run.loaders.take_marks())  # such as batches of a validation
         quiet = 0
         while quiet < len(self.blocks.updates) + 1:  # the last one compares what the one before it left
             summary = self._end_block(leaving=True)
             quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(self.blocks.global_parts)
-        self._live.member.leave()
+        self.members.member.leave()
 
     def close(self) -> None:
         """Let everything go."""
-        self.closed = True
-        exit_handling.release(self._owned)
-        self._live.close()
+        self._closed = True
+        exit_handling.release(self._run.owned)
+        self._exchanger.close()
+        self.members.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
-        return {"blocks": saved.save(self.blocks), "gradients": [], "sequence": [self._live.exchanger.sequence]}
+        return {"blocks": saved.save(self.blocks), "gradients": [], "sequence": [self._exchanger.sequence]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Never asked: the members of now are others than those of then, and `regroup` is."""
+        """Never asked: the members of now are others than those of then, and `reshard` is."""
         raise CheckpointError("an elastic run resumes as another number of workers does")
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check what was saved, or given by one that lives; what is returned puts it in its place."""
+        """Read and check what was saved, or what a live worker sent; what is returned puts it in its place."""
         rows = saved.read(self.blocks, old)
-        if self.entering.given is not None and old is self.entering.given:
+        if self.joining.given is not None and old is self.joining.given:
             return lambda: saved.join(self.blocks, rows)
         return lambda: saved.reshard(self.blocks, rows)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from paceline.communication.calls import AGREEMENT
 from paceline.errors import CheckpointError, GivenUpError, PeerLostError
-from paceline.flow.membership import Live
-from paceline.flow.state_transfer import Given, take
+from paceline.flow.membership import Membership
+from paceline.flow.state_transfer import GivenState, receive_state
 from paceline.update.engine import agreement
 from paceline.update.engine.common_start import take_untrained
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paceline")
 
 
-class Entering:
+class Joining:
     """A worker's way into the run.
 
     Args:
-        live: its membership.
+        members: its membership.
         owned: (optimizer, its named parameters) pairs.
         parts: what all begin alike with, of what is exchanged.
         rest: (name, tensor) pairs of what is not.
@@ -49,34 +49,34 @@ class Entering:
     """
 
     def __init__(
-        self, live: Live, owned: Owned, parts: list[Fragment], rest: Sequence[tuple[str, Tensor]] = ()
+        self, members: Membership, owned: Owned, parts: list[Fragment], rest: Sequence[tuple[str, Tensor]] = ()
     ) -> None:
-        self._live, self._owned, self._parts, self._rest = live, owned, parts, rest
-        self.given: Given | None = None
+        self._members, self._owned, self._parts, self._rest = members, owned, parts, rest
+        self.given: GivenState | None = None
         self.must_resume = self.settled = False
-        self.put: Callable[[Given], None] = lambda given: None
+        self.put: Callable[[GivenState], None] = lambda given: None
         self.blocks: Blocks | None = None
 
     def start(self) -> None:
         """Begin with what the others have, or all together with what the first of them has."""
-        live, self.given = self._live, None
+        members, self.given = self._members, None
         while True:
             try:
-                if live.new and live.generation.donor is not None:
+                if members.new and members.generation.donor is not None:
                     limit = (1 << 26) + 256 * sum(p.numel() for _, named in self._owned for _, p in named)
                     limit += 2 * sum(t.numel() * t.element_size() for _, t in self._rest)
-                    self.given = take(live.transport, live.rank_of(live.generation.donor), limit)
+                    self.given = receive_state(members.transport, members.rank_of(members.generation.donor), limit)
                     self.must_resume = False
                 else:
-                    self.must_resume = live.generation.restored
-                    with live.transport.calling(AGREEMENT):  # for others this is their attach
-                        agreement.broadcast_start(live.transport, self._parts)
-                        take_untrained(live.transport, self._rest)
+                    self.must_resume = members.generation.restored
+                    with members.transport.calling(AGREEMENT):  # for others this is their attach
+                        agreement.broadcast_start(members.transport, self._parts)
+                        take_untrained(members.transport, self._rest)
                 return
             except GivenUpError:
                 raise
             except PeerLostError as error:
-                live.renew(live.failed(error))
+                members.renew(members.failed(error))
 
     def take_given(self) -> None:
         """Take over what was given, if anything was, and hold it."""
@@ -93,7 +93,7 @@ class Entering:
         while not self.settled:
             if self.must_resume:
                 raise CheckpointError(
-                    self._live.transport.world.sign(
+                    self._members.transport.world.sign(
                         "everybody who held the model of this run is gone, so that it goes on from its last "
                         "checkpoint only: call run.resume() before the training loop, or start a new run in another "
                         "log directory"
@@ -122,28 +122,28 @@ class Entering:
                 self._again(error)
                 continue
             if self.must_resume and not found:
-                logger.warning("%s", self._live.transport.world.sign(ANEW))
+                logger.warning("%s", self._members.transport.world.sign(ANEW))
             self.must_resume = False
             self._say()
         return found or self.given is not None
 
     def _again(self, error: PeerLostError) -> None:
         """The members have changed, and this worker begins once more with what they have."""
-        self._live.renew(self._live.failed(error))
+        self._members.renew(self._members.failed(error))
         self._begin()
 
     def _say(self) -> None:
         """Say that this worker has what the others have; it is not settled where the members had changed before."""
-        live = self._live
-        live.member.holds_state(live.generation.number, self.blocks.block if self.blocks is not None else 0)
-        live.member.ledger()  # its answer comes behind whatever was said before
-        self.settled = not live.outdated or live.member.worker not in live.member.generation.newcomers
+        members = self._members
+        members.member.holds_state(members.generation.number, self.blocks.block if self.blocks is not None else 0)
+        members.member.ledger()  # its answer comes behind whatever was said before
+        self.settled = not members.outdated or members.member.worker not in members.member.generation.newcomers
         if self.settled:
-            live.applied = live.generation.exchange
+            members.applied = members.generation.exchange
             if self.blocks is not None:
-                self.blocks.renumber(live.transport.world.size)  # all compare the same sums, whenever they came
+                self.blocks.renumber(members.transport.world.size)  # all compare the same sums, whenever they came
             return
-        live.renew(live.member.generation)
+        members.renew(members.member.generation)
         self._begin()
 
     def _begin(self) -> None:

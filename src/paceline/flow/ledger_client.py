@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.2
 """How long a worker that has nothing to do waits for news before it asks again."""
 
 
-class LiveLeases:
+class LedgerClient:
     """The way to the ledger; see :class:`paceline.data.ledger.assignment.Leases`.
 
     Args:

@@ -18,13 +18,11 @@ from paceline.communication.torch.store import own_address
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError
-from paceline.flow.commit import LiveExchanger
 from paceline.flow.control import About, Generation, Member
-from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings
 
 
-class LiveTransport(Transport):
+class MembersTransport(Transport):
     """The connection among the present members; what stands behind it is replaced when they change.
 
     An operation that was begun among earlier members ends with `PeerLostError`.
@@ -85,35 +83,32 @@ class LiveTransport(Transport):
         self.inner.close()
 
 
-class Live:
+class Membership:
     """This worker's membership.
 
     Args:
         member: the way to the control plane.
         door: where other members connect to this one.
-        rule: the rule.
         settings: of the run.
 
     Attributes:
         transport: the connection among the members.
         generation: the members, as this worker goes by them.
-        exchanger: carries exchanges among them.
         follows: the generation that follows the exchange that was applied last; None once it was taken over.
         applied: the exchange whose state this worker's model has.
-        moved: called when the members have changed.
+        on_connect: called one after another when this worker is connected to other members.
         applying: held while an exchange that counts is applied, and while somebody else reads what it changes.
     """
 
-    def __init__(self, member: Member, door: Door, rule: Rule, settings: Settings) -> None:
+    def __init__(self, member: Member, door: Door, settings: Settings) -> None:
         self.member, self._door, self._settings = member, door, settings
-        self.transport = LiveTransport()
+        self.transport = MembersTransport()
         self.generation = Generation(0, (), 0, frozenset(), None, False, "")
-        self.exchanger = LiveExchanger(self, rule.codec, rule.common)
         self.follows: Generation | None = None
         self.applied = 0
         self._proof = settings.exchanged
         self.applying = threading.Lock()
-        self.moved: Callable[[], None] = lambda: None
+        self.on_connect: list[Callable[[], None]] = []
         member.on_change(self._break_off)
 
     def enter(self) -> None:
@@ -154,6 +149,11 @@ class Live:
         """Whether the control plane's ledger is that of the state that this worker's model has."""
         return self.member.ledger()[0] == self.applied
 
+    def follow_control(self) -> None:
+        """Between exchanges: go by the members that the control plane names."""
+        if self.outdated:
+            self.renew(self.member.generation)
+
     def _break_off(self, generation: Generation) -> None:
         """In the client's thread: nobody has to wait for those who are gone."""
         inner = self.transport.inner
@@ -193,8 +193,8 @@ class Live:
         self.transport.renew(inner)
         if self.outdated:  # it changed while this was made, and nobody has broken it off
             self._break_off(self.member.generation)
-        self.exchanger.renew()
-        self.moved()
+        for call in self.on_connect:
+            call()
 
     def failed(self, error: PeerLostError) -> Generation:
         """An exchange broke off: the members with whom to go on."""
@@ -231,7 +231,6 @@ class Live:
     def close(self) -> None:
         """Say goodbye, and let everything go."""
         self.member.close()
-        self.exchanger.close()
         self.transport.close()
         self._door.close()
 
@@ -242,11 +241,10 @@ def _world(generation: Generation, rank: int) -> World:
     return World(rank, len(hosts), mates.index(rank), len(mates), hosts[rank], hosts)
 
 
-def join(rule: Rule, fingerprint: dict[str, Any], settings: Settings) -> Live:
+def join(fingerprint: dict[str, Any], settings: Settings) -> Membership:
     """Ask the control plane to become a worker of its run.
 
     Args:
-        rule: the rule.
         fingerprint: what has to be the same on all workers, in JSON's terms.
         settings: of the run, with `control`.
     """
@@ -259,4 +257,4 @@ def join(rule: Rule, fingerprint: dict[str, Any], settings: Settings) -> Live:
     except BaseException:
         door.close()
         raise
-    return Live(member, door, rule, settings)
+    return Membership(member, door, settings)

@@ -30,7 +30,7 @@ TEXT_LIMIT = 1 << 28
 """Bytes of the text, at most."""
 
 
-class Given(OldCheckpoint):
+class GivenState(OldCheckpoint):
     """What one living worker gave, read as a checkpoint of one worker."""
 
     def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:
@@ -45,7 +45,7 @@ class Given(OldCheckpoint):
         return found
 
 
-class Parcel:
+class PackedState:
     """A state as it was at one moment, ready to be given to several.
 
     Args:
@@ -70,7 +70,7 @@ class Parcel:
         return [transport.send(part, to) for part in self._parts]
 
 
-def take(transport: Transport, source: int, limit: int) -> Given:
+def receive_state(transport: Transport, source: int, limit: int) -> GivenState:
     """Receive what `source` gives.
 
     Args:
@@ -97,7 +97,7 @@ def take(transport: Transport, source: int, limit: int) -> Given:
         rest = json.loads(text.numpy().tobytes())
         if hashlib.sha256(raw).hexdigest() != rest["sha256"]:
             raise CheckpointError(f"the state that {who} gave arrived damaged: its sha256 sum is another")
-        return Given(rest, load(raw))
+        return GivenState(rest, load(raw))
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise

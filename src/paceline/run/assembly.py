@@ -65,10 +65,10 @@ class RunParts:
     """
 
     context: RunContext
-    membership: flow.Live | None
+    membership: flow.Membership | None
     state: RunState
     engine: EngineProtocol | None
-    elastic: flow.Elastic | None
+    elastic: flow.ElasticEngine | None
     mistakes: Mistakes
     sinks: Outlets
     checkpointer: AutoCheckpointer | None
@@ -187,12 +187,12 @@ def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, m
     return Tuner(Knobs(optimizers, rule, workers), world, Mailbox(settings.log, each=alone), monitor.note, each=alone)
 
 
-def _elastic_engine(context: RunContext, membership: flow.Live, state: RunState) -> flow.Elastic:
-    return flow.Elastic(context, membership, lambda: (state.capture(), state.global_state()))
+def _elastic_engine(context: RunContext, membership: flow.Membership, state: RunState) -> flow.ElasticEngine:
+    return flow.ElasticEngine(context, membership, lambda: (state.capture(), state.global_state()))
 
 
 def _checkpointer(
-    context: RunContext, membership: flow.Live | None, elastic: flow.Elastic | None, state: RunState
+    context: RunContext, membership: flow.Membership | None, elastic: flow.ElasticEngine | None, state: RunState
 ) -> AutoCheckpointer:
     """What takes steps at regular intervals, into the place that the settings name."""
     settings, world = context.settings, context.transport.world
@@ -211,7 +211,7 @@ def _checkpointer(
         store, settings.every_blocks, settings.keep, among, state, context.monitor.note, run
     )
     if elastic is not None:
-        elastic.on_pause(checkpointer.now)
+        flow.save_while_paused(elastic.members, context.monitor, checkpointer.now)
     return checkpointer
 
 

@@ -30,7 +30,7 @@ def resume_run(parts: RunParts, path: str | Path | None) -> bool:
             round_.begin()
         return bool(found.manifest)
 
-    return parts.elastic.entering.resume(once) if parts.elastic is not None else once()
+    return parts.elastic.joining.resume(once) if parts.elastic is not None else once()
 
 
 def _load(parts: RunParts, found: Found) -> None:

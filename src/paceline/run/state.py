@@ -36,7 +36,7 @@ class RunState:
         rule_text: the rule as it was attached; what has been tuned since then is in the state.
     """
 
-    def __init__(self, context: RunContext, membership: flow.Live | None) -> None:
+    def __init__(self, context: RunContext, membership: flow.Membership | None) -> None:
         self._context, self._membership = context, membership
         self.engine: EngineProtocol | None = None
         self.included: dict[str, Any] = {}

@@ -15,10 +15,10 @@ from paceline.update.engine.context import RunContext
 from paceline.update.engine.settings import Settings
 
 
-def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.Live:
+def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.Membership:
     """Become a worker of the elastic run whose control plane the settings name."""
     flow.check_rule(rule)
-    return flow.join(rule, flow.fingerprint(rule, model, owned, settings), settings)
+    return flow.join(flow.fingerprint(rule, model, owned, settings), settings)
 
 
 class TakeOver:
@@ -32,16 +32,16 @@ class TakeOver:
     """
 
     def __init__(
-        self, context: RunContext, elastic: flow.Elastic, state: RunState, checkpointer: AutoCheckpointer | None
+        self, context: RunContext, elastic: flow.ElasticEngine, state: RunState, checkpointer: AutoCheckpointer | None
     ) -> None:
         self._context, self._elastic, self._state, self._checkpointer = context, elastic, state, checkpointer
 
     def begin(self) -> None:
         """Load what was sent by now, and from now on what is sent when the members change."""
-        self._elastic.entering.put = self.load
-        self._elastic.entering.take_given()
+        self._elastic.joining.put = self.load
+        self._elastic.joining.take_given()
 
-    def load(self, given: flow.Given) -> None:
+    def load(self, given: flow.GivenState) -> None:
         """Load what was sent; objects passed to `include` later load their part then."""
         context, state = self._context, self._state
         loaded = other_workers.read(given, state, context)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The donor sends its state to workers that join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.communication.base import Pending
+from paceline.errors import PeerLostError
+from paceline.flow.membership import Membership
+from paceline.flow.state_transfer import PackedState
+from paceline.update.monitor import Monitor
+
+
+class Donor:
+    """Sends this worker's state to those that join, where the control plane names it the donor.
+
+    Args:
+        members: this worker's membership.
+        monitor: writes the event log.
+        capture: gives this worker's state and the global model, as a checkpoint has them.
+    """
+
+    def __init__(
+        self, members: Membership, monitor: Monitor, capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]]
+    ) -> None:
+        self._members, self._monitor, self._capture = members, monitor, capture
+        self._sending: list[Pending] = []  # held until they are sent, or others follow
+
+    def give(self) -> None:
+        """Send the state to the newcomers of this generation, if it is this worker's turn; in the background."""
+        members, generation = self._members, self._members.generation
+        if generation.donor != members.member.worker or not generation.newcomers:
+            return
+        packed = PackedState(*self._capture())
+        self._sending = []
+        for worker in sorted(generation.newcomers):
+            try:
+                self._sending += packed.give(members.transport, members.rank_of(worker))
+            except PeerLostError:
+                return  # the members will change again
+        self._monitor.note("gave", workers=sorted(generation.newcomers), bytes=packed.nbytes)
