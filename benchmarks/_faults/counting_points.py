@@ -102,25 +102,23 @@ def lives(pid: int) -> bool:
 
 def in_worker(points: Points) -> None:
     """The places of a worker, but for those that its program has itself."""
-    from paceline.checkpoint import find as lookup
-    from paceline.checkpoint import saving
-    from paceline.checkpoint import store as shelf
+    from paceline.checkpoint import find, saving, store
     from paceline.flow import joining, membership, state_transfer
     from paceline.flow.control import client
-    from paceline.run.run import Run
+    from paceline.run import resume
     from paceline.update.exchange.exchanger import Exchanger
 
     points.around(Exchanger, "open", before="exchange")
     points.around(client.Member, "holds_state", after="holds")
     points.around(joining, "receive_state", before="take")
     points.around(state_transfer.PackedState, "give", before="give")
-    points.around(lookup.Lookup, "found", after="resume")
-    points.around(Run, "_go_on", after="loaded")
+    points.around(find.CheckpointFinder, "found", after="resume")
+    points.around(resume, "_load", after="loaded")
     points.around(membership.Membership, "commit", before="summed", after="verdict")
     points.around(membership.Membership, "take_over", before="applied")
     points.around(saving, "write_rank", after="written")
     points.around(saving, "_finish", before="finish", after="finished")
-    points.around(shelf.Directory, "tidy", before="tidy")
+    points.around(store.Directory, "tidy", before="tidy")
     _commits(points)
 
 

@@ -45,8 +45,8 @@ class Program:
             self.model, self.optimizer, job.rule, timeout_s=job.timeout_s, **(kept if job.checkpoint else {})
         )
         self.points.at("attach")
-        live = getattr(self.run, "_live", None)
-        self.worker = live.member.worker if live is not None else self.run.world.rank
+        members = self.run._parts.membership
+        self.worker = members.member.worker if members is not None else self.run.world.rank
         self.share = self.run.share(DataLoader(list(range(job.samples)), job.batch, shuffle=True))  # type: ignore[arg-type]
         if job.checkpoint:
             self.run.resume()
