@@ -45,10 +45,7 @@ import _numbers
 import _quick
 import _trainings
 import torch
-from sacrebleu.metrics import BLEU
-from torch import Tensor
-
-from paceline.dual import (
+from paceline_dual import (
     DIRECTIONS,
     Constraint,
     Course,
@@ -71,6 +68,8 @@ from paceline.dual import (
     train_prior,
     unpad,
 )
+from sacrebleu.metrics import BLEU
+from torch import Tensor
 
 FIRST = ("warm", "full", "dual_supervised")
 AFTER_WARM = ("dual", "back_translation", "iterative", "longer", "constrained")

@@ -27,9 +27,7 @@ import _reviews
 import _trainings
 import _word_counts
 import torch
-from torch import Tensor, nn
-
-from paceline.dual import (
+from paceline_dual import (
     Classifier,
     Constraint,
     Course,
@@ -48,6 +46,7 @@ from paceline.dual import (
     train,
     train_prior,
 )
+from torch import Tensor, nn
 
 WEIGHTS = {
     "transformer": ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1)),

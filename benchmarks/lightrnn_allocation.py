@@ -25,8 +25,7 @@ from types import SimpleNamespace
 import _quick
 import numpy as np
 import torch
-
-from paceline.lightrnn import CostSource, FactoredCosts, WordTable, reallocate
+from paceline_lightrnn import CostSource, FactoredCosts, WordTable, reallocate
 
 
 def make_costs(words: int, rows: int, columns: int, dimension: int, seed: int) -> CostSource:

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-
-from paceline.dual import (
+from paceline_dual import (
     METHODS,
     Course,
     Data,

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import dual as benchmark
-from paceline.dual import unpad
+from paceline_dual import unpad
 
 BINS = ((5, "under 5"), (10, "5 to 9"), (20, "10 to 19"), (10**9, "20 and more"))
 out = Path(sys.argv[1] if len(sys.argv) > 1 else "out/dual/one")

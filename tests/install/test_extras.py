@@ -32,7 +32,6 @@ EXTRAS = {
     "obstore": "remote",
     "optuna": "search",
     "pyarrow": "parquet",
-    "scipy": "lightrnn",
     "sklearn": "sklearn",
     "transformers": "transformers",
     "webdataset": "webdataset",

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import data, doctor, dual, explain, lightrnn, report, sim, trace, watch
+from paceline.cli import data, doctor, explain, report, sim, trace, watch
+from paceline.cli.installed import Commands
 from paceline.cli.plan import command as plan
 from paceline.cli.program_options import ProgramCommand
 from paceline.cli.run import command as run
@@ -17,6 +18,7 @@ from paceline.cli.tune import search
 
 app = typer.Typer(
     name="paceline",
+    cls=Commands,
     help="Give the training program you already have a cluster.",
     no_args_is_help=True,
     add_completion=False,
@@ -33,8 +35,6 @@ app.command("explain")(explain.command)
 app.command("plan", cls=ProgramCommand, context_settings=plan.CONTEXT)(plan.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
-app.add_typer(lightrnn.app, name="lightrnn")
-app.add_typer(dual.app, name="dual")
 
 
 def _version(asked: bool) -> None:

@@ -20,6 +20,8 @@ from paceline.doors.zero.cluster_detection import imported, other_cluster, unawa
         ("print('no torch here')", False),
         ("import torch\nimport paceline", False),
         ("import torch\nfrom paceline import attach", False),
+        ("import torch\nfrom paceline_mine import train", False),
+        ("import torch\nimport pacelines", True),
         ("import torch\ntry:\n    import paceline\nexcept ImportError:\n    pass", False),
         ("import torch.distributed as dist", False),
         ("import torch\ntorch.distributed.init_process_group()", False),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.dual.pair import Pair
-from paceline.dual.settings import Course
-from paceline.dual.training import train
-from tests.dual.tasks import HELD, labels_data, labels_pair
+from paceline_dual.pair import Pair
+from paceline_dual.settings import Course
+from paceline_dual.training import train
+from tasks import HELD, labels_data, labels_pair
 
 
 def trained(folder: Path, course: Course = HELD, **more: Any) -> tuple[Pair, list[dict[str, Any]]]:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from paceline_dual.protocols import Conditional, Prior
+from paceline_dual.sequences import PADDING
 from torch import Tensor, nn
-
-from paceline.dual.protocols import Conditional, Prior
-from paceline.dual.sequences import PADDING
 
 WORDS = 3
 SHORT = [list(word) for length in range(3) for word in itertools.product(range(WORDS), repeat=length)]

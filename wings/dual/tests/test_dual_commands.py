@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from paceline_dual.commands import watch as watching
+from paceline_dual.words import Words
+from test_dual_report import rewarded, row, saved, tried
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app, dual_watch
-from paceline.dual.words import Words
-from tests.dual.test_report import rewarded, row, saved, tried
+from paceline.cli import app
 
 ROWS = (
     row(0, translations=[tried([0]), tried([], "backward")], phase="warm"),
@@ -93,7 +94,7 @@ def test_watching_goes_on_until_the_training_is_over(tmp_path: Path, monkeypatch
         rows, over = next(later)
         saved(tmp_path, *rows, over=over)
 
-    monkeypatch.setattr(dual_watch.time, "sleep", wait)
+    monkeypatch.setattr(watching.time, "sleep", wait)
     result = run("watch", tmp_path)
     assert result.exit_code == 0
     assert [line.split(" |")[0] for line in result.output.splitlines()] == ["step 0", "step 2", "step 9"]

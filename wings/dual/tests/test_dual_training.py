@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 import torch
+from dual_helpers import same_bits, simulate, state_of
+from paceline_dual import evaluation, training
+from paceline_dual.batches import pairs_of
+from paceline_dual.learning import Reward
+from paceline_dual.methods import BackTranslation, Dual, IterativeBackTranslation
+from paceline_dual.pair import DIRECTIONS, Pair
+from paceline_dual.rates import make_optimizer, rate
+from paceline_dual.settings import Constraint, Course, Looks, Rates
+from paceline_dual.training import has_state, train
+from paceline_dual.words import Words
+from running import Killed, Killer, trained, untimed
+from tasks import COURSE, HELD, draw, labels_data, labels_pair, words_data, words_pair
 from torch import Tensor
 
 from paceline import CheckpointError, UnsupportedError
-from paceline.dual import evaluation, training
-from paceline.dual.batches import pairs_of
-from paceline.dual.learning import Reward
-from paceline.dual.methods import BackTranslation, Dual, IterativeBackTranslation
-from paceline.dual.pair import DIRECTIONS, Pair
-from paceline.dual.rates import make_optimizer, rate
-from paceline.dual.settings import Constraint, Course, Looks, Rates
-from paceline.dual.training import has_state, train
-from paceline.dual.words import Words
-from tests.dual.running import Killed, Killer, trained, untimed
-from tests.dual.tasks import COURSE, HELD, draw, labels_data, labels_pair, words_data, words_pair
-from tests.helpers import same_bits, simulate, state_of
 
 
 def test_a_training_and_what_it_leaves(tmp_path: Path) -> None:

@@ -7,15 +7,14 @@ import json
 
 import pytest
 import torch
+from paceline_dual import evaluation
+from paceline_dual.batches import pairs_of
+from paceline_dual.classifier import Classifier, LabelPrior
+from paceline_dual.pair import Pair
+from paceline_dual.settings import Looks
+from paceline_dual.supervised import gap
+from tasks import LABELS, draw, labels_data, labels_pair
 from torch import Tensor, nn
-
-from paceline.dual import evaluation
-from paceline.dual.batches import pairs_of
-from paceline.dual.classifier import Classifier, LabelPrior
-from paceline.dual.pair import Pair
-from paceline.dual.settings import Looks
-from paceline.dual.supervised import gap
-from tests.dual.tasks import LABELS, draw, labels_data, labels_pair
 
 
 def test_sums_over_held_out_pairs_are_those_of_a_loop() -> None:

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import paceline_dual
 import pytest
 import torch
+from paceline_dual.hugging_face import HuggingFaceLanguageModel, HuggingFaceSeq2Seq
+from paceline_dual.protocols import Conditional, Prior, flat, repeat
+from paceline_dual.sequences import pad
 
-from paceline import MismatchError, UnsupportedError, dual
-from paceline.dual.hugging_face import HuggingFaceLanguageModel, HuggingFaceSeq2Seq
-from paceline.dual.protocols import Conditional, Prior, flat, repeat
-from paceline.dual.sequences import pad
+from paceline import MismatchError, UnsupportedError
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -196,7 +197,7 @@ def test_without_transformers_the_error_names_the_extra(monkeypatch: pytest.Monk
 
 def test_the_wing_is_imported_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    files = sorted(Path(dual.__file__).parent.glob("*.py"))
+    files = sorted(Path(paceline_dual.__file__).parent.glob("*.py"))
     assert any(path.name == "hugging_face.py" for path in files)
     for path in files:  # fresh copies: those that other tests use stay what they are
         name = f"copy_of_{path.stem}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paceline_dual.choose import Candidates, choose, exact_match
+from paceline_dual.inference import DualInference
+from paceline_dual.sequences import pad
+from tables import SHORT, Chances, Sequences, Table, Told, from_joint, task
 from torch import Tensor, nn
 
 from paceline import DataError, MismatchError, UnsupportedError
-from paceline.dual.choose import Candidates, choose, exact_match
-from paceline.dual.inference import DualInference
-from paceline.dual.sequences import pad
-from tests.dual.tables import SHORT, Chances, Sequences, Table, Told, from_joint, task
 
 X = torch.arange(5)
 

@@ -12,9 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-import paceline
-
-EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "dual_numbers"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "dual_numbers"
 
 if not EXAMPLE.is_dir():
     pytest.skip("the examples are not beside the package", allow_module_level=True)

@@ -4,24 +4,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dual_helpers import on_real_workers, same_bits, simulate, state_of
+from paceline_dual import training
+from paceline_dual.classifier import LabelPrior
+from paceline_dual.priors import PriorCourse, train_prior
+from paceline_dual.training import train
+from running import Killed, Killer, trained, untimed
+from tasks import COURSE, draw, labels_data, labels_pair, sequences, words_data, words_pair
 from torch import nn
 
 from paceline import UnsupportedError
-from paceline.dual import training
-from paceline.dual.classifier import LabelPrior
-from paceline.dual.priors import PriorCourse, train_prior
-from paceline.dual.training import train
-from tests.dual.running import Killed, Killer, trained, untimed
-from tests.dual.tasks import COURSE, draw, labels_data, labels_pair, sequences, words_data, words_pair
-from tests.helpers import same_bits, simulate, state_of
-from tests.processes.launch import Launch
 
 
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=4)", "asgd"])
@@ -107,13 +105,7 @@ def test_a_prior_is_trained_on_one_side() -> None:
 
 @pytest.mark.processes
 def test_real_processes_train_one_pair(tmp_path: Path) -> None:
-    def place(rank: int) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-m", "tests.dual.programs"], {}
-
-    with Launch("train", 2, tmp_path, place=place) as launch:
-        ended = launch.wait()
-        assert all(one.code == 0 for one in ended.values()), launch.said()
-    one, other = (json.loads(ended[rank].out) for rank in range(2))
+    one, other = on_real_workers("pair_program.py", 2, tmp_path)
     assert one == other and one["exact"] == 1.0
     history = json.loads((tmp_path / "out" / training.HISTORY).read_text())
     assert history["workers"] == 2 and history["over"] and history["bytes_sent"] > 0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightrnn_helpers import same_bits, simulate, state_of
+from paceline_lightrnn import PADDING, LightRNN, WordRNN, WordTable, parameter_bytes, sizes
 from torch import Tensor, nn
 
 import paceline
 from paceline import CheckpointError, MismatchError, UnsupportedError
-from paceline.lightrnn import PADDING, LightRNN, WordRNN, WordTable, parameter_bytes, sizes
-from tests.helpers import same_bits, simulate, state_of
 
 CHOICES: list[dict[str, Any]] = [
     {},
@@ -135,7 +135,7 @@ def test_ten_million_words_take_sixty_megabytes_or_eighty_gigabytes(monkeypatch:
     assert light.total <= 60e6
     full = parameter_bytes(10_000_000, 1000, output="full")
     assert full.input == 40_000_000_000 and full.output == 40_040_000_000
-    monkeypatch.setattr("paceline.lightrnn.baseline.available_bytes", lambda device: 25_000_000_000)
+    monkeypatch.setattr("paceline_lightrnn.baseline.available_bytes", lambda device: 25_000_000_000)
     with pytest.raises(UnsupportedError, match=r"80\.1 GB .*40\.0 GB at the input, 40\.0 GB at the output.*25\.0 GB"):
         WordRNN(10_000_000, 1000)
     with pytest.raises(UnsupportedError, match=r"Take LightRNN, which has 0\.0827 GB"):

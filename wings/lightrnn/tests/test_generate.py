@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from paceline_lightrnn import PADDING, LanguageModel, LightRNN, WordRNN, WordTable, beam, sample
 from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
-from paceline.lightrnn import PADDING, LanguageModel, LightRNN, WordRNN, WordTable, beam, sample
 
 MODELS = ("light", "full", "adaptive")
 
@@ -64,7 +64,7 @@ def by_row_and_column(model: Any, log_probs: Tensor, temperature: float) -> Tens
 
 
 def test_the_nucleus_is_the_fewest_words_that_have_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.lightrnn.generate.FIRST_WORDS", 1)  # so that it has to be looked for in steps
+    monkeypatch.setattr("paceline_lightrnn.generate.FIRST_WORDS", 1)  # so that it has to be looked for in steps
     model = make(words=30, sharpness=4.0)
     shares, names = model.distribution(model.begin(1))[0].detach().exp().sort(descending=True)
     for top_p in (0.2, 0.6, 0.9):

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from paceline_lightrnn.building import load_model
+from paceline_lightrnn.settings import Settings
+from paceline_lightrnn.training import HISTORY, STATE
 from typer.testing import CliRunner, Result
 
-import paceline
 from paceline.cli import app
-from paceline.lightrnn.building import load_model
-from paceline.lightrnn.settings import Settings
-from paceline.lightrnn.training import HISTORY, STATE
 
 SMALL = (
     "--dimension",
@@ -42,7 +43,7 @@ def run(*arguments: object, given: bytes | None = None) -> Result:
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("PYTHONPATH", str(Path(paceline.__file__).parents[1]))  # for the workers
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the workers
 
 
 def write_text(path: Path) -> Path:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,20 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightrnn_helpers import on_real_workers, same_bits, simulate, state_of
+from paceline_lightrnn import rounds, training
+from paceline_lightrnn.corpus import Corpus
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.preparing import Data
+from paceline_lightrnn.rates import share_of_rate
+from paceline_lightrnn.settings import Course
+from paceline_lightrnn.table import WordTable
+from paceline_lightrnn.training import train
+from paceline_lightrnn.vocabulary import Vocabulary
 
 import paceline
 from paceline import CheckpointError, PeerLostError, UnsupportedError
-from paceline.lightrnn import rounds, training
-from paceline.lightrnn.corpus import Corpus
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.preparing import Data
-from paceline.lightrnn.rates import share_of_rate
-from paceline.lightrnn.settings import Course
-from paceline.lightrnn.table import WordTable
-from paceline.lightrnn.training import train
-from paceline.lightrnn.vocabulary import Vocabulary
-from tests.helpers import same_bits, simulate, state_of
-from tests.processes.launch import Launch
 
 WORDS = 27
 COURSE = Course(rounds=2, short=0, epochs=2, batch=4, window=5, windows=3, rate=0.02, save_every=3)
@@ -283,12 +281,6 @@ def test_the_state_folder_keeps_two(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_real_processes_add_up_costs_and_get_one_table(tmp_path: Path) -> None:
-    def place(rank: int) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-m", "tests.lightrnn.programs"], {}
-
-    with Launch("train", 2, tmp_path, place=place) as launch:
-        ended = launch.wait()
-        assert all(one.code == 0 for one in ended.values()), launch.said()
-    one, other = (json.loads(ended[rank].out) for rank in range(2))
+    one, other = on_real_workers("training_program.py", 2, tmp_path)
     assert one == other and one["costs"] is True
     assert one["table"] != rounds.table_sum(model().table)

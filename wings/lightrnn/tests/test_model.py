@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from paceline_lightrnn import PADDING, LightRNN, State, WordTable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import CheckpointError, MismatchError, UnsupportedError
-from paceline.lightrnn import PADDING, LightRNN, State, WordTable
 
 CELLS = ("lstm", "gru", "rnn")
 TABLES = {
@@ -105,7 +105,7 @@ def test_the_probabilities_of_all_words_sum_to_one(kind: str, layers: int) -> No
 def test_the_distribution_in_pieces_is_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(TABLES["with rows without words"])
     whole = model.distribution(model.begin(3))
-    monkeypatch.setattr("paceline.lightrnn.model.AT_ONCE", 1)
+    monkeypatch.setattr("paceline_lightrnn.model.AT_ONCE", 1)
     torch.testing.assert_close(model.distribution(model.begin(3)), whole)
 
 
@@ -332,7 +332,7 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pyt
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr("paceline.lightrnn.table.save_file", full)
+        patch.setattr("paceline_lightrnn.table.save_file", full)
         model.save(tmp_path)
     assert torch.equal(LightRNN.load(tmp_path).log_prob(words)[0], wanted)
     model.save(tmp_path)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from paceline_lightrnn import TwoComponentEmbedding, TwoComponentSoftmax, WordTable
 from torch import Tensor, nn
 
 from paceline import MismatchError, UnsupportedError
-from paceline.lightrnn import TwoComponentEmbedding, TwoComponentSoftmax, WordTable
 
 TABLES = {
     "full": WordTable.random(12, 3, 4, seed=1),
@@ -135,7 +135,7 @@ def test_the_best_of_many_words_need_few_rows() -> None:
 def test_the_whole_distribution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, hidden = make("with empty cells"), vectors(3, 5)
     whole = layer.log_prob(hidden)
-    monkeypatch.setattr("paceline.lightrnn.parts.AT_ONCE", 1)
+    monkeypatch.setattr("paceline_lightrnn.parts.AT_ONCE", 1)
     torch.testing.assert_close(layer.log_prob(hidden), whole)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paceline_lightrnn import LightRNN, WordTable, top_words
 from torch import Tensor
 
 from paceline import MismatchError
-from paceline.lightrnn import LightRNN, WordTable, top_words
 
 
 def ranked(table: WordTable, joint: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -79,7 +79,7 @@ def test_pieces_small_enough_for_memory_give_the_same(monkeypatch: pytest.Monkey
     table = WordTable.random(60, 16, 4)
     joint = random_joint(table, 5, 0.5)
     whole = ranked(table, joint, 20)
-    monkeypatch.setattr("paceline.lightrnn.ranking.AT_ONCE", 1)
+    monkeypatch.setattr("paceline_lightrnn.ranking.AT_ONCE", 1)
     small = ranked(table, joint, 20)
     assert torch.equal(whole[0], small[0]) and torch.equal(whole[1], small[1])
     assert small[3] <= whole[3]

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
+from paceline_lightrnn import rounds
+from paceline_lightrnn.training import train
+from test_lightrnn_training import COURSE, chain, data, model
 
 import paceline
-from paceline.lightrnn import rounds
-from paceline.lightrnn.training import train
-from tests.lightrnn.test_training import COURSE, chain, data, model
 
 
 def costs_of_all() -> bool:
@@ -32,7 +33,7 @@ def main() -> None:
     added_up, mine = costs_of_all(), model()
     history = train(mine, data(), COURSE, folder / "out", rule="bmuf(period=4)")
     said = {"costs": added_up, "table": rounds.table_sum(mine.table), "last": history[-1]["perplexity"]}
-    print(json.dumps(said))
+    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(said), encoding="utf-8")
 
 
 if __name__ == "__main__":

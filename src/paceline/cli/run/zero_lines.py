@@ -46,7 +46,7 @@ def serves(script: Path, wishes: Wishes, workers: int) -> bool:
             refuse("--as-is and --force-zero-lines exclude each other: give one of them")
         return False
     names = cluster_detection.imported(script)
-    own = any(name.split(".")[0] == "paceline" for name in names)
+    own = cluster_detection.attaches(names)
     if wishes.force:
         if own:
             refuse(f"--force-zero-lines is for programs that do not know of paceline, and {script.name} {_why('')}")

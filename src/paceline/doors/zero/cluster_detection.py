@@ -78,6 +78,12 @@ def _local(folder: Path, name: str) -> Iterator[Path]:
             yield path
 
 
+def attaches(names: set[str]) -> bool:
+    """Whether the program uses paceline, or a package named paceline_*, which attaches for it."""
+    tops = {name.split(".")[0] for name in names}
+    return any(top == "paceline" or top.startswith("paceline_") for top in tops)
+
+
 def other_cluster(names: set[str]) -> str:
     """What the program makes a cluster by; empty where there is nothing.
 
@@ -103,6 +109,4 @@ def bare(names: set[str]) -> bool:
     """The same of the names that it imports."""
     tops = {name.split(".")[0] for name in names}
     on_torch = "torch" in tops or not tops.isdisjoint(ON_TORCH)
-    return (
-        on_torch and "paceline" not in tops and not other_cluster(names) and not framework_doors.of_framework(names)[0]
-    )
+    return on_torch and not (attaches(names) or other_cluster(names) or framework_doors.of_framework(names)[0])

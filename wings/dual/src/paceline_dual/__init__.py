@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-from paceline.dual.batches import Data
-from paceline.dual.choose import Candidates, Choice, Ranking, exact_match, joined
-from paceline.dual.classifier import Classifier, LabelPrior, LabelToText
-from paceline.dual.hugging_face import HuggingFaceLanguageModel, HuggingFaceSeq2Seq
-from paceline.dual.inference import DualInference
-from paceline.dual.learning import Reward, Unlabelled, unlabelled_loss
-from paceline.dual.pair import DIRECTIONS, Direction, Pair
-from paceline.dual.priors import PriorCourse, train_prior
-from paceline.dual.protocols import Conditional, Prior, flat, repeat, undisturbed
-from paceline.dual.sequences import PADDING, lengths, mask, pad, same_width, unpad
-from paceline.dual.settings import METHODS, Constraint, Course, Looks, Mix, Rates
-from paceline.dual.show import Show, shown
-from paceline.dual.supervised import ByLength, Duality, Opposites, Supervised, gap, supervised_loss
-from paceline.dual.training import train
-from paceline.dual.transformer import LanguageModel, Seq2Seq
-from paceline.dual.virtual import Step, VirtualPair
-from paceline.dual.words import Words
+from paceline_dual.batches import Data
+from paceline_dual.choose import Candidates, Choice, Ranking, exact_match, joined
+from paceline_dual.classifier import Classifier, LabelPrior, LabelToText
+from paceline_dual.hugging_face import HuggingFaceLanguageModel, HuggingFaceSeq2Seq
+from paceline_dual.inference import DualInference
+from paceline_dual.learning import Reward, Unlabelled, unlabelled_loss
+from paceline_dual.pair import DIRECTIONS, Direction, Pair
+from paceline_dual.priors import PriorCourse, train_prior
+from paceline_dual.protocols import Conditional, Prior, flat, repeat, undisturbed
+from paceline_dual.sequences import PADDING, lengths, mask, pad, same_width, unpad
+from paceline_dual.settings import METHODS, Constraint, Course, Looks, Mix, Rates
+from paceline_dual.show import Show, shown
+from paceline_dual.supervised import ByLength, Duality, Opposites, Supervised, gap, supervised_loss
+from paceline_dual.training import train
+from paceline_dual.transformer import LanguageModel, Seq2Seq
+from paceline_dual.virtual import Step, VirtualPair
+from paceline_dual.words import Words
 
 __all__ = [
     "DIRECTIONS",

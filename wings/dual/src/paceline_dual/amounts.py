@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
-from paceline.dual.sequences import lengths
+from paceline_dual.sequences import lengths
 
 
 def tokens(x: Tensor) -> Tensor:

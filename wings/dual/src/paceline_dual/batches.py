@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from paceline import DataError, Run
-from paceline.dual.sequences import PADDING, pad, trim
+from paceline_dual.sequences import PADDING, pad, trim
 
 Pairs = tuple[Tensor, Tensor] | Dataset[tuple[Tensor, Tensor]]
 Side = Tensor | Dataset[Tensor]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline import DataError, UnsupportedError
-from paceline.dual.sequences import same_width
+from paceline_dual.sequences import same_width
 
 GRID = tuple(step / 20 for step in range(21))
 """The weights that are tried: 0, 0.05 ... 1."""

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import MismatchError, UnsupportedError
-from paceline.dual import search, storage
-from paceline.dual.layers import check_sizes, embedding
-from paceline.dual.protocols import undisturbed
-from paceline.dual.sequences import check, check_count, check_pairs
-from paceline.dual.writer import Writer
+from paceline_dual import search, storage
+from paceline_dual.layers import check_sizes, embedding
+from paceline_dual.protocols import undisturbed
+from paceline_dual.sequences import check, check_count, check_pairs
+from paceline_dual.writer import Writer
 
 
 class Classifier(nn.Module):

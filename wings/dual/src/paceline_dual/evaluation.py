@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from paceline import UnsupportedError
-from paceline.dual.batches import collate
-from paceline.dual.pair import DIRECTIONS, Direction, Pair
-from paceline.dual.protocols import undisturbed
-from paceline.dual.sequences import same_width, unpad
-from paceline.dual.settings import Looks
+from paceline_dual.batches import collate
+from paceline_dual.pair import DIRECTIONS, Direction, Pair
+from paceline_dual.protocols import undisturbed
+from paceline_dual.sequences import same_width, unpad
+from paceline_dual.settings import Looks
 
 SUMS = ("pairs", "forward", "backward", "prior_x", "prior_y", "gap", "gap_squared")
 EXACT = ("right_forward", "asked_forward", "right_backward", "asked_backward")

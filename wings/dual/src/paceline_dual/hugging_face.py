@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face's `transformers` as P(y | x) and P(x) (needs the extra `paceline[dual]` to load them).
+"""Models of Hugging Face's `transformers` as P(y | x) and P(x) (needs the extra `paceline-dual[transformers]` to load them).
 
 Symbols are the model's own token numbers; begin, end and padding are added here and never part of a sequence::
 
     encoder         source_begin? x[0] .. x[S-1] end
     decoder         start target_begin? y[0] .. y[T-1]   ->   y[0] .. y[T-1] end
 
-Sampling and the beam are those of :mod:`paceline.dual.search`, with the model's cache of keys and values, and not the
+Sampling and the beam are those of :mod:`paceline_dual.search`, with the model's cache of keys and values, and not the
 model's `generate`: that one adds rules of its own (the 50 best tokens only, forced tokens, bonuses for length), after
 which a sample is no longer a draw from P(y | x), and it takes no generator.
 """
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import MismatchError, UnsupportedError
-from paceline.dual import search
-from paceline.dual.protocols import repeat, undisturbed
-from paceline.dual.sequences import PADDING, check, check_count, check_pairs, mask
+from paceline_dual import search
+from paceline_dual.protocols import repeat, undisturbed
+from paceline_dual.sequences import PADDING, check, check_count, check_pairs, mask
 
 Forward = Callable[..., Any]
 
@@ -289,6 +289,6 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise UnsupportedError(
-            "models of Hugging Face need transformers, which is not installed: pip install 'paceline[dual]'"
+            "models of Hugging Face need transformers, which is not installed: pip install 'paceline-dual[transformers]'"
         ) from error
     return transformers

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
-from paceline.dual.amounts import same_rows
-from paceline.dual.choose import GRID, Candidates, Choice, Measure, Ranking, check_weight, choose, exact_match, mixed
-from paceline.dual.protocols import Conditional, Prior, flat, repeat, undisturbed
+from paceline_dual.amounts import same_rows
+from paceline_dual.choose import GRID, Candidates, Choice, Measure, Ranking, check_weight, choose, exact_match, mixed
+from paceline_dual.protocols import Conditional, Prior, flat, repeat, undisturbed
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import UnsupportedError
-from paceline.dual.sequences import mask
+from paceline_dual.sequences import mask
 
 WIDER = 4  # the feed-forward part's inner dimension, in dimensions of the model
 

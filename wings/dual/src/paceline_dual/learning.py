@@ -26,8 +26,8 @@ import torch
 from torch import Generator, Tensor
 
 from paceline import MismatchError, UnsupportedError
-from paceline.dual.amounts import tokens, within_reach
-from paceline.dual.protocols import Conditional, Prior, flat, repeat
+from paceline_dual.amounts import tokens, within_reach
+from paceline_dual.protocols import Conditional, Prior, flat, repeat
 
 BASELINES = ("leave_one_out", "other_rows", "none")
 SEARCHES = ("sample", "beam")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from paceline.dual.learning import Reward, unlabelled_loss
-from paceline.dual.pair import DIRECTIONS, Direction, Pair
-from paceline.dual.protocols import Conditional
-from paceline.dual.settings import Course
+from paceline_dual.learning import Reward, unlabelled_loss
+from paceline_dual.pair import DIRECTIONS, Direction, Pair
+from paceline_dual.protocols import Conditional
+from paceline_dual.settings import Course
 
 
 class Learned(NamedTuple):
@@ -62,7 +62,7 @@ class _Stateless:
 
 
 class Dual(_Stateless):
-    """Dual learning: the closed loop of both models; see :mod:`paceline.dual.learning`.
+    """Dual learning: the closed loop of both models; see :mod:`paceline_dual.learning`.
 
     Args:
         reward: of samples.

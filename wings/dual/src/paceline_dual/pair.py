@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline import CheckpointError, UnsupportedError
-from paceline.dual.protocols import Conditional, Prior
+from paceline_dual.protocols import Conditional, Prior
 
 DIRECTIONS = ("forward", "backward")
 """x -> y and y -> x."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.dual.pair import DIRECTIONS
+from paceline_dual.pair import DIRECTIONS
 
 NOWHERE = -1
 """In place of a step at which something was done that has not been done yet."""

@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
 from paceline import Rule, UnsupportedError
-from paceline.dual.batches import Endless, Side, side_of
-from paceline.dual.protocols import Prior
-from paceline.dual.rates import share_of_rate
-from paceline.dual.show import Show, Silent
+from paceline_dual.batches import Endless, Side, side_of
+from paceline_dual.protocols import Prior
+from paceline_dual.rates import share_of_rate
+from paceline_dual.show import Show, Silent
 
 SHOWN_EVERY = 20  # steps
 

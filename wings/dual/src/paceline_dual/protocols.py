@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What dual learning asks of a model: a conditional one P(y | x), and a prior P(x).
 
-Any torch module can play either part; :mod:`paceline.dual.transformer`, :mod:`paceline.dual.classifier` and
-:mod:`paceline.dual.hugging_face` have ready ones. A model that is trained, and every prior, is also an `nn.Module`.
+Any torch module can play either part; :mod:`paceline_dual.transformer`, :mod:`paceline_dual.classifier` and
+:mod:`paceline_dual.hugging_face` have ready ones. A model that is trained, and every prior, is also an `nn.Module`.
 
 What x and y are is the model's own affair, as long as the first axis counts the examples: sequences (see
-:mod:`paceline.dual.sequences`), labels [B], images or features [B, ...].
+:mod:`paceline_dual.sequences`), labels [B], images or features [B, ...].
 """
 
 from __future__ import annotations

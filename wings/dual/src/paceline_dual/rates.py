@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from paceline.dual.pair import DIRECTIONS, Pair
-from paceline.dual.settings import Course
+from paceline_dual.pair import DIRECTIONS, Pair
+from paceline_dual.settings import Course
 
 WARM_UP, LOWEST = 0.02, 0.05  # of a phase; of the highest rate
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import CheckpointError
-from paceline.dual.pair import DIRECTIONS
-from paceline.dual.training import HISTORY, WORDS
-from paceline.dual.words import Words
+from paceline_dual.pair import DIRECTIONS
+from paceline_dual.training import HISTORY, WORDS
+from paceline_dual.words import Words
 
 SIDES = {"forward": ("x", "y"), "backward": ("y", "x")}
 NUMBERS = ("step", "forward", "backward", "prior_x", "prior_y", "gap", "gap_rms", "seconds")

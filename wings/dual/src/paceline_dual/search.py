@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.dual.sequences import PADDING, trim
+from paceline_dual.sequences import PADDING, trim
 
 
 class Steps(Protocol):

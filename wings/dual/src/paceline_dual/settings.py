@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline import CheckpointError, UnsupportedError
-from paceline.dual import files
-from paceline.dual.learning import Reward
-from paceline.dual.supervised import SIDES, ByLength, Duality
+from paceline_dual import files
+from paceline_dual.learning import Reward
+from paceline_dual.supervised import SIDES, ByLength, Duality
 
 FORMAT = "paceline dual course 1"
 METHODS = ("dual", "back_translation", "iterative_back_translation", "supervised")
-"""What unlabelled data are used for; see :mod:`paceline.dual.methods`."""
+"""What unlabelled data are used for; see :mod:`paceline_dual.methods`."""
 
 
 @dataclass(frozen=True)

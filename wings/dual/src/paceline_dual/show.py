@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom a training of a pair tells how far it is, and the live view of both directions.
 
-`show=paceline.dual.shown()` in a `with` gives a view: a table that is drawn anew on a terminal, plain lines elsewhere.
+`show=paceline_dual.shown()` in a `with` gives a view: a table that is drawn anew on a terminal, plain lines elsewhere.
 """
 
 from __future__ import annotations

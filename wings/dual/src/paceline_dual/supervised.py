@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
-from paceline.dual.amounts import same_rows, tokens, within_reach
-from paceline.dual.protocols import Conditional, Prior
+from paceline_dual.amounts import same_rows, tokens, within_reach
+from paceline_dual.protocols import Conditional, Prior
 
 SIDES = ("x", "y")
 
@@ -32,7 +32,7 @@ Weight = float | Tensor | Callable[[Tensor, Tensor], Tensor]
 
 
 class Opposites(Protocol):
-    """Two opposite models and the priors of both sides; `paceline.dual.Pair` is one."""
+    """Two opposite models and the priors of both sides; `paceline_dual.Pair` is one."""
 
     @property
     def forward_model(self) -> Conditional:

@@ -20,16 +20,16 @@ from torch import Tensor
 
 import paceline
 from paceline import DataError, Rule
-from paceline.dual import evaluation, files, workers
-from paceline.dual.batches import Data, Endless, pairs_of, side_of
-from paceline.dual.methods import method_of
-from paceline.dual.pair import DIRECTIONS, Pair
-from paceline.dual.position import Position
-from paceline.dual.rates import make_optimizer, make_scheduler
-from paceline.dual.settings import Course
-from paceline.dual.show import Show, Silent
-from paceline.dual.supervised import supervised_loss
-from paceline.dual.words import Words
+from paceline_dual import evaluation, files, workers
+from paceline_dual.batches import Data, Endless, pairs_of, side_of
+from paceline_dual.methods import method_of
+from paceline_dual.pair import DIRECTIONS, Pair
+from paceline_dual.position import Position
+from paceline_dual.rates import make_optimizer, make_scheduler
+from paceline_dual.settings import Course
+from paceline_dual.show import Show, Silent
+from paceline_dual.supervised import supervised_loss
+from paceline_dual.words import Words
 
 STATE, HISTORY, COURSE, WORDS, MODEL = "state", "history.json", "course.json", "words.json", "model"
 LOG_EVERY = 20  # steps

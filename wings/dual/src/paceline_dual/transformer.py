@@ -6,7 +6,7 @@
     log P(y | x) = sum over t of log P(y[t] | y[0..t-1], x) + log P(end | y, x)
 
 After `longest` symbols the end is certain, so a sequence of just that length has no term for its end, a longer one is
-refused, and the probabilities of all others sum to 1. See :mod:`paceline.dual.search` for sampling and the beam.
+refused, and the probabilities of all others sum to 1. See :mod:`paceline_dual.search` for sampling and the beam.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.dual import search, storage
-from paceline.dual.layers import Encoder, check_sizes
-from paceline.dual.protocols import undisturbed
-from paceline.dual.sequences import check, check_count, check_pairs
-from paceline.dual.writer import Projected, Writer
+from paceline_dual import search, storage
+from paceline_dual.layers import Encoder, check_sizes
+from paceline_dual.protocols import undisturbed
+from paceline_dual.sequences import check, check_count, check_pairs
+from paceline_dual.writer import Projected, Writer
 
 
 class Seq2Seq(storage.Saved):

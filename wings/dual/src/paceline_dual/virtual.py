@@ -2,7 +2,7 @@
 """A virtual dual task: where a task has no opposite one, an auxiliary one is made up, trained with it and thrown away.
 
 A classifier P(y|x) has no opposite that anybody wants. An auxiliary model P(x|y), however crude, still tells which
-label an x without one is likely to have: such an x goes through the closed loop of :mod:`paceline.dual.learning`, in
+label an x without one is likely to have: such an x goes through the closed loop of :mod:`paceline_dual.learning`, in
 which labels are sampled and each is praised for how well x can be found again in it. A step's loss is::
 
     -log P(y|x; primal) - log P(x|y; auxiliary)        mean over the labelled rows
@@ -20,9 +20,9 @@ from typing import NamedTuple, cast
 from torch import Generator, Tensor, nn
 
 from paceline import UnsupportedError
-from paceline.dual.amounts import same_rows
-from paceline.dual.learning import Reward, Unlabelled, unlabelled_loss
-from paceline.dual.protocols import Conditional, Prior
+from paceline_dual.amounts import same_rows
+from paceline_dual.learning import Reward, Unlabelled, unlabelled_loss
+from paceline_dual.protocols import Conditional, Prior
 
 
 class Step(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import CheckpointError
-from paceline.dual import files
+from paceline_dual import files
 
 FORMAT = "paceline dual words 1"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline import Run
-from paceline.dual.pair import Pair
+from paceline_dual.pair import Pair
 
 
 def add_up(run: Run, sums: Tensor) -> Tensor:

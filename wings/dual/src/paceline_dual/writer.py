@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.dual import search
-from paceline.dual.layers import Block, embed, embedding, linear, positions
-from paceline.dual.sequences import mask
+from paceline_dual import search
+from paceline_dual.layers import Block, embed, embedding, linear, positions
+from paceline_dual.sequences import mask
 
 Projected = tuple[Tensor, Tensor]
 

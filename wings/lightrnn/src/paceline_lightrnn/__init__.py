@@ -3,25 +3,25 @@
 
 from __future__ import annotations
 
-from paceline.lightrnn.allocation import Allocation, reallocate
-from paceline.lightrnn.baseline import WordRNN
-from paceline.lightrnn.building import build, load_model
-from paceline.lightrnn.corpus import Corpus, Passages
-from paceline.lightrnn.costs import CostSource, DenseCosts, FactoredCosts
-from paceline.lightrnn.generate import beam, sample
-from paceline.lightrnn.language import LanguageModel
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.parts import TwoComponentEmbedding, TwoComponentSoftmax
-from paceline.lightrnn.preparing import Data, prepare
-from paceline.lightrnn.ranking import Ranking, top_words
-from paceline.lightrnn.scoring import Score, perplexity, score
-from paceline.lightrnn.settings import Course, Settings, Shape, Source
-from paceline.lightrnn.sizes import Sizes, parameter_bytes, sizes_of
-from paceline.lightrnn.state import PADDING, State
-from paceline.lightrnn.table import WordTable
-from paceline.lightrnn.text import Text
-from paceline.lightrnn.training import train
-from paceline.lightrnn.vocabulary import Vocabulary
+from paceline_lightrnn.allocation import Allocation, reallocate
+from paceline_lightrnn.baseline import WordRNN
+from paceline_lightrnn.building import build, load_model
+from paceline_lightrnn.corpus import Corpus, Passages
+from paceline_lightrnn.costs import CostSource, DenseCosts, FactoredCosts
+from paceline_lightrnn.generate import beam, sample
+from paceline_lightrnn.language import LanguageModel
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.parts import TwoComponentEmbedding, TwoComponentSoftmax
+from paceline_lightrnn.preparing import Data, prepare
+from paceline_lightrnn.ranking import Ranking, top_words
+from paceline_lightrnn.scoring import Score, perplexity, score
+from paceline_lightrnn.settings import Course, Settings, Shape, Source
+from paceline_lightrnn.sizes import Sizes, parameter_bytes, sizes_of
+from paceline_lightrnn.state import PADDING, State
+from paceline_lightrnn.table import WordTable
+from paceline_lightrnn.text import Text
+from paceline_lightrnn.training import train
+from paceline_lightrnn.vocabulary import Vocabulary
 
 __all__ = [
     "PADDING",

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import MismatchError, UnsupportedError
-from paceline.lightrnn import storage
-from paceline.lightrnn.language import LanguageModel
-from paceline.lightrnn.sizes import available_bytes, parameter_bytes
-from paceline.lightrnn.state import PADDING, State, check_words, make_recurrent, run, wide
+from paceline_lightrnn import storage
+from paceline_lightrnn.language import LanguageModel
+from paceline_lightrnn.sizes import available_bytes, parameter_bytes
+from paceline_lightrnn.state import PADDING, State, check_words, make_recurrent, run, wide
 
 FORMAT = "paceline word rnn 1"
 SPREAD = 0.1

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from paceline import CheckpointError, DataError
-from paceline.lightrnn import baseline
-from paceline.lightrnn.baseline import WordRNN
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.settings import Shape
-from paceline.lightrnn.storage import ABOUT
-from paceline.lightrnn.table import WordTable
-from paceline.lightrnn.text import Text
-from paceline.lightrnn.vocabulary import Vocabulary
+from paceline_lightrnn import baseline
+from paceline_lightrnn.baseline import WordRNN
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.settings import Shape
+from paceline_lightrnn.storage import ABOUT
+from paceline_lightrnn.table import WordTable
+from paceline_lightrnn.text import Text
+from paceline_lightrnn.vocabulary import Vocabulary
 
 Model = LightRNN | WordRNN
 

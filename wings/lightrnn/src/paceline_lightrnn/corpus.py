@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from paceline import DataError
-from paceline.lightrnn import files
-from paceline.lightrnn.state import PADDING
-from paceline.lightrnn.text import STDIN, Text
-from paceline.lightrnn.vocabulary import Vocabulary
+from paceline_lightrnn import files
+from paceline_lightrnn.state import PADDING
+from paceline_lightrnn.text import STDIN, Text
+from paceline_lightrnn.vocabulary import Vocabulary
 
 FORMAT = "paceline corpus 1"
 CHUNK = 1 << 20

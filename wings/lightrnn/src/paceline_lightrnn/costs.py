@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline import MismatchError
-from paceline.lightrnn.table import EMPTY, WordTable
+from paceline_lightrnn.table import EMPTY, WordTable
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline import UnsupportedError
-from paceline.lightrnn.language import LanguageModel
-from paceline.lightrnn.state import PADDING, State
+from paceline_lightrnn.language import LanguageModel
+from paceline_lightrnn.state import PADDING, State
 
 FIRST_WORDS = 64
 

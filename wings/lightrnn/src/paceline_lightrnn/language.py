@@ -9,7 +9,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from paceline.lightrnn.state import PADDING, State
+from paceline_lightrnn.state import PADDING, State
 
 
 class LanguageModel(nn.Module):

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import MismatchError
-from paceline.lightrnn import storage
-from paceline.lightrnn.language import LanguageModel
-from paceline.lightrnn.ranking import Ranking, top_words
-from paceline.lightrnn.state import PADDING, Hidden, State, check_words, make_recurrent, run
-from paceline.lightrnn.table import WordTable
-from paceline.lightrnn.tabled import Tabled
+from paceline_lightrnn import storage
+from paceline_lightrnn.language import LanguageModel
+from paceline_lightrnn.ranking import Ranking, top_words
+from paceline_lightrnn.state import PADDING, Hidden, State, check_words, make_recurrent, run
+from paceline_lightrnn.table import WordTable
+from paceline_lightrnn.tabled import Tabled
 
 FORMAT = "paceline lightrnn 1"
 SPREAD = 0.1  # small against the state's range of 1: all words begin nearly equally probable

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import MismatchError, UnsupportedError
-from paceline.lightrnn.ranking import Ranking, top_words
-from paceline.lightrnn.table import WordTable
-from paceline.lightrnn.tabled import Tabled
+from paceline_lightrnn.ranking import Ranking, top_words
+from paceline_lightrnn.table import WordTable
+from paceline_lightrnn.tabled import Tabled
 
 AT_ONCE = 1 << 22  # numbers: logits of rows and columns that `log_prob` computes at a time
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.lightrnn.language import LanguageModel
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.rounds import Costs, new_costs
+from paceline_lightrnn.language import LanguageModel
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.rounds import Costs, new_costs
 
 
 class Position:

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline import CheckpointError, DataError, PeerLostError
-from paceline.lightrnn import files
-from paceline.lightrnn.corpus import Corpus
-from paceline.lightrnn.settings import Source
-from paceline.lightrnn.text import STDIN, Text
-from paceline.lightrnn.vocabulary import Vocabulary
+from paceline_lightrnn import files
+from paceline_lightrnn.corpus import Corpus
+from paceline_lightrnn.settings import Source
+from paceline_lightrnn.text import STDIN, Text
+from paceline_lightrnn.vocabulary import Vocabulary
 
 VOCABULARY, CORPUS = "vocabulary.tsv", "corpus"
 POLL_S = 0.1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline import MismatchError
-from paceline.lightrnn.table import EMPTY, WordTable
+from paceline_lightrnn.table import EMPTY, WordTable
 
 Columns = Callable[[Tensor, Tensor], Tensor]
 """(sequences [n], rows [n]) -> log P [n, C] of the columns, if this sequence's next word lies in this row."""

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import nn
 
-from paceline.lightrnn.settings import Course
+from paceline_lightrnn.settings import Course
 
 WARM_UP, LOWEST = 0.02, 0.05  # of a round; of the highest rate
 

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from paceline import CheckpointError
-from paceline.lightrnn import generate
-from paceline.lightrnn.building import Model, load_model
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.preparing import VOCABULARY
-from paceline.lightrnn.scoring import place
-from paceline.lightrnn.sizes import Sizes, sizes_of
-from paceline.lightrnn.table import EMPTY, WordTable
-from paceline.lightrnn.training import HISTORY
-from paceline.lightrnn.vocabulary import Vocabulary
+from paceline_lightrnn import generate
+from paceline_lightrnn.building import Model, load_model
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.preparing import VOCABULARY
+from paceline_lightrnn.scoring import place
+from paceline_lightrnn.sizes import Sizes, sizes_of
+from paceline_lightrnn.table import EMPTY, WordTable
+from paceline_lightrnn.training import HISTORY
+from paceline_lightrnn.vocabulary import Vocabulary
 
 CELLS = 64
 """Most cells of a picture of the table, in either direction."""

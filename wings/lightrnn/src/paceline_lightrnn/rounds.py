@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from paceline import CheckpointError, DesyncError, PeerLostError, Run
-from paceline.lightrnn import files
-from paceline.lightrnn.corpus import Corpus, Passages
-from paceline.lightrnn.costs import DenseCosts, FactoredCosts
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.scoring import place
-from paceline.lightrnn.state import PADDING
-from paceline.lightrnn.table import WordTable
+from paceline_lightrnn import files
+from paceline_lightrnn.corpus import Corpus, Passages
+from paceline_lightrnn.costs import DenseCosts, FactoredCosts
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.scoring import place
+from paceline_lightrnn.state import PADDING
+from paceline_lightrnn.table import WordTable
 
 FORMAT = "paceline lightrnn costs 1"
 DENSE_BYTES = 1 << 28

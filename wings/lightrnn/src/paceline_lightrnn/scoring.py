@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from paceline import DataError
-from paceline.lightrnn.corpus import Corpus, lanes
-from paceline.lightrnn.language import LanguageModel
-from paceline.lightrnn.state import PADDING
+from paceline_lightrnn.corpus import Corpus, lanes
+from paceline_lightrnn.language import LanguageModel
+from paceline_lightrnn.state import PADDING
 
 LEAST = 200
 """Words of a lane, of which there are fewer for a short text: each begins with a state that knows nothing."""

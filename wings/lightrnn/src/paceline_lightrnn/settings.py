@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import CheckpointError, UnsupportedError
-from paceline.lightrnn import files
+from paceline_lightrnn import files
 
 FORMAT = "paceline lightrnn settings 1"
 OUTPUTS = ("lightrnn", "full", "adaptive")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.lightrnn.state import make_recurrent
+from paceline_lightrnn.state import make_recurrent
 
 
 class Sizes(NamedTuple):
@@ -47,7 +47,7 @@ def parameter_bytes(words: int, dimension: int, *, output: str = "light", **choi
         choices: `layers`, `cell`, `tied`, `cutoffs` as the model takes them.
     """
     if output != "light":
-        from paceline.lightrnn.baseline import WordRNN  # it asks for sizes itself
+        from paceline_lightrnn.baseline import WordRNN  # it asks for sizes itself
 
         with torch.device("meta"):
             return sizes_of(WordRNN(words, dimension, output=output, **choices))

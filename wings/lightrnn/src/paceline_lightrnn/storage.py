@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline import CheckpointError, MismatchError
-from paceline.lightrnn import files
-from paceline.lightrnn.table import WordTable
+from paceline_lightrnn import files
+from paceline_lightrnn.table import WordTable
 
 WEIGHTS, ABOUT, TABLE = "model.safetensors", "model.json", "table.safetensors"
 Model = TypeVar("Model", bound=nn.Module)

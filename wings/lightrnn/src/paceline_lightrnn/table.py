@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline import CheckpointError, MismatchError
-from paceline.lightrnn import files
+from paceline_lightrnn import files
 
 FORMAT = "paceline word table 1"
 EMPTY = -1

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import MismatchError
-from paceline.lightrnn.state import wide
-from paceline.lightrnn.table import EMPTY, WordTable
+from paceline_lightrnn.state import wide
+from paceline_lightrnn.table import EMPTY, WordTable
 
 
 class Tabled(nn.Module):

@@ -23,18 +23,18 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline import Rule, UnsupportedError
-from paceline.lightrnn import files, rounds
-from paceline.lightrnn.allocation import SWEEPS, Allocation, reallocate
-from paceline.lightrnn.building import Model
-from paceline.lightrnn.corpus import Corpus, Parts, Passages
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.position import Position
-from paceline.lightrnn.preparing import Data
-from paceline.lightrnn.rates import make_optimizer, share_of_rate
-from paceline.lightrnn.scoring import Score, place, score
-from paceline.lightrnn.settings import Course
-from paceline.lightrnn.show import Show, Silent
-from paceline.lightrnn.state import PADDING, State
+from paceline_lightrnn import files, rounds
+from paceline_lightrnn.allocation import SWEEPS, Allocation, reallocate
+from paceline_lightrnn.building import Model
+from paceline_lightrnn.corpus import Corpus, Parts, Passages
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.position import Position
+from paceline_lightrnn.preparing import Data
+from paceline_lightrnn.rates import make_optimizer, share_of_rate
+from paceline_lightrnn.scoring import Score, place, score
+from paceline_lightrnn.settings import Course
+from paceline_lightrnn.show import Show, Silent
+from paceline_lightrnn.state import PADDING, State
 
 STATE, HISTORY, COSTS, ALLOCATION = "state", "history.json", "costs.safetensors", "allocation"
 LOG_EVERY = 20  # steps

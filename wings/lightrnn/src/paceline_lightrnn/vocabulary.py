@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import CheckpointError, DataError, MismatchError
-from paceline.lightrnn import files
-from paceline.lightrnn.text import Line
+from paceline_lightrnn import files
+from paceline_lightrnn.text import Line
 
 FORMAT = "paceline vocabulary 1"
 END, UNKNOWN = "</s>", "<unk>"

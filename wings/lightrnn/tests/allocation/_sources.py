@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
+from paceline_lightrnn import WordTable
 from scipy.optimize import linear_sum_assignment
-
-from paceline.lightrnn import WordTable
 
 
 class Given:

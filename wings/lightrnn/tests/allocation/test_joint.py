@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from _sources import Given, made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from paceline.lightrnn.allocation import joint
-from paceline.lightrnn.allocation.joint import Sets, settle_set, sweep
-from tests.lightrnn.allocation._sources import Given, made_up
+from paceline_lightrnn.allocation import joint
+from paceline_lightrnn.allocation.joint import Sets, settle_set, sweep
 
 
 def start(costs: Given, seed: int) -> tuple[Sets, np.ndarray]:

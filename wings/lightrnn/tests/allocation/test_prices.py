@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import numpy as np
-
-from paceline.lightrnn.allocation.candidates import Candidates, dense, dual_bound, sparse
-from paceline.lightrnn.allocation.prices import anneal, smoothed, solve_prices
-from tests.lightrnn.allocation._sources import made_up
+from _sources import made_up
+from paceline_lightrnn.allocation.candidates import Candidates, dense, dual_bound, sparse
+from paceline_lightrnn.allocation.prices import anneal, smoothed, solve_prices
 
 
 def some(words: int = 40, lines: int = 5) -> Candidates:

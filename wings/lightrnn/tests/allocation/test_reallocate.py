@@ -8,13 +8,13 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from _sources import Given, made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paceline_lightrnn import WordTable, allocation, reallocate
+from paceline_lightrnn.allocation import joint, spread
 
 from paceline import MismatchError, NonFiniteError, UnsupportedError
-from paceline.lightrnn import WordTable, allocation, reallocate
-from paceline.lightrnn.allocation import joint, spread
-from tests.lightrnn.allocation._sources import Given, made_up
 
 LARGE = 0
 """`exact_words` under which every table goes the way of the large ones."""

@@ -6,10 +6,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paceline_lightrnn.allocation.candidates import Candidates, dual_bound, sparse
+from paceline_lightrnn.allocation.repair import repair, search
 from scipy.optimize import linear_sum_assignment
-
-from paceline.lightrnn.allocation.candidates import Candidates, dual_bound, sparse
-from paceline.lightrnn.allocation.repair import repair, search
 
 
 def candidates(cost: np.ndarray) -> Candidates:

@@ -30,9 +30,9 @@ def watch(
 ) -> None:
     """Watch both directions' scores, rewards and the constraint's gap, until the training is over."""
     with refusing():
-        from paceline.cli import dual_watch
+        from paceline_dual.commands import watch as watching
 
-        dual_watch.watch(folder, once, out())
+        watching.watch(folder, once, out())
 
 
 @app.command("report")
@@ -44,7 +44,7 @@ def report(
 ) -> None:
     """Write the report of a training: DIR/report.html, one file that needs nothing else."""
     with refusing():
-        from paceline.cli.dual_report import write_page
+        from paceline_dual.commands.report import write_page
 
         page = write_page(folder, words)
     out().print(f"report: {page}", soft_wrap=True, markup=False)

@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from paceline.dual.report import History
-from paceline.dual.show import line_of, view
+from paceline_dual.report import History
+from paceline_dual.show import line_of, view
 
 POLL_EVERY_S = 1.0
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Re-allocation: the cells of a table given to the words anew, so that together they cost less.
 
-The costs are `l(w,i,j) = l_r(w,i) + l_c(w,j)` (`paceline.lightrnn.costs`), and what is sought is the perfect matching
+The costs are `l(w,i,j) = l_r(w,i) + l_c(w,j)` (`paceline_lightrnn.costs`), and what is sought is the perfect matching
 of words and cells of the least cost (Li et al., "LightRNN", NIPS 2016, section 3.3). Small vocabularies are matched
 exactly. For large ones the rows are a transportation problem that is solved exactly among each word's candidates
 (`prices`, `repair`), then the words of each row get their columns exactly (`inside`), then words that stand badly
@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from paceline import MismatchError, UnsupportedError
-from paceline.lightrnn.allocation.inside import settle
-from paceline.lightrnn.allocation.joint import Sets, Standing, sweep
-from paceline.lightrnn.allocation.progress import Journal
-from paceline.lightrnn.allocation.spread import Side, Told
-from paceline.lightrnn.allocation.whole import best_cells
-from paceline.lightrnn.costs import CostSource
-from paceline.lightrnn.table import WordTable
+from paceline_lightrnn.allocation.inside import settle
+from paceline_lightrnn.allocation.joint import Sets, Standing, sweep
+from paceline_lightrnn.allocation.progress import Journal
+from paceline_lightrnn.allocation.spread import Side, Told
+from paceline_lightrnn.allocation.whole import best_cells
+from paceline_lightrnn.costs import CostSource
+from paceline_lightrnn.table import WordTable
 
 __all__ = ["Allocation", "reallocate"]
 

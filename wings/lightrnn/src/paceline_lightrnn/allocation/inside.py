@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from paceline.lightrnn.allocation.candidates import Costs, checked
-from paceline.lightrnn.allocation.optional import assign
+from paceline_lightrnn.allocation.candidates import Costs, checked
+from paceline_lightrnn.allocation.optional import assign
 
 THREADS = 2
 SMALL = 128

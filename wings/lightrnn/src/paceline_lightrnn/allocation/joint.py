@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.lightrnn.allocation.candidates import blocks, checked
-from paceline.lightrnn.allocation.optional import assign
-from paceline.lightrnn.costs import CostSource
+from paceline_lightrnn.allocation.candidates import blocks, checked
+from paceline_lightrnn.allocation.optional import assign
+from paceline_lightrnn.costs import CostSource
 
 SET = 1000
 """Cells in one set."""

@@ -11,7 +11,7 @@ from paceline import UnsupportedError
 
 
 def _missing(error: ImportError) -> UnsupportedError:
-    return UnsupportedError(f"re-allocation needs SciPy ({error}); install it with: pip install 'paceline[lightrnn]'")
+    return UnsupportedError(f"re-allocation needs SciPy ({error}); install it with: pip install scipy")
 
 
 def assign(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.lightrnn.allocation.candidates import Candidates
+from paceline_lightrnn.allocation.candidates import Candidates
 
 CHUNK = 1 << 22
 """Costs that are looked at in one piece, so that temporary memory stays small."""
@@ -55,7 +55,7 @@ def solve_prices(
         plan: the temperatures.
         told: is called with the number of each finished temperature.
     """
-    from paceline.lightrnn.allocation.optional import minimize
+    from paceline_lightrnn.allocation.optional import minimize
 
     prices = np.zeros(candidates.lines) if start is None else start - start.min()
     # Where too many words share few candidates no price is enough. Prices from a sample with all lines say what is.

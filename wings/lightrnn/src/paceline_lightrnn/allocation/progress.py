@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from paceline import CheckpointError
-from paceline.lightrnn import files
-from paceline.lightrnn.costs import CostSource
-from paceline.lightrnn.table import WordTable
+from paceline_lightrnn import files
+from paceline_lightrnn.costs import CostSource
+from paceline_lightrnn.table import WordTable
 
 FORMAT = "paceline re-allocation 1"
 FILE = "reallocation.safetensors"

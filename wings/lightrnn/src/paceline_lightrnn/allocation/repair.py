@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.lightrnn.allocation.candidates import Candidates
+from paceline_lightrnn.allocation.candidates import Candidates
 
 UNPLACED = -1
 

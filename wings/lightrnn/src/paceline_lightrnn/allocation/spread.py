@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.lightrnn.allocation.candidates import Candidates, Costs, checked, dense, dual_bound, sparse
-from paceline.lightrnn.allocation.optional import assign
-from paceline.lightrnn.allocation.prices import anneal, solve_prices
-from paceline.lightrnn.allocation.repair import repair
+from paceline_lightrnn.allocation.candidates import Candidates, Costs, checked, dense, dual_bound, sparse
+from paceline_lightrnn.allocation.optional import assign
+from paceline_lightrnn.allocation.prices import anneal, solve_prices
+from paceline_lightrnn.allocation.repair import repair
 
 KEEP = 40
 """Candidate lines of each word; up to three times as many lines are all candidates."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.lightrnn.allocation.candidates import checked
-from paceline.lightrnn.allocation.optional import assign
-from paceline.lightrnn.costs import CostSource
+from paceline_lightrnn.allocation.candidates import checked
+from paceline_lightrnn.allocation.optional import assign
+from paceline_lightrnn.costs import CostSource
 
 
 def best_cells(costs: CostSource) -> np.ndarray:

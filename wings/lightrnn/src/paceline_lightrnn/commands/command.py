@@ -66,8 +66,8 @@ def train(
     torchrun ... -m paceline lightrnn train ..., with a folder that all of them see.
     """
     with refusing():
-        from paceline.cli import lightrnn_train
-        from paceline.lightrnn.settings import Course, Settings, Shape, Source
+        from paceline_lightrnn.commands import train as training
+        from paceline_lightrnn.settings import Course, Settings, Shape, Source
 
         names = tuple(str(path) for path in texts)
         held = None if validation is None else str(validation)
@@ -78,18 +78,18 @@ def train(
             ),
             Source(names, held, held_back, tokens, lower, vocabulary, min_count),
         )
-        if lightrnn_train.is_worker():
-            if lightrnn_train.is_first():
-                lightrnn_train.begin(settings, folder, fresh)
-            lightrnn_train.work(folder, settings)
+        if training.is_worker():
+            if training.is_first():
+                training.begin(settings, folder, fresh)
+            training.work(folder, settings)
             return
         if workers < 1:
             refuse(f"--workers must be at least 1, got {workers}")
-        lightrnn_train.begin(settings, folder, fresh)
+        training.begin(settings, folder, fresh)
         if workers == 1:
-            lightrnn_train.work(folder, settings, threads)
+            training.work(folder, settings, threads)
             return
-        code = lightrnn_train.launch(folder, settings, workers, rule)
+        code = training.launch(folder, settings, workers, rule)
     raise typer.Exit(code)
 
 
@@ -97,10 +97,10 @@ def train(
 def worker(folder: Folder) -> None:
     """Be a worker of the training in a folder; `train --workers N` starts them."""
     with refusing():
-        from paceline.cli import lightrnn_train
-        from paceline.lightrnn.settings import Settings
+        from paceline_lightrnn.commands import train as training
+        from paceline_lightrnn.settings import Settings
 
-        lightrnn_train.work(folder, Settings.load(folder / lightrnn_train.SETTINGS))
+        training.work(folder, Settings.load(folder / training.SETTINGS))
 
 
 @app.command("reallocate")
@@ -113,11 +113,11 @@ def reallocate(
     if costs is not None and texts:
         refuse("--from gives costs that were gathered already, and TEXT is to gather them from: give one of them")
     with refusing():
-        from paceline.cli import lightrnn_use
-        from paceline.cli.lightrnn_show import shown
+        from paceline_lightrnn.commands import use
+        from paceline_lightrnn.commands.progress import shown
 
         with shown() as show:
-            found = lightrnn_use.allocate(folder, texts or [], costs, show)
+            found = use.allocate(folder, texts or [], costs, show)
     change = 100 * (found.after / found.before - 1) if found.before else 0.0
     out().print(
         f"cost {found.before:.6g} -> {found.after:.6g} ({change:+.2f} %), bound {found.lower_bound:.6g}, "
@@ -135,13 +135,13 @@ def evaluate(
 ) -> None:
     """Perplexity of a text under a trained model."""
     with refusing():
-        from paceline.cli import lightrnn_use
-        from paceline.cli.lightrnn_show import shown
+        from paceline_lightrnn.commands import use
+        from paceline_lightrnn.commands.progress import shown
 
         with shown() as show:
-            found = lightrnn_use.judge(folder, texts, show)
+            found = use.judge(folder, texts, show)
     if as_json:
-        typer.echo(lightrnn_use.as_json(found))
+        typer.echo(use.as_json(found))
         return
     words, share = found.score.words, 100 * found.unknown / found.score.words
     out().print(
@@ -166,10 +166,10 @@ def generate(
 ) -> None:
     """Let a trained model make up text."""
     with refusing():
-        from paceline.cli import lightrnn_use
+        from paceline_lightrnn.commands import use
 
-        wish = lightrnn_use.Wish(prompt, words, samples, temperature, top_k, beam, seed)
-        found = lightrnn_use.make_up(folder, wish)
+        wish = use.Wish(prompt, words, samples, temperature, top_k, beam, seed)
+        found = use.make_up(folder, wish)
     for number, text in enumerate(found):
         if number:
             typer.echo("-" * 40)
@@ -180,7 +180,7 @@ def generate(
 def report(folder: Folder) -> None:
     """Write the report of a training again: DIR/report/index.html."""
     with refusing():
-        from paceline.cli.lightrnn_report import write_page
+        from paceline_lightrnn.commands.report import write_page
 
         page = write_page(folder)
     out().print(f"report: {page}", soft_wrap=True, markup=False)

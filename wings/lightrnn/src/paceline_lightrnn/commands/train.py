@@ -12,18 +12,16 @@ from pathlib import Path
 
 import torch
 
+import paceline
+from paceline import PacelineError
 from paceline.cli.console import refuse
-from paceline.cli.lightrnn_report import write_page
-from paceline.cli.lightrnn_show import Shown, shown
-from paceline.cli.run import certificates as doors
-from paceline.cli.run import checks, failure
-from paceline.cli.run import command as run
-from paceline.cli.run.conclusion import conclude
-from paceline.errors import PacelineError
-from paceline.lightrnn.building import build
-from paceline.lightrnn.preparing import await_prepared, prepare
-from paceline.lightrnn.settings import Settings
-from paceline.lightrnn.training import STATE, has_state, train
+from paceline.cli.workers import run_on_workers
+from paceline_lightrnn.building import build
+from paceline_lightrnn.commands.progress import Shown, shown
+from paceline_lightrnn.commands.report import write_page
+from paceline_lightrnn.preparing import await_prepared, prepare
+from paceline_lightrnn.settings import Settings
+from paceline_lightrnn.training import STATE, has_state, train
 
 SETTINGS, LOGS = "settings.json", "logs"
 
@@ -72,23 +70,20 @@ def work(folder: Path, settings: Settings, threads: int | None = None) -> None:
 
 def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> int:
     """Prepare the text once, start the workers, wait for them; the exit code."""
-    cluster = checks.cluster(workers, 1, 0, None, 600.0)
-    speaks = checks.check_rule(rule)
+    _check(rule)
     with shown() as show:
         prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
-    from paceline.cli.launch.spawn import Command
+    command = [sys.executable, "-u", "-m", "paceline", "lightrnn", "worker", str(folder.resolve())]
+    return run_on_workers(command, workers, folder / LOGS, rule)
 
-    directory = checks.log_directory(folder / LOGS, cluster, overwrite=True)
-    tls = doors.for_workers(cluster, directory, None, speaks)
-    added = run.environment(cluster, rule, directory) | doors.environment(cluster, tls, False)
-    output = directory / "output"
-    output.mkdir(exist_ok=True)
-    arguments = [sys.executable, "-u", "-m", "paceline", "lightrnn", "worker", str(folder.resolve())]
-    what = Command(arguments, added, output, partial(failure.may_lose, directory))
-    started = time.monotonic()
-    with run.shown(directory, workers, False) as show_lines:
-        outcome = run.follow(cluster, what, show_lines)
-    return conclude(outcome, cluster, directory, time.monotonic() - started, False)
+
+def _check(rule: str | None) -> None:
+    """Refuse a rule that cannot be before a long text is read."""
+    try:
+        if rule is not None:
+            paceline.rule_from_text(rule)
+    except PacelineError as error:
+        refuse(f"--rule: {error}")
 
 
 def _page(folder: Path, show: Shown) -> None:

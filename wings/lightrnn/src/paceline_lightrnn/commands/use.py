@@ -12,21 +12,21 @@ from pathlib import Path
 
 import torch
 
-from paceline.cli.lightrnn_show import Shown
-from paceline.errors import UnsupportedError
-from paceline.lightrnn import generate, rounds
-from paceline.lightrnn.allocation import Allocation, reallocate
-from paceline.lightrnn.building import Model, load_model
-from paceline.lightrnn.corpus import Corpus
-from paceline.lightrnn.model import LightRNN
-from paceline.lightrnn.preparing import VOCABULARY, open_train
-from paceline.lightrnn.report import check_fits
-from paceline.lightrnn.scoring import Score, score
-from paceline.lightrnn.settings import Course, Settings
-from paceline.lightrnn.state import PADDING
-from paceline.lightrnn.text import Text, tokenizer
-from paceline.lightrnn.training import ALLOCATION, COSTS
-from paceline.lightrnn.vocabulary import Vocabulary
+from paceline import UnsupportedError
+from paceline_lightrnn import generate, rounds
+from paceline_lightrnn.allocation import Allocation, reallocate
+from paceline_lightrnn.building import Model, load_model
+from paceline_lightrnn.commands.progress import Shown
+from paceline_lightrnn.corpus import Corpus
+from paceline_lightrnn.model import LightRNN
+from paceline_lightrnn.preparing import VOCABULARY, open_train
+from paceline_lightrnn.report import check_fits
+from paceline_lightrnn.scoring import Score, score
+from paceline_lightrnn.settings import Course, Settings
+from paceline_lightrnn.state import PADDING
+from paceline_lightrnn.text import Text, tokenizer
+from paceline_lightrnn.training import ALLOCATION, COSTS
+from paceline_lightrnn.vocabulary import Vocabulary
 
 SETTINGS = "settings.json"
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that other distributions add to `paceline`: entry points of the group `paceline.commands`.
+
+The entry point's name is the command's name; the object that it names is a Typer app or a click command. `paceline
+--help` shows the summary of the distribution beside it, so that nothing is imported before the command is called.
+Commands of paceline itself are found first, without a look at what is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from paceline.cli.console import refuse
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "paceline.commands"
+WINGS = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual"}
+"""Commands of distributions that are developed with paceline, which may not be installed."""
+
+
+def offered() -> dict[str, list[EntryPoint]]:
+    """Command -> the entry points of that name, by name."""
+    from importlib.metadata import entry_points  # 20 ms, which a command of paceline itself need not wait for
+
+    found: dict[str, list[EntryPoint]] = {}
+    for one in sorted(entry_points(group=GROUP), key=lambda one: (one.name, distribution(one))):
+        found.setdefault(one.name, []).append(one)
+    return found
+
+
+def distribution(entry: EntryPoint) -> str:
+    """The name of the distribution that an entry point comes from."""
+    return entry.dist.name if entry.dist is not None else "an unnamed distribution"
+
+
+class Commands(TyperGroup):
+    """The commands of paceline, then those of other distributions."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of `paceline --help`."""
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in offered() if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command; None where neither paceline nor a distribution has it."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        entries = offered().get(cmd_name, [])
+        return Installed(cmd_name, entries) if entries or cmd_name in WINGS else None
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """What is below the list of commands: which of other distributions cannot be called."""
+        super().format_epilog(ctx, formatter)
+        own = super().list_commands(ctx)
+        hidden = [f"{entry.name} of {distribution(entry)}" for name in own for entry in offered().get(name, [])]
+        if hidden:
+            formatter.write_paragraph()
+            formatter.write_text(f"Not used, as paceline has a command of that name: {', '.join(hidden)}.")
+
+
+class Installed(TyperCommand):
+    """A command of another distribution, which is imported when it is called.
+
+    Args:
+        name: of the command.
+        entries: the entry points of that name: one, unless the distribution is not installed, or two have the name.
+    """
+
+    def __init__(self, name: str, entries: Sequence[EntryPoint]) -> None:
+        super().__init__(name, add_help_option=False)
+        self._entries = entries
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The distribution's summary, or why the command cannot be called."""
+        if len(self._entries) > 1:
+            return f"cannot be called: {self._owners()} have it"
+        told = self._entries[0].dist.metadata["Summary"] if self._entries and self._entries[0].dist else None
+        text = " ".join((told or "").split())
+        return text if len(text) <= limit else f"{text[: max(0, limit - 3)].rsplit(' ', 1)[0]}..."
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave all arguments, `--help` among them, to the command itself."""
+        ctx.args = list(args)
+        return []
+
+    def invoke(self, ctx: Any) -> None:
+        """Import the command and run it; it ends the process as it does alone."""
+        self.loaded().main(args=ctx.args, prog_name=ctx.command_path)
+
+    def loaded(self) -> Any:
+        """The click command.
+
+        Raises:
+            typer.Exit: it is not installed, two distributions have it, or it cannot be imported; the reason is printed.
+        """
+        name = str(self.name)
+        if not self._entries:
+            wing = WINGS[name]
+            refuse(
+                f"paceline {name} is a command of {wing}, which is not installed: pip install {wing}, or in a checkout "
+                f"of paceline: pip install ./wings/{name}"
+            )
+        if len(self._entries) > 1:
+            refuse(f"paceline {name}: {self._owners()} have a command of this name; uninstall all but one of them")
+        (entry,) = self._entries
+        try:
+            found = entry.load()
+        except Exception as error:  # whatever a foreign module raises
+            reason = f"{type(error).__name__}: {error}"
+            refuse(f"paceline {name}: {distribution(entry)} brings this command, and {entry.value} fails with {reason}")
+        command = typer.main.get_command(found) if isinstance(found, typer.Typer) else found
+        if not callable(getattr(command, "main", None)):
+            refuse(
+                f"paceline {name}: {entry.value} of {distribution(entry)} must be a typer.Typer or a click command, "
+                f"got {type(found).__name__}"
+            )
+        return command
+
+    def _owners(self) -> str:
+        return " and ".join(distribution(entry) for entry in self._entries)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers for commands of other distributions: processes of this host, started as `paceline run` starts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from paceline.cli.run import certificates, checks, failure
+from paceline.cli.run import command as run
+from paceline.cli.run.conclusion import conclude
+
+TIMEOUT_S = 600.0
+
+
+def run_on_workers(arguments: Sequence[str], workers: int, directory: Path, rule: str | None = None) -> int:
+    """Start a command in `workers` processes of this host, show what they print, and wait for them.
+
+    Each worker finds itself by `paceline.attach`, which takes `rule` from the environment where the program names none.
+    What stands in `directory` from a run before is replaced.
+
+    Args:
+        arguments: the command, such as `[sys.executable, "-m", "mine.worker", "folder"]`.
+        workers: number of processes, at least 1.
+        directory: where the event logs and the workers' output go.
+        rule: such as "bmuf(period=16)"; None leaves it to the program.
+
+    Returns:
+        The exit code: 0, or that of the worker that failed first.
+
+    Raises:
+        typer.Exit: the rule or the number of workers cannot be; the reason is printed.
+    """
+    from paceline.cli.launch.spawn import Command
+
+    cluster = checks.cluster(workers, 1, 0, None, TIMEOUT_S)
+    may_connect = checks.check_rule(rule)
+    place = checks.log_directory(directory, cluster, overwrite=True)
+    tls = certificates.for_workers(cluster, place, None, may_connect)
+    added = run.environment(cluster, rule, place) | certificates.environment(cluster, tls, False)
+    output = place / "output"
+    output.mkdir(exist_ok=True)
+    what = Command(arguments, added, output, partial(failure.may_lose, place))
+    started = time.monotonic()
+    with run.shown(place, workers, False) as show:
+        outcome = run.follow(cluster, what, show)
+    return conclude(outcome, cluster, place, time.monotonic() - started, False)
