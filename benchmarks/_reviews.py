@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from paceline_dual.sequences import pad
 from torch import Tensor
 
 from paceline import DataError
+from paceline_dual.sequences import pad
 
 RELEASE = "vaderSentiment==3.3.2"
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"

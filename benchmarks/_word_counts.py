@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 
 import torch
-from paceline_dual import PADDING, LabelPrior, mask
 from torch import Tensor, nn
+
+from paceline_dual import PADDING, LabelPrior, mask
 
 
 def counts(texts: Tensor, words: int) -> Tensor:

@@ -45,6 +45,9 @@ import _numbers
 import _quick
 import _trainings
 import torch
+from sacrebleu.metrics import BLEU
+from torch import Tensor
+
 from paceline_dual import (
     DIRECTIONS,
     Constraint,
@@ -68,8 +71,6 @@ from paceline_dual import (
     train_prior,
     unpad,
 )
-from sacrebleu.metrics import BLEU
-from torch import Tensor
 
 FIRST = ("warm", "full", "dual_supervised")
 AFTER_WARM = ("dual", "back_translation", "iterative", "longer", "constrained")

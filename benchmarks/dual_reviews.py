@@ -27,6 +27,8 @@ import _reviews
 import _trainings
 import _word_counts
 import torch
+from torch import Tensor, nn
+
 from paceline_dual import (
     Classifier,
     Constraint,
@@ -46,7 +48,6 @@ from paceline_dual import (
     train,
     train_prior,
 )
-from torch import Tensor, nn
 
 WEIGHTS = {
     "transformer": ((5.0, 0.5), (1.0, 0.5), (0.3, 0.1), (0.1, 0.1)),

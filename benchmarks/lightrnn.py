@@ -30,6 +30,7 @@ import _quick
 import _trainings
 import _words
 import torch
+
 from paceline_lightrnn import Course, Data, Settings, Shape, Source, build, parameter_bytes, prepare, train
 
 MODELS = {"lightrnn": 0.01, "fixed": 0.01, "adaptive": 0.01, "full": 0.01}

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 import _quick
 import numpy as np
 import torch
+
 from paceline_lightrnn import CostSource, FactoredCosts, WordTable, reallocate
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import paceline
 
 ROOT = Path(paceline.__file__).parent
@@ -46,9 +48,6 @@ FLOORS = (
     # before you rent
     "forecast.doctor",
     "forecast.planner",
-    # the wings, which use the public face only
-    "lightrnn",
-    "dual",
     "cli",
     # the roof: the names that a user imports
     "__init__",
@@ -57,7 +56,8 @@ FLOORS = (
 """Every folder has a floor of its own, and imports from the floors before it only."""
 DEEP = ("communication", "doors", "forecast", "update")
 """Folders of several floors."""
-WINGS = ("lightrnn", "dual")
+FACE = {"cli.console", "cli.workers", "observe.reports.page", "observe.reports.canvas"}
+"""What a distribution that adds commands may import beside `paceline` itself: docs/your_command.md."""
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
 SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select", "gain")
 COMPOSED = {
@@ -71,7 +71,6 @@ period follows measured times."""
 KNOWN_CIRCLES: set[frozenset[str]] = {
     frozenset({"communication.ring.connections", "communication.ring.op_sequence", "communication.ring.operation"}),
     frozenset({"data.sharing.iteration", "data.sharing.loader_registry", "data.sharing.shared_loader"}),
-    frozenset({"lightrnn.baseline", "lightrnn.sizes"}),
 }
 """Files of one folder that name each other's types; none may be added."""
 
@@ -170,13 +169,50 @@ def test_equations_do_not_know_each_other() -> None:
                 raise AssertionError(f"the equation {module} imports the equation {other}")
 
 
+WINGS = sorted((REPOSITORY / "wings").glob("*/src/paceline_*"))
+
+
+def imported(path: Path) -> set[str]:
+    """All modules that a file imports by their whole names, and names from `paceline`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.skipif(not WINGS, reason="the wings are not beside the package")
 def test_the_wings_use_the_public_face_only() -> None:
-    for module, path in MODULES.items():
-        if floor(module) in WINGS:
-            strangers = {other for other in imports(path) if floor(other) != floor(module)}
-            assert not strangers, (
-                f"{module} imports {strangers}: a wing takes what `import paceline` gives to everybody"
-            )
+    """Neither other modules of paceline nor each other."""
+    assert MODULES.keys() >= FACE
+    allowed = {"paceline", *(f"paceline.{name}" for name in paceline.__all__)}
+    for wing in WINGS:
+        for path in wing.rglob("*.py"):
+            for name in imported(path):
+                inside = name.startswith(("paceline.", "paceline_")) and name.split(".")[0] != wing.name
+                face = any(f"{name}.".startswith(f"paceline.{module}.") for module in FACE)
+                assert not inside or face or name in allowed, f"{path} imports {name}: see docs/your_command.md"
+
+
+@pytest.mark.skipif(not WINGS, reason="the wings are not beside the package")
+def test_no_circles_in_the_wings() -> None:
+    for wing in WINGS:
+        places = {path: ".".join(path.relative_to(wing.parent).with_suffix("").parts) for path in wing.rglob("*.py")}
+        files = {name.removesuffix(".__init__"): path for path, name in places.items()}
+        files.pop(wing.name)  # shows what the others have
+        graph = {
+            module: {
+                other
+                for name in imported(path)
+                for other in (name, name.rpartition(".")[0])
+                if other in files and other != module and not module.startswith(f"{other}.")
+            }
+            for module, path in files.items()
+        }
+        assert any(graph.values()) and not circles(graph)
 
 
 def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
@@ -221,11 +257,11 @@ def test_the_session_and_the_rule_know_no_method_by_name() -> None:
 
 
 def test_every_file_names_its_licence_and_purpose() -> None:
-    for folder in ("src", "tests", "examples", "benchmarks"):
+    for folder in ("src", "wings", "tests", "examples", "benchmarks"):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
-            if folder == "src" or path.name != "__init__.py":
+            if "src" in path.relative_to(REPOSITORY).parts or path.name != "__init__.py":
                 assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import torch
-from paceline_dual import Classifier
 from torch import Tensor, nn
 
 from data import CLASSES, PIXELS
+from paceline_dual import Classifier
 
 DIRECTIONS = 16  # in which a digit's pixels vary together
 LEAST = 0.2  # deviation of a pixel on its own: five pictures tell little about how much it varies

@@ -18,12 +18,12 @@ from collections.abc import Callable
 
 import torch
 from model import Look, make_classifier
-from paceline_dual import Classifier, DualInference, LabelPrior, Reward, VirtualPair
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import paceline
 from data import CLASSES, Digits, load
+from paceline_dual import Classifier, DualInference, LabelPrior, Reward, VirtualPair
 
 WAYS = ("labels only", "own labels", "auxiliary task", "the auxiliary model itself")
 WARM = 0.25  # share of the steps in which labelled pictures alone are learned from

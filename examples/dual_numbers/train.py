@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from paceline_dual import (
     METHODS,
     Course,

@@ -28,7 +28,6 @@ from typing import Any
 
 import rows
 import torch
-from tasks import TASKS, Task
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -38,6 +37,7 @@ from paceline.forecast.sim.clock import Clock, exponential
 from paceline.rules.outer import DelayCompensated
 from paceline.rules.outer.arrival import Push
 from paceline.rules.recipes import rule_from_text
+from tasks import TASKS, Task
 
 QUICK = "--quick" in sys.argv
 OUT = Path(__file__).resolve().parent / ("quick/probe.jsonl" if QUICK else "probe.jsonl")

@@ -24,13 +24,13 @@ from tempfile import TemporaryDirectory
 import rows
 import torch
 from rows import Line
-from tasks import TASKS
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
 from paceline.forecast.sim import simulate
 from paceline.forecast.sim.clock import Clock, exponential, uniform
+from tasks import TASKS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"

@@ -13,6 +13,7 @@ import rows
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rows import Line
+
 from tasks import TASKS
 
 HERE = Path(__file__).resolve().parent

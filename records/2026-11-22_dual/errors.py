@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import dual as benchmark
+
 from paceline_dual import unpad
 
 BINS = ((5, "under 5"), (10, "5 to 9"), (20, "10 to 19"), (10**9, "20 and more"))

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+
 from paceline_dual.protocols import Conditional, Prior
 from paceline_dual.sequences import PADDING
-from torch import Tensor, nn
 
 WORDS = 3
 SHORT = [list(word) for length in range(3) for word in itertools.product(range(WORDS), repeat=length)]

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from paceline_dual.batches import Data
 from paceline_dual.classifier import Classifier, LabelPrior
 from paceline_dual.pair import Pair
 from paceline_dual.sequences import pad, unpad
 from paceline_dual.settings import Constraint, Course, Looks, Mix, Rates
 from paceline_dual.transformer import LanguageModel, Seq2Seq
-from torch import Tensor, nn
 
 LABELS, WORDS = 5, 3
 RATES = Rates(0.5, 0.3, 0.3)

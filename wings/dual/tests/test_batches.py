@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
 from dual_helpers import simulate
+from paceline import DataError
 from paceline_dual import evaluation
 from paceline_dual.batches import Data, collate
 from paceline_dual.sequences import PADDING
 from paceline_dual.training import train
 from running import trained
 from tasks import COURSE, draw, labels_data, sequences, words_pair
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from paceline import DataError
 
 
 class Ragged(Dataset[Any]):

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from paceline import MismatchError, UnsupportedError
 from paceline_dual.classifier import Classifier, LabelPrior, LabelToText
 from paceline_dual.protocols import Conditional, Prior, flat, repeat
 from paceline_dual.sequences import pad, same_width
-
-from paceline import MismatchError, UnsupportedError
 
 TINY: dict[str, Any] = {"dimension": 16, "layers": 1, "heads": 2, "longest": 3}
 # P = (1/7, 2/7, 4/7) and (1/2, 1/4, 1/4)

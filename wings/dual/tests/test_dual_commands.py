@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from paceline_dual.commands import watch as watching
-from paceline_dual.words import Words
-from test_dual_report import rewarded, row, saved, tried
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
+from paceline_dual.commands import watch as watching
+from paceline_dual.words import Words
+from test_dual_report import rewarded, row, saved, tried
 
 ROWS = (
     row(0, translations=[tried([0]), tried([], "backward")], phase="warm"),

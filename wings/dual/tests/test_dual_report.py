@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline_dual import show
-from paceline_dual.report import History, translations, warnings, words_of
-from paceline_dual.words import UNKNOWN, Words
 from rich.console import Console
 
 from paceline import CheckpointError
+from paceline_dual import show
+from paceline_dual.report import History, translations, warnings, words_of
+from paceline_dual.words import UNKNOWN, Words
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from dual_helpers import same_bits, simulate, state_of
+from paceline import CheckpointError, UnsupportedError
 from paceline_dual import evaluation, training
 from paceline_dual.batches import pairs_of
 from paceline_dual.learning import Reward
@@ -23,9 +26,6 @@ from paceline_dual.training import has_state, train
 from paceline_dual.words import Words
 from running import Killed, Killer, trained, untimed
 from tasks import COURSE, HELD, draw, labels_data, labels_pair, words_data, words_pair
-from torch import Tensor
-
-from paceline import CheckpointError, UnsupportedError
 
 
 def test_a_training_and_what_it_leaves(tmp_path: Path) -> None:

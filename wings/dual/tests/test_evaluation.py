@@ -7,6 +7,8 @@ import json
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from paceline_dual import evaluation
 from paceline_dual.batches import pairs_of
 from paceline_dual.classifier import Classifier, LabelPrior
@@ -14,7 +16,6 @@ from paceline_dual.pair import Pair
 from paceline_dual.settings import Looks
 from paceline_dual.supervised import gap
 from tasks import LABELS, draw, labels_data, labels_pair
-from torch import Tensor, nn
 
 
 def test_sums_over_held_out_pairs_are_those_of_a_loop() -> None:

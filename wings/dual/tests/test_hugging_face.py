@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import paceline_dual
 import pytest
 import torch
+
+import paceline_dual
+from paceline import MismatchError, UnsupportedError
 from paceline_dual.hugging_face import HuggingFaceLanguageModel, HuggingFaceSeq2Seq
 from paceline_dual.protocols import Conditional, Prior, flat, repeat
 from paceline_dual.sequences import pad
-
-from paceline import MismatchError, UnsupportedError
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from paceline import DataError, MismatchError, UnsupportedError
 from paceline_dual.choose import Candidates, choose, exact_match
 from paceline_dual.inference import DualInference
 from paceline_dual.sequences import pad
 from tables import SHORT, Chances, Sequences, Table, Told, from_joint, task
-from torch import Tensor, nn
-
-from paceline import DataError, MismatchError, UnsupportedError
 
 X = torch.arange(5)
 

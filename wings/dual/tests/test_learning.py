@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
+from paceline import MismatchError, UnsupportedError
 from paceline_dual.learning import Reward, Unlabelled, unlabelled_loss
 from paceline_dual.protocols import repeat
 from paceline_dual.sequences import pad
 from tables import SHORT, Chances, Labels, Sequences, Table, Task, Told, outcomes, slope, task
-from torch import Tensor
-
-from paceline import MismatchError, UnsupportedError
 
 ONE, TWO = torch.tensor([2]), torch.tensor([0, 3])
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from dual_helpers import same_bits, state_of
+from paceline import CheckpointError, UnsupportedError
 from paceline_dual.classifier import Classifier, LabelPrior
 from paceline_dual.pair import WEIGHTS, Pair
 from tasks import LABELS, labels_pair, sequences, words_pair
-from torch import nn
-
-from paceline import CheckpointError, UnsupportedError
 
 
 def test_priors_are_frozen_and_no_part_of_what_is_trained() -> None:

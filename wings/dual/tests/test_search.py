@@ -7,10 +7,11 @@ import itertools
 
 import pytest
 import torch
-from paceline_dual import search
-from paceline_dual.sequences import pad, unpad
 from scipy.stats import chisquare
 from torch import Tensor
+
+from paceline_dual import search
+from paceline_dual.sequences import pad, unpad
 
 SIZES = [(1, 3), (2, 3), (3, 2), (2, 1)]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline_dual import protocols, sequences
 
 from paceline import MismatchError
+from paceline_dual import protocols, sequences
 
 LISTS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=5)
 

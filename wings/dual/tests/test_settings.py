@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paceline import UnsupportedError
 from paceline_dual.learning import Reward
 from paceline_dual.priors import PriorCourse
 from paceline_dual.settings import Constraint, Course, Looks, Mix, Rates
 from tasks import COURSE
-
-from paceline import UnsupportedError
 
 
 def test_the_labelled_share_goes_in_a_straight_line() -> None:

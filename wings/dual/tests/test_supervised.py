@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from paceline_dual.sequences import pad
-from paceline_dual.supervised import ByLength, Duality, gap, supervised_loss
-from tables import SHORT, Chances, Four, Sequences, Table, from_joint, slope, task
 from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
+from paceline_dual.sequences import pad
+from paceline_dual.supervised import ByLength, Duality, gap, supervised_loss
+from tables import SHORT, Chances, Four, Sequences, Table, from_joint, slope, task
 
 X, Y = torch.tensor([0, 1, 3, 3]), torch.tensor([2, 2, 0, 1])
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from paceline_dual.protocols import Conditional, Prior, flat, repeat
-from paceline_dual.sequences import pad, unpad
-from paceline_dual.transformer import LanguageModel, Seq2Seq
 from torch import Tensor
 
 from paceline import CheckpointError, MismatchError, UnsupportedError
+from paceline_dual.protocols import Conditional, Prior, flat, repeat
+from paceline_dual.sequences import pad, unpad
+from paceline_dual.transformer import LanguageModel, Seq2Seq
 
 X = pad([[0, 1, 2], [1], []])
 

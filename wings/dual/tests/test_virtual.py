@@ -7,11 +7,11 @@ import copy
 
 import pytest
 import torch
+
+from paceline import MismatchError, UnsupportedError
 from paceline_dual.learning import Reward, unlabelled_loss
 from paceline_dual.virtual import VirtualPair
 from tables import Chances, Table, task
-
-from paceline import MismatchError, UnsupportedError
 
 X, Y, U = torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([2, 3, 3])
 

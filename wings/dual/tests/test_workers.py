@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from dual_helpers import on_real_workers, same_bits, simulate, state_of
+from paceline import UnsupportedError
 from paceline_dual import training
 from paceline_dual.classifier import LabelPrior
 from paceline_dual.priors import PriorCourse, train_prior
 from paceline_dual.training import train
 from running import Killed, Killer, trained, untimed
 from tasks import COURSE, draw, labels_data, labels_pair, sequences, words_data, words_pair
-from torch import nn
-
-from paceline import UnsupportedError
 
 
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=4)", "asgd"])

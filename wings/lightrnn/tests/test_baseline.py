@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from lightrnn_helpers import same_bits, simulate, state_of
-from paceline_lightrnn import PADDING, LightRNN, WordRNN, WordTable, parameter_bytes, sizes
 from torch import Tensor, nn
 
 import paceline
+from lightrnn_helpers import same_bits, simulate, state_of
 from paceline import CheckpointError, MismatchError, UnsupportedError
+from paceline_lightrnn import PADDING, LightRNN, WordRNN, WordTable, parameter_bytes, sizes
 
 CHOICES: list[dict[str, Any]] = [
     {},
     {"tied": True, "cell": "gru"},
     {"output": "adaptive", "layers": 2},
-    {"output": "adaptive", "cutoffs": (3,), "cell": "rnn", "dropout": 0.5},
+    {"output": (3,), "cell": "rnn", "dropout": 0.5},
 ]
 
 
@@ -93,9 +93,9 @@ def test_a_model_is_the_same_when_it_comes_back(tmp_path: Path, choices: dict[st
         ({"output": "half"}, "no output 'half'; there are full, adaptive"),
         ({"output": "adaptive", "tied": True}, "leave `tied` away"),
         ({"output": "adaptive", "words": 1}, "the 1 words less 1"),
-        ({"output": "adaptive", "cutoffs": (7, 3)}, r"got \(7, 3\)"),
-        ({"output": "adaptive", "cutoffs": (12,)}, r"got \(12,\)"),
-        ({"output": "adaptive", "cutoffs": (3, 7)}, "vectors of 5 / 16 numbers"),
+        ({"output": (7, 3)}, r"got \(7, 3\)"),
+        ({"output": (12,)}, r"got \(12,\)"),
+        ({"output": (3, 7)}, "vectors of 5 / 16 numbers"),
         ({"words": 0}, "1 word at least"),
         ({"cell": "lstn"}, "no cell"),
     ],

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from paceline import DataError
 from paceline_lightrnn.corpus import Corpus, Passages, lanes
 from paceline_lightrnn.state import PADDING
 from paceline_lightrnn.text import Text
 from paceline_lightrnn.vocabulary import Vocabulary
-
-from paceline import DataError
 
 
 @pytest.fixture

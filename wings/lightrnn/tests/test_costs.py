@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from paceline_lightrnn import CostSource, DenseCosts, FactoredCosts, WordTable
 from torch import Tensor
 
 from paceline import MismatchError
+from paceline_lightrnn import CostSource, DenseCosts, FactoredCosts, WordTable
 
 WORDS, DIMENSION = 10, 5
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from paceline_lightrnn import PADDING, LanguageModel, LightRNN, WordRNN, WordTable, beam, sample
 from torch import Tensor
 
 from paceline import MismatchError, UnsupportedError
+from paceline_lightrnn import PADDING, LanguageModel, LightRNN, WordRNN, WordTable, beam, sample
 
 MODELS = ("light", "full", "adaptive")
 

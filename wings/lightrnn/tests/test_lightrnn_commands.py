@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from paceline_lightrnn.building import load_model
-from paceline_lightrnn.settings import Settings
-from paceline_lightrnn.training import HISTORY, STATE
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
+from paceline_lightrnn.building import load_model
+from paceline_lightrnn.settings import Settings
+from paceline_lightrnn.training import HISTORY, STATE
 
 SMALL = (
     "--dimension",

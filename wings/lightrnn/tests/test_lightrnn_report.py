@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from paceline import DataError
 from paceline_lightrnn import report
 from paceline_lightrnn.building import build, first_table, read_vectors
 from paceline_lightrnn.model import LightRNN
 from paceline_lightrnn.settings import Shape
 from paceline_lightrnn.table import WordTable
 from paceline_lightrnn.vocabulary import Vocabulary
-
-from paceline import DataError
 
 WORDS = Vocabulary(["</s>", "<unk>", "a", "b", "c", "d", "e"], [9, 0, 8, 7, 3, 2, 1])
 

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import paceline
 from lightrnn_helpers import on_real_workers, same_bits, simulate, state_of
+from paceline import CheckpointError, PeerLostError, UnsupportedError
 from paceline_lightrnn import rounds, training
 from paceline_lightrnn.corpus import Corpus
 from paceline_lightrnn.model import LightRNN
@@ -23,9 +26,6 @@ from paceline_lightrnn.settings import Course
 from paceline_lightrnn.table import WordTable
 from paceline_lightrnn.training import train
 from paceline_lightrnn.vocabulary import Vocabulary
-
-import paceline
-from paceline import CheckpointError, PeerLostError, UnsupportedError
 
 WORDS = 27
 COURSE = Course(rounds=2, short=0, epochs=2, batch=4, window=5, windows=3, rate=0.02, save_every=3)

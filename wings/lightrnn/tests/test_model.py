@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from paceline_lightrnn import PADDING, LightRNN, State, WordTable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import CheckpointError, MismatchError, UnsupportedError
+from paceline_lightrnn import PADDING, LightRNN, State, WordTable
 
 CELLS = ("lstm", "gru", "rnn")
 TABLES = {

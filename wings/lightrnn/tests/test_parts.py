@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from paceline_lightrnn import TwoComponentEmbedding, TwoComponentSoftmax, WordTable
 from torch import Tensor, nn
 
 from paceline import MismatchError, UnsupportedError
+from paceline_lightrnn import TwoComponentEmbedding, TwoComponentSoftmax, WordTable
 
 TABLES = {
     "full": WordTable.random(12, 3, 4, seed=1),

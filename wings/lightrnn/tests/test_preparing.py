@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paceline_lightrnn.preparing import VOCABULARY, await_prepared, is_prepared, prepare
-from paceline_lightrnn.settings import Course, Settings, Shape, Source
 
 from paceline import CheckpointError, DataError, PeerLostError, UnsupportedError
+from paceline_lightrnn.preparing import VOCABULARY, await_prepared, is_prepared, prepare
+from paceline_lightrnn.settings import Course, Settings, Shape, Source
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paceline_lightrnn import LightRNN, WordTable, top_words
 from torch import Tensor
 
 from paceline import MismatchError
+from paceline_lightrnn import LightRNN, WordTable, top_words
 
 
 def ranked(table: WordTable, joint: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, int]:

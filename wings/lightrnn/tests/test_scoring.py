@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
+
+from paceline import DataError
 from paceline_lightrnn.corpus import Corpus
 from paceline_lightrnn.model import LightRNN
 from paceline_lightrnn.scoring import LEAST, Score, perplexity, score
 from paceline_lightrnn.table import WordTable
-
-from paceline import DataError
 
 
 def model(dropout: float = 0.0) -> LightRNN:

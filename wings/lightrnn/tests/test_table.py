@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from paceline_lightrnn.table import EMPTY, WordTable
 from safetensors.torch import save_file
 
 from paceline import CheckpointError, MismatchError
+from paceline_lightrnn.table import EMPTY, WordTable
 
 
 @pytest.mark.parametrize(("words", "rows", "columns"), [(1, 1, 1), (2, 1, 2), (5, 2, 3), (9, 3, 3), (10, 3, 4)])

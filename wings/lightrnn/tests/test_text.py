@@ -8,10 +8,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from paceline_lightrnn import text as module
-from paceline_lightrnn.text import Text, tokenizer
 
 from paceline import DataError
+from paceline_lightrnn import text as module
+from paceline_lightrnn.text import Text, tokenizer
 
 
 @pytest.mark.parametrize(

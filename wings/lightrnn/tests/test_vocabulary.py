@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paceline_lightrnn.text import Line
-from paceline_lightrnn.vocabulary import END, UNKNOWN, Vocabulary
 
 from paceline import CheckpointError, DataError, MismatchError
+from paceline_lightrnn.text import Line
+from paceline_lightrnn.vocabulary import END, UNKNOWN, Vocabulary
 
 LINES: list[Line] = [(["the", "cat", "and", "the", "dog"], True), (["the", "end"], False), (["cat"], True)]
 

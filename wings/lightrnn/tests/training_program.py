@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import torch
+
+import paceline
 from paceline_lightrnn import rounds
 from paceline_lightrnn.training import train
 from test_lightrnn_training import COURSE, chain, data, model
-
-import paceline
 
 
 def costs_of_all() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face's `transformers` as P(y | x) and P(x) (needs the extra `paceline-dual[transformers]` to load them).
+"""Models of Hugging Face's `transformers` as P(y | x) and P(x) (`pip install 'paceline-dual[transformers]'`).
 
 Symbols are the model's own token numbers; begin, end and padding are added here and never part of a sequence::
 
@@ -289,6 +289,6 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise UnsupportedError(
-            "models of Hugging Face need transformers, which is not installed: pip install 'paceline-dual[transformers]'"
+            "models of Hugging Face need transformers, which is missing: pip install 'paceline-dual[transformers]'"
         ) from error
     return transformers

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from paceline_lightrnn.allocation import Allocation, reallocate
 from paceline_lightrnn.baseline import WordRNN
-from paceline_lightrnn.building import build, load_model
+from paceline_lightrnn.building import build, load_model, parameter_bytes
 from paceline_lightrnn.corpus import Corpus, Passages
 from paceline_lightrnn.costs import CostSource, DenseCosts, FactoredCosts
 from paceline_lightrnn.generate import beam, sample
@@ -16,7 +16,7 @@ from paceline_lightrnn.preparing import Data, prepare
 from paceline_lightrnn.ranking import Ranking, top_words
 from paceline_lightrnn.scoring import Score, perplexity, score
 from paceline_lightrnn.settings import Course, Settings, Shape, Source
-from paceline_lightrnn.sizes import Sizes, parameter_bytes, sizes_of
+from paceline_lightrnn.sizes import Sizes, sizes_of
 from paceline_lightrnn.state import PADDING, State
 from paceline_lightrnn.table import WordTable
 from paceline_lightrnn.text import Text

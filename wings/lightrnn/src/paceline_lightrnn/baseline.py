@@ -7,6 +7,7 @@ is cheaper where few words make up most of the text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from paceline import MismatchError, UnsupportedError
 from paceline_lightrnn import storage
 from paceline_lightrnn.language import LanguageModel
-from paceline_lightrnn.sizes import available_bytes, parameter_bytes
+from paceline_lightrnn.sizes import available_bytes, light_sizes, sizes_of
 from paceline_lightrnn.state import PADDING, State, check_words, make_recurrent, run, wide
 
 FORMAT = "paceline word rnn 1"
@@ -25,6 +26,8 @@ SPREAD = 0.1
 CUTOFFS = (2_000, 10_000, 50_000)
 NARROWER = 4  # each part of an adaptive output has vectors this many times shorter than the part before
 OUTPUTS = ("full", "adaptive")
+Output = str | tuple[int, ...]
+"""A name, or the cutoffs of an adaptive output."""
 
 
 class WordRNN(LanguageModel):
@@ -35,15 +38,14 @@ class WordRNN(LanguageModel):
     Args:
         words: V.
         dimension: d, of the vectors and of the hidden state.
-        output: "full", a softmax over all words, or "adaptive". The latter wants words in descending order of frequency
-            (word 0 is the most frequent).
+        output: "full", a softmax over all words; "adaptive", which needs words in descending order of frequency (word 0
+            is the most frequent); or where an adaptive output cuts the vocabulary: ascending, below V. Without them it
+            takes those of `CUTOFFS` that make sense.
         layers: of the recurrent network.
         cell: "lstm", "gru" or "rnn".
         dropout: share of the input vectors', of the outputs' and, between layers, of the states' numbers set to zero
             in training.
         tied: input and output vectors are the same tensor; "full" only.
-        cutoffs: where "adaptive" cuts the vocabulary, ascending, below V; None for those of `CUTOFFS`
-            that make sense.
 
     Raises:
         UnsupportedError: there is no such output or cell, a number makes no sense, or the parameters do not fit into
@@ -55,30 +57,30 @@ class WordRNN(LanguageModel):
         words: int,
         dimension: int,
         *,
-        output: str = "full",
+        output: Output = "full",
         layers: int = 1,
         cell: str = "lstm",
         dropout: float = 0.0,
         tied: bool = False,
-        cutoffs: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
-        if output not in OUTPUTS:
+        if isinstance(output, str) and output not in OUTPUTS:
             raise UnsupportedError(f"there is no output {output!r}; there are {', '.join(OUTPUTS)}")
-        if output == "adaptive" and tied:
+        if output != "full" and tied:
             raise UnsupportedError("an adaptive output has no vector of d numbers per word to share; leave `tied` away")
         if words < 1:
             raise UnsupportedError(f"a model has 1 word at least, got {words}")
         device = torch.empty(0).device  # where torch would make the parameters
         if device.type != "meta":
-            _check_memory(words, dimension, device, output=output, layers=layers, cell=cell, tied=tied, cutoffs=cutoffs)
+            _check_memory(words, dimension, device, output, layers=layers, cell=cell, tied=tied)
         self.words, self.dimension, self.layers, self.cell, self.tied = words, dimension, layers, cell, tied
         self.recurrent = make_recurrent(cell, dimension, layers, dropout)
         self.dropout = nn.Dropout(dropout)
         self.word_in = nn.Parameter(torch.empty(words, dimension).uniform_(-SPREAD, SPREAD))
         self.adaptive: nn.AdaptiveLogSoftmaxWithLoss | None = None
-        if output == "adaptive":
-            self.adaptive = _adaptive(words, dimension, cutoffs or default_cutoffs(words, dimension))
+        if output != "full":
+            cutoffs = default_cutoffs(words, dimension) if isinstance(output, str) else output
+            self.adaptive = _adaptive(words, dimension, cutoffs)
         else:
             self.word_out = (
                 self.word_in if tied else nn.Parameter(torch.empty(words, dimension).uniform_(-SPREAD, SPREAD))
@@ -155,7 +157,12 @@ class WordRNN(LanguageModel):
         Raises:
             CheckpointError: a file is missing, damaged, of another save, or does not fit the others.
         """
-        return storage.load(folder, FORMAT, lambda about, table: cls(**about))
+        return storage.load(folder, FORMAT, lambda about, table: cls._of(**about))
+
+    @classmethod
+    def _of(cls, *, output: str, cutoffs: Sequence[int] = (), **about: Any) -> WordRNN:
+        """A model of the shape that `save` wrote down."""
+        return cls(output=tuple(cutoffs) or output, **about)
 
 
 def default_cutoffs(words: int, dimension: int) -> tuple[int, ...]:
@@ -165,7 +172,7 @@ def default_cutoffs(words: int, dimension: int) -> tuple[int, ...]:
 
 
 def _adaptive(words: int, dimension: int, cutoffs: tuple[int, ...]) -> nn.AdaptiveLogSoftmaxWithLoss:
-    if words < 2 or list(cutoffs) != sorted(set(cutoffs)) or not 0 < cutoffs[0] <= cutoffs[-1] < words:
+    if words < 2 or not cutoffs or list(cutoffs) != sorted(set(cutoffs)) or not 0 < cutoffs[0] <= cutoffs[-1] < words:
         raise UnsupportedError(f"cutoffs ascend between 1 and the {words} words less 1, got {cutoffs}")
     if dimension < NARROWER ** len(cutoffs):
         raise UnsupportedError(
@@ -174,14 +181,16 @@ def _adaptive(words: int, dimension: int, cutoffs: tuple[int, ...]) -> nn.Adapti
     return nn.AdaptiveLogSoftmaxWithLoss(dimension, words, list(cutoffs), NARROWER)
 
 
-def _check_memory(words: int, dimension: int, device: torch.device, **choices: Any) -> None:
-    there, wanted = available_bytes(device), parameter_bytes(words, dimension, **choices)
+def _check_memory(words: int, dimension: int, device: torch.device, output: Output, **choices: Any) -> None:
+    there = available_bytes(device)
+    with torch.device("meta"):
+        wanted = sizes_of(WordRNN(words, dimension, output=output, **choices))
     if there is not None and wanted.total > there:
         raise UnsupportedError(
             f"a model with one vector of {dimension} numbers for each of {words} words has {gigabytes(wanted.total)} "
             f"of parameters ({gigabytes(wanted.input)} at the input, {gigabytes(wanted.output)} at the output), and "
             f"training takes twice that at least; {device} has {gigabytes(there)} to spare. Take LightRNN, which has "
-            f"{gigabytes(parameter_bytes(words, dimension, output='light').total)}, fewer words or a smaller dimension"
+            f"{gigabytes(light_sizes(words, dimension, **choices).total)}, fewer words or a smaller dimension"
         )
 
 

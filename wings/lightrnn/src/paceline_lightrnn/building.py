@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline import CheckpointError, DataError
 from paceline_lightrnn import baseline
-from paceline_lightrnn.baseline import WordRNN
+from paceline_lightrnn.baseline import Output, WordRNN
 from paceline_lightrnn.model import LightRNN
 from paceline_lightrnn.settings import Shape
+from paceline_lightrnn.sizes import Sizes, light_sizes, sizes_of
 from paceline_lightrnn.storage import ABOUT
 from paceline_lightrnn.table import WordTable
 from paceline_lightrnn.text import Text
@@ -47,6 +49,21 @@ def load_model(folder: Path) -> Model:
     if isinstance(about, dict) and about.get("format") == baseline.FORMAT:
         return WordRNN.load(folder)
     return LightRNN.load(folder)
+
+
+def parameter_bytes(words: int, dimension: int, *, output: Output = "light", **choices: Any) -> Sizes:
+    """The size of a model, without the memory for it.
+
+    Args:
+        words: V.
+        dimension: d.
+        output: "light" for a LightRNN with a table as square as can be; otherwise the output of a `WordRNN`.
+        choices: `layers`, `cell`, `tied` as the model takes them.
+    """
+    if output == "light":
+        return light_sizes(words, dimension, **choices)
+    with torch.device("meta"):
+        return sizes_of(WordRNN(words, dimension, output=output, **choices))
 
 
 def first_table(how: str, vocabulary: Vocabulary, seed: int = 0) -> WordTable:

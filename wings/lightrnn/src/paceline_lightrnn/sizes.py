@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -37,28 +37,16 @@ class Sizes(NamedTuple):
         return self.input + self.output
 
 
-def parameter_bytes(words: int, dimension: int, *, output: str = "light", **choices: Any) -> Sizes:
-    """The size of a model, by making it without memory.
-
-    Args:
-        words: V.
-        dimension: d.
-        output: "light" for a LightRNN with a table as square as can be; "full" or "adaptive" for a `WordRNN`.
-        choices: `layers`, `cell`, `tied`, `cutoffs` as the model takes them.
-    """
-    if output != "light":
-        from paceline_lightrnn.baseline import WordRNN  # it asks for sizes itself
-
-        with torch.device("meta"):
-            return sizes_of(WordRNN(words, dimension, output=output, **choices))
+def light_sizes(words: int, dimension: int, *, layers: int = 1, cell: str = "lstm", tied: bool = False) -> Sizes:
+    """The size of a LightRNN whose table is as square as can be, without making its vectors."""
     columns = math.isqrt(words - 1) + 1
     lines = -(-words // columns) + columns
     with torch.device("meta"):
-        recurrent = make_recurrent(choices.get("cell", "lstm"), dimension, choices.get("layers", 1), 0.0)
+        recurrent = make_recurrent(cell, dimension, layers, 0.0)
     number = torch.get_default_dtype().itemsize
     vectors = lines * dimension * number
     biases = lines * number
-    return Sizes(vectors, biases + (0 if choices.get("tied") else vectors), _bytes(recurrent))
+    return Sizes(vectors, biases + (0 if tied else vectors), _bytes(recurrent))
 
 
 def sizes_of(model: nn.Module) -> Sizes:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import numpy as np
-from paceline_lightrnn import WordTable
 from scipy.optimize import linear_sum_assignment
+
+from paceline_lightrnn import WordTable
 
 
 class Given:

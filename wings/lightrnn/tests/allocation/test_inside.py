@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from _sources import made_up
-from paceline_lightrnn.allocation.inside import SMALL, cheapest_places, settle
 from scipy.optimize import linear_sum_assignment
+
+from paceline_lightrnn.allocation.inside import SMALL, cheapest_places, settle
 
 
 @pytest.mark.parametrize(("words", "places"), [(1, 1), (4, 4), (3, 7), (SMALL + 2, SMALL + 2), (SMALL, SMALL + 9)])

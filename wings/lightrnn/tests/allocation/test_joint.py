@@ -8,6 +8,7 @@ import pytest
 from _sources import Given, made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from paceline_lightrnn.allocation import joint
 from paceline_lightrnn.allocation.joint import Sets, settle_set, sweep
 

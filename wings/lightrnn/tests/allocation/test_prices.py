@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 from _sources import made_up
+
 from paceline_lightrnn.allocation.candidates import Candidates, dense, dual_bound, sparse
 from paceline_lightrnn.allocation.prices import anneal, smoothed, solve_prices
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from _sources import Given, made_up
-from paceline_lightrnn import WordTable, reallocate
-from paceline_lightrnn.allocation.progress import FILE
 from safetensors.torch import save_file
 
 from paceline import CheckpointError
+from paceline_lightrnn import WordTable, reallocate
+from paceline_lightrnn.allocation.progress import FILE
 
 TABLE = WordTable.random(150, 12, 13)
 PHASES = ["row prices", "row words", "column prices", "columns", "joint moves 1"]

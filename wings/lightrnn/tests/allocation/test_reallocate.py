@@ -11,10 +11,10 @@ import torch
 from _sources import Given, made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paceline_lightrnn import WordTable, allocation, reallocate
-from paceline_lightrnn.allocation import joint, spread
 
 from paceline import MismatchError, NonFiniteError, UnsupportedError
+from paceline_lightrnn import WordTable, allocation, reallocate
+from paceline_lightrnn.allocation import joint, spread
 
 LARGE = 0
 """`exact_words` under which every table goes the way of the large ones."""

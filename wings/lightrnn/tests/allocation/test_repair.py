@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
 from paceline_lightrnn.allocation.candidates import Candidates, dual_bound, sparse
 from paceline_lightrnn.allocation.repair import repair, search
-from scipy.optimize import linear_sum_assignment
 
 
 def candidates(cost: np.ndarray) -> Candidates:
