@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE := $(VENV)/.core-ready
-FRAMEWORKS := tests/doors/adapters tests/dual tests/lightrnn
+FRAMEWORKS := tests/doors/adapters
+WINGS := wings/lightrnn wings/dual
 PYTEST := $(BIN)/python -m pytest -n 2 -q
 
 .PHONY: demo test test-all claims check docs dist matrix format clean
@@ -19,7 +20,7 @@ test: $(CORE)           ## the fast tier of the tests: pure functions, virtual w
 
 test-all: $(READY)      ## all tests and the quick form of every claim; `pytest -m slow` runs what is left out here
 	$(MAKE) test
-	$(PYTEST) -m "full and not slow" tests $(wildcard wings)
+	$(PYTEST) -m "full and not slow" tests wings
 	$(MAKE) claims
 
 claims: $(READY)        ## the quick form of every benchmark and of every record's command
@@ -30,12 +31,16 @@ check: $(READY)         ## linter and type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-dist: $(READY)          ## the wheel and the source distribution in dist/, built and checked
+dist: $(READY)          ## wheels and source distributions of paceline and its wings in dist/, built and checked
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[dist]'
 	$(BIN)/python -m build
+	for wing in $(WINGS); do $(BIN)/python -m build --outdir dist $$wing || exit 1; done
 	$(BIN)/twine check --strict dist/*
-	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/check-wheel-contents dist/paceline-*.whl
+	for wing in $(WINGS); do \
+		$(BIN)/check-wheel-contents --toplevel paceline_$${wing#wings/} --no-config dist/paceline_$${wing#wings/}-*.whl || exit 1; \
+	done
 
 matrix: $(READY)        ## the core of the suite on every Python and torch that are served; several gigabytes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check nox uv
@@ -61,7 +66,8 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	touch $(CORE)
 
-# The frameworks and the tools of developers, too.
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+# The wings, the frameworks and the tools of developers, too.
+$(READY): pyproject.toml $(WINGS:%=%/pyproject.toml) constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' $(WINGS:%=--editable %)
 	touch $(CORE) $(READY)

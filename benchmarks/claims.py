@@ -121,7 +121,8 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     """Run it in the copy, and read what it printed."""
     record = claim.name.partition("records/")[2].rstrip("/")
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
-    mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    mine["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT / "src", *sorted((ROOT / "wings").glob("*/src"))]))
     process = subprocess.Popen(
         command,
         cwd=place,
@@ -180,7 +181,12 @@ def promised(name: str) -> set[str]:
 def quoted() -> dict[str, set[str]]:
     """The keys that documents quote, by benchmark."""
     found: dict[str, set[str]] = {}
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *RECORDS.glob("*/README.md")):
+    for path in (
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "wings").glob("*/docs/*.md"),
+        *RECORDS.glob("*/README.md"),
+    ):
         for name, keys in QUOTED.findall(path.read_text(encoding="utf-8")):
             found.setdefault(name, set()).update(re.findall(r"`([\w.]+)`", keys))
     return found

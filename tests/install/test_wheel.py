@@ -62,6 +62,25 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", ["lightrnn", "dual"])
+def test_a_wing_is_a_wheel_of_its_own(name: str, tmp_path: Path) -> None:
+    source = REPOSITORY / "wings" / name
+    inside = contents(build("wheel", source, tmp_path / "wheel"))
+    files = (path for path in (source / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    expected = {str(path.relative_to(source / "src")) for path in files}
+    assert {path for path in inside if not path.partition("/")[0].endswith(".dist-info")} == expected
+    assert f"paceline_{name}/py.typed" in expected
+    (points,) = (text.decode() for path, text in inside.items() if path.endswith("entry_points.txt"))
+    assert points.split() == ["[paceline.commands]", name, "=", f"paceline_{name}.commands.command:app"]
+    (licence,) = (text for path, text in inside.items() if path.endswith("LICENSE"))
+    assert licence == (REPOSITORY / "LICENSE").read_bytes()
+    again = build("sdist", source, tmp_path / "sdist")
+    with tarfile.open(again) as archive:
+        parts = {path.split("/")[1] for path in archive.getnames()}
+    assert {"src", "tests", "docs", "README.md", "LICENSE", "pyproject.toml"} <= parts
+
+
+@pytest.mark.processes
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", REPOSITORY, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

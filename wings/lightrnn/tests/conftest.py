@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
 import torch
 from hypothesis import settings
 
+collect_ignore_glob = [] if importlib.util.find_spec("paceline_lightrnn") else ["*"]
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 torch.set_num_threads(1)
