@@ -23,7 +23,7 @@ from tests import process_guard
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
 HERE = Path(__file__).parent
-FRAMEWORKS = (HERE / "doors" / "adapters", HERE / "dual", HERE / "lightrnn")
+FRAMEWORKS = (HERE / "doors" / "adapters",)
 """Folders whose tests need a framework that the core does not."""
 
 torch.set_num_threads(1)
