@@ -93,7 +93,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     Args:
         close: closes the run, where a round of a search is over.
     """
-    model = validation.inside(model, rule, settings.group)
+    model = validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
     validation.check_model(model)
     owned = validation.own_parameters(model, optimizers)

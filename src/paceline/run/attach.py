@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attach`: the one function that a user has to know.
 
-What `paceline run` asks for is read from the environment here, and who this worker is in
-:mod:`paceline.communication.schedulers`.
+It reads the options of `paceline run` from the environment. :mod:`paceline.communication.schedulers` reads this
+worker's rank and the number of workers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,25 @@ from paceline.errors import OverError, RuleError, UnsupportedError
 from paceline.observe.standard_streams import bear_a_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
-from paceline.run import attached
+from paceline.run import attach_marker
 from paceline.run.run import Run
 from paceline.tuning.search_round import round_from_text
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.outliers import Guard, make_guard
 
-FURTHER = ("seed", "outer_state", "scaler", "group", "transport", "checkpoint", "every_blocks", "keep", "data")
-"""Settings that are taken as they are given."""
+UNCHANGED = (
+    "seed",
+    "outer_state",
+    "scaler",
+    "group",
+    "transport",
+    "checkpoint",
+    "every_blocks",
+    "keep",
+    "data",
+)
+"""Fields of `Settings` that take the arguments of `attach` unchanged."""
 
 
 def attach(
@@ -135,14 +145,14 @@ def prepare(
     guard: Guard | str | None = "auto",
     **given: Any,
 ) -> tuple[Rule, Settings]:
-    """What `attach` makes of its arguments behind the model and the optimizer: `given` are further fields of
-    `Settings`, and settings of the rule."""
-    further = {name: given.pop(name) for name in FURTHER if name in given}
+    """The rule and the settings that the arguments of `attach` after model and optimizer mean; `given` holds further
+    fields of `Settings` and settings of the rule."""
+    unchanged = {name: given.pop(name) for name in UNCHANGED if name in given}
     if os.environ.get("PACELINE_LOG"):
         bear_a_full_disk()
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
     if rule is not None:
-        _as_asked(chosen)
+        _check_asked_rule(chosen)
     if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
         raise UnsupportedError(
             f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
@@ -151,18 +161,18 @@ def prepare(
     settings = Settings(
         log=log if log is not None else os.environ.get("PACELINE_LOG"),
         timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
-        tls=_certificates(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
+        tls=_tls(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
         control=os.environ.get("PACELINE_CONTROL") or None,
         exchanged=os.environ.get("PACELINE_EXCHANGED") or None,
         guard=make_guard(guard),
         start=os.environ.get("PACELINE_RESUME") or None,
-        **further,
+        **unchanged,
     )
-    attached.note()
-    return chosen, _of_a_search(settings)
+    attach_marker.mark_attached()
+    return chosen, _for_search_round(settings)
 
 
-def _as_asked(chosen: Rule) -> None:
+def _check_asked_rule(chosen: Rule) -> None:
     """Refuse to train under the program's rule where `--rule` asks for another."""
     asked = os.environ.get("PACELINE_RULE", "")
     if not os.environ.get("PACELINE_RULE_ASKED") or make_rule(asked, {}).text() == chosen.text():
@@ -173,7 +183,7 @@ def _as_asked(chosen: Rule) -> None:
     )
 
 
-def _of_a_search(settings: Settings) -> Settings:
+def _for_search_round(settings: Settings) -> Settings:
     """The settings of a round, where `paceline tune --search` asks for one."""
     text = os.environ.get("PACELINE_ROUND")
     if not text:
@@ -182,5 +192,5 @@ def _of_a_search(settings: Settings) -> Settings:
     return replace(settings, round=found, checkpoint=found.checkpoint, every_blocks=found.exchanges, keep=1)
 
 
-def _certificates(tls: TLS | str | Path | None) -> TLS | None:
+def _tls(tls: TLS | str | Path | None) -> TLS | None:
     return TLS.folder(tls) if isinstance(tls, (str, Path)) else tls

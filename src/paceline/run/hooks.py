@@ -76,7 +76,7 @@ class StepHooks:
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._removed:
             return
-        self._mistakes.stepped()
+        self._mistakes.on_step()
         engine, progress = self._engine, self._progress
         if engine is not None:
             engine.after_step(optimizer)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the user's own between workers: `run.messages`.
+"""`run.messages`: messages of the user's program between workers.
 
-Every operation is answered by something to `wait()` for, with the run's deadline. `send` and `receive` start at once;
-all others have to be called by every worker, in the same order, and start when all have come. A call that only some
-workers make is refused on all of them.
+Every operation returns a handle with `wait()`, which has the run's deadline. `send` and `receive` start at once. Every
+worker has to call the other operations, in the same order; they start when all workers have called them. A call that
+only some workers make is refused on all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.communication.base import Pending
 
 
 class Messages:
-    """Point to point and among all, over the run's connection.
+    """Point-to-point and collective messages over the run's connection.
 
     Args:
         transport: the connection.
@@ -31,11 +31,11 @@ class Messages:
         return self._transport.send(x, to)
 
     def receive(self, x: Tensor, source: int) -> Pending:
-        """Fill `x` with what worker `source` sends next to this one; same shape and dtype as there."""
+        """Fill `x` with the next tensor that worker `source` sends to this one; same shape and dtype as there."""
         return self._transport.receive(x, source)
 
     def broadcast(self, x: Tensor, source: int = 0) -> Pending:
-        """Make `x` what it is on worker `source`, in place."""
+        """Copy the `x` of worker `source` into `x` of every worker, in place."""
         self._meet("broadcast(..)")
         return self._transport.broadcast(x, source)
 
@@ -55,7 +55,7 @@ class Messages:
             return self._transport.gather_json(value)
 
     def barrier(self) -> None:
-        """Return when every worker has come here."""
+        """Return when every worker has called it."""
         self._meet("barrier()")
 
     def _meet(self, call: str) -> None:

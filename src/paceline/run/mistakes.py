@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program of two lines forgets most often, said while it trains: a loader that is not shared, a schedule that
-counts the minibatches of all workers, a loader without batches, a loss that is none.
+"""Warns of the common mistakes of a program with two lines: a loader that is not shared, a schedule that counts the
+minibatches of all workers, a loader without batches, a loss that is not finite.
 
-All of it is a warning, on rank 0 where it holds for all workers. `attach(.., data="own")` says that data are
-meant to be each worker's own.
+Rank 0 alone warns of what holds for all workers. `attach(.., data="own")` says that each worker brings its own data.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from paceline.errors import UnsupportedError
 from paceline.run.validation import MARK
 
 logger = logging.getLogger("paceline")
-PLAIN = (RandomSampler, SequentialSampler, WeightedRandomSampler)
-"""Samplers over all of a data set; another one may know which part is this worker's."""
-OURS = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
+PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
+"""Samplers over all of a data set; another sampler may know which part is this worker's."""
+OWN_FILES = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
 LARGEST_LOSS = 1e15
-NEAR = 0.02
+TOLERANCE = 0.02
 _watched: weakref.WeakSet[Mistakes] = weakref.WeakSet()
 
 
 class Mistakes:
-    """Notices what one worker's program does.
+    """Watches one worker's program and warns of mistakes.
 
     Args:
         world: this worker.
-        feed: its data.
-        data: as the settings say: "own" where nothing has to be shared, "split" where zero lines see to it.
+        loaders: the loaders that the run shares.
+        data: as in `Settings`: "own" where no loader has to be shared, "split" where zero lines share them.
     """
 
-    def __init__(self, world: World, feed: Feed, data: str) -> None:
-        self._world, self._feed, self._own = world, feed, data == "own"
+    def __init__(self, world: World, loaders: Feed, data: str) -> None:
+        self._world, self._loaders, self._own = world, loaders, data == "own"
         self._thread = threading.get_ident()
         self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterators of loaders, their samples, where
         self._said: set[str] = set()
         self._schedules: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps within passes
-        feed.empty = self._empty
+        loaders.empty = self._on_empty_pass
         if world.size > 1 and data != "split":
             _watched.add(self)
             _watch_loaders_and_schedules()
@@ -60,17 +59,17 @@ class Mistakes:
 
     # -- data -------------------------------------------------------------------------------------
 
-    def begins(self, loader: Any, iterator: Any) -> None:
-        """The program goes through a loader that is not shared."""
+    def on_loader_pass(self, loader: Any, iterator: Any) -> None:
+        """The program starts a pass over a loader that is not shared."""
         if self._own or threading.get_ident() != self._thread or not _whole(loader):
             return
-        where = _place()
+        where = _calling_line()
         if where:
             self._passes = [one for one in self._passes if one[0]() is not None]
             self._passes.append((weakref.ref(iterator), _samples(loader), where))
 
-    def stepped(self) -> None:
-        """The optimizer made a step: loaders that the program is in the middle of are what it trains on."""
+    def on_step(self) -> None:
+        """The optimizer made a step: the program trains on the loaders whose passes are under way."""
         if not self._passes:
             return
         for found, samples, where in self._passes:
@@ -86,7 +85,7 @@ class Mistakes:
                 )
         self._passes = [one for one in self._passes if one[2] not in self._said and one[0]() is not None]
 
-    def _empty(self) -> None:
+    def _on_empty_pass(self) -> None:
         self._warn(
             "empty",
             "a shared loader gave this worker no batch in an epoch: it has no samples, or fewer batches than there are "
@@ -95,10 +94,10 @@ class Mistakes:
         )
 
     def numbers(self, values: dict[str, Any], closed: bool) -> dict[str, float]:
-        """What the program logs, as numbers.
+        """The values that the program logs, as numbers.
 
         Raises:
-            UnsupportedError: one of them is none.
+            UnsupportedError: a value is not a number.
         """
         if closed:
             self._warn("late", "run.log after run.close(): it is not written; log before the run is closed", True)
@@ -123,9 +122,9 @@ class Mistakes:
 
     # -- schedules --------------------------------------------------------------------------------
 
-    def scheduled(self, schedule: Any) -> None:
+    def on_scheduler_step(self, schedule: Any) -> None:
         """A scheduler of this run's optimizer made a step."""
-        share = self._feed.leading
+        share = self._loaders.leading
         if share is None:
             return
         made = self._schedules[schedule] = self._schedules.get(schedule, 0) + 1
@@ -147,7 +146,7 @@ class Mistakes:
             )
 
     def close(self) -> None:
-        """The run has come to its end."""
+        """The run ends."""
         _watched.discard(self)
         workers = self._world.size
         for schedule, made in self._schedules.items():
@@ -155,7 +154,7 @@ class Mistakes:
             if made < 2 or horizon is None:
                 continue
             went = schedule.last_epoch
-            if abs(went * workers - horizon[1]) <= max(workers, NEAR * horizon[1]):
+            if abs(went * workers - horizon[1]) <= max(workers, TOLERANCE * horizon[1]):
                 self._warn(
                     "schedule",
                     f"{type(schedule).__name__} has {horizon[0]}={horizon[1]}, and each of {workers} workers made "
@@ -165,7 +164,7 @@ class Mistakes:
 
 
 def horizon_of(schedule: Any) -> tuple[str, int] | None:
-    """The steps after which a schedule is over, with the name of the setting; None where it has no end."""
+    """The steps after which a schedule ends, with the name of the setting; None where it has no end."""
     for name in ("T_max", "total_steps", "total_iters"):
         value = getattr(schedule, name, None)
         if isinstance(value, int) and value > 1:
@@ -184,7 +183,8 @@ def _whole(loader: Any) -> bool:
     """Whether a loader goes through all of its data set, as far as its samplers tell."""
     batches, sampler = loader.batch_sampler, loader.sampler
     return type(batches) in (BatchSampler, type(None)) and (
-        isinstance(sampler, PLAIN) or type(sampler).__name__ == "_InfiniteConstantSampler"  # of an iterable data set
+        isinstance(sampler, PLAIN_SAMPLERS)
+        or type(sampler).__name__ == "_InfiniteConstantSampler"  # of an iterable data set
     )
 
 
@@ -195,12 +195,12 @@ def _samples(loader: Any) -> int:
         return 0
 
 
-def _place() -> str:
-    """Where the program is, as `train.py:31`; "" where paceline itself goes through a loader."""
+def _calling_line() -> str:
+    """The program's file and line, as `train.py:31`; "" where paceline itself goes through a loader."""
     frame, found = sys._getframe(3), ""
     while frame is not None and not found:
         path = frame.f_code.co_filename
-        if any(part in path for part in OURS):
+        if any(part in path for part in OWN_FILES):
             return ""
         if not in_library(path):
             found = f"{path.rpartition('/')[2]}:{frame.f_lineno}"
@@ -212,7 +212,7 @@ _patched = False
 
 
 def _watch_loaders_and_schedules() -> None:
-    """Notice passes over loaders and steps of schedulers, once for this process; alone, a program is left as it is."""
+    """Notice passes over loaders and steps of schedulers, once for this process; with one worker nothing is patched."""
     global _patched
     if _patched:
         return
@@ -222,14 +222,14 @@ def _watch_loaders_and_schedules() -> None:
     def noticed_iter(loader: Any) -> Any:
         iterator = iterate(loader)
         for one in list(_watched):
-            one.begins(loader, iterator)
+            one.on_loader_pass(loader, iterator)
         return iterator
 
     def noticed_step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(schedule, *args, **kwargs)
         notice = getattr(getattr(schedule.optimizer, MARK, None), "mistakes", None)
         if notice is not None:
-            notice.scheduled(schedule)
+            notice.on_scheduler_step(schedule)
         return result
 
     DataLoader.__iter__ = noticed_iter  # type: ignore[method-assign]

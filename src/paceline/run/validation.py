@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `attach` and `run.share` refuse: optimizers, models and loaders that cannot work."""
+"""Checks of the arguments of `attach` and `run.share`: optimizers, models and loaders that cannot work are refused."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 
 MARK = "_paceline_run"
+"""Attribute of an optimizer that is attached: its run."""
 
 
 def optimizer_list(optimizer: Any) -> list[Optimizer]:
@@ -34,7 +35,7 @@ def optimizer_list(optimizer: Any) -> list[Optimizer]:
     return found
 
 
-def inside(model: Modules, rule: Rule, group: Any) -> Modules:
+def without_ddp(model: Modules, rule: Rule, group: Any) -> Modules:
     """The module inside `DistributedDataParallel`, where that works within a host and the rule between hosts."""
     if isinstance(model, DistributedDataParallel) and group is not None and rule.schedule.exchanges_blocks:
         return model.module  # type: ignore[no-any-return]
@@ -42,7 +43,7 @@ def inside(model: Modules, rule: Rule, group: Any) -> Modules:
 
 
 def check_model(model: Modules) -> None:
-    """Refuse models whose parameters are not there, or are averaged by somebody else."""
+    """Refuse models without real parameters, and models whose wrapper averages gradients itself."""
     for prefix, module in module_list(model):
         if not isinstance(module, nn.Module):
             raise UnsupportedError(f"model must be a torch.nn.Module (or several), got {type(module).__name__}")
@@ -122,7 +123,7 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
 
 
 def check_loader(loader: Any, world: World) -> None:
-    """Refuse what is no iterable of batches."""
+    """Refuse objects that are not iterables of batches."""
     if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise UnsupportedError(
             world.sign(

@@ -14,7 +14,7 @@ from rich.text import Text
 from paceline.cli.console import err, error_panel, refuse
 from paceline.cli.launch.cluster import Cluster
 from paceline.doors.zero import cluster_detection, framework_doors, hashing
-from paceline.run import attached
+from paceline.run import attach_marker
 
 SEED = "PACELINE_SEED"  # of paceline.doors.zero.seeds, which loads torch
 
@@ -86,8 +86,8 @@ def all_alone(directory: Path, wishes: Wishes, arguments: Sequence[str] | None, 
         workers: of all hosts.
         rule: that was asked for, if any.
     """
-    wished = (wishes.as_is and rule is None) or attached.asks_for_help(arguments or ())
-    if workers == 1 or wished or not attached.missing(directory):
+    wished = (wishes.as_is and rule is None) or attach_marker.asks_for_help(arguments or ())
+    if workers == 1 or wished or not attach_marker.is_missing(directory):
         return False
     under = f" The rule {rule} was never used." if rule is not None else ""
     what = f"nothing attached paceline: each of the {workers} workers has done the whole job by itself.{under}"

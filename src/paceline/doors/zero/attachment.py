@@ -30,7 +30,7 @@ from paceline.doors.zero.rank_discovery import Place
 from paceline.doors.zero.seeds import Streams
 from paceline.doors.zero.words import Words, here
 from paceline.run.attach import attach
-from paceline.run.attached import asks_for_help
+from paceline.run.attach_marker import asks_for_help
 from paceline.run.run import Run
 from paceline.run.validation import MARK
 

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file in the log directory that says that a worker has attached; the launcher looks for it.
+
+N copies of a program that never attached have each done the whole job, which is not what the user asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+NAME = ".attached"
+HELP = {"-h", "--help", "--version"}
+
+
+def mark_attached() -> None:
+    """Tell the launcher, if there is one, that this process attaches."""
+    log = os.environ.get("PACELINE_LOG")
+    if log:
+        with contextlib.suppress(OSError):  # a full or removed directory does not end a run
+            Path(log, NAME).touch()
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether a program with these arguments prints its help or version and ends."""
+    return not HELP.isdisjoint(arguments)
+
+
+def is_missing(directory: Path) -> bool:
+    """Whether no worker has attached, as far as the directory tells."""
+    return directory.is_dir() and not (directory / NAME).exists()
