@@ -125,14 +125,14 @@ def in_worker(points: Points) -> None:
 def _commits(points: Points) -> None:
     from paceline.flow.control import client_connection, wire
 
-    whole = client_connection.Link.request
+    whole = client_connection.ClientConnection.request
 
     def request(self: Any, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
         whole(self, kind, numbers, note)
         if kind == wire.COMMIT:
             points.at("commit")
 
-    client_connection.Link.request = request  # type: ignore[method-assign]
+    client_connection.ClientConnection.request = request  # type: ignore[method-assign]
 
 
 def in_launcher(points: Points) -> None:
@@ -140,7 +140,7 @@ def in_launcher(points: Points) -> None:
     from paceline.communication.sockets import channel
     from paceline.flow.control import server, state_machine, wire
 
-    done = state_machine.Register._committed
+    done = state_machine.StateMachine._committed
 
     def committed(self: Any, *args: Any) -> None:
         done(self, *args)
@@ -149,7 +149,7 @@ def in_launcher(points: Points) -> None:
     write = server.Control._write
 
     def written(self: Any) -> None:
-        commit, self._register.just_committed = getattr(self._register, "just_committed", False), False
+        commit, self._machine.just_committed = getattr(self._machine, "just_committed", False), False
         if commit:
             points.at("record")
         write(self)
@@ -163,6 +163,6 @@ def in_launcher(points: Points) -> None:
         if kind == wire.SAID["verdict"] and numbers[1]:
             points.at("said")
 
-    state_machine.Register._committed = committed  # type: ignore[method-assign]
+    state_machine.StateMachine._committed = committed  # type: ignore[method-assign]
     server.Control._write = written  # type: ignore[method-assign]
     channel.Channel.send = sent  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny elastic run around the register: workers that exchange sets of places, and a server that can crash anywhere.
+"""A tiny elastic run around the state machine: workers exchange sets of places, and the server can crash anywhere.
 
-What the register says arrives later, one by one; what workers say arrives at once. A worker's model is the list of the
-places whose work is in it, so that a place that is lost or counted twice shows.
+What the state machine says arrives later, one by one; what workers say arrives at once. A worker's model is the list of
+the places whose work is in it, so that a place that is lost or counted twice shows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.flow.control import recovery
-from paceline.flow.control.held_leases import Holdings
+from paceline.flow.control.held_leases import HeldLeases
 from paceline.flow.control.ledger import OVER, WORK
 from paceline.flow.control.messages import About, Generation, Terms
-from paceline.flow.control.state_machine import Register
+from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import Answer, Commit
 
 PLACES = 24
@@ -36,7 +36,7 @@ class Worker:
     generation: Generation = field(default_factory=Generation)
     state: int = -1
     model: Counter[Place] = field(default_factory=Counter)
-    held: Holdings = field(default_factory=Holdings)
+    held: HeldLeases = field(default_factory=HeldLeases)
     epoch: int = 0
     serial: int = 0
     pending: tuple[Any, ...] | None = None
@@ -58,13 +58,13 @@ class Worker:
 
 
 class Run:
-    """The workers, the register, and its record."""
+    """The workers, the state machine, and its record."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.now = 0.0
         self.workers: dict[int, Worker] = {}
-        self.register = Register(terms)
+        self.machine = StateMachine(terms)
         self.record = ""
         self.put_in: dict[tuple[int, int], dict[int, list[Mark]]] = {}  # (generation, exchange) -> what went in
         self.sent: dict[tuple[int, int], set[int]] = {}
@@ -80,18 +80,18 @@ class Run:
 
     def do(self, call: Callable[..., Any], *args: Any) -> Any:
         """Something happens at the server: the record is written, then what is said is on its way."""
-        before, generation = self.register.exchange, self.register.generation
+        before, generation = self.machine.exchange, self.machine.generation
         result = call(*args, self.now)
-        if self.register.exchange != before:
-            assert self.register.exchange == before + 1
+        if self.machine.exchange != before:
+            assert self.machine.exchange == before + 1
             sent = self.sent.get((generation.number, before + 1), set())
             assert sent >= set(generation.workers), "a commit of which somebody did not know"
-        if self.register.dirty:
+        if self.machine.dirty:
             if self.dies_here():
                 return result
-            self.register.dirty = False
-            self.record = json.dumps(recovery.state(self.register, self.now))
-        said = self.register.take()
+            self.machine.dirty = False
+            self.record = json.dumps(recovery.state(self.machine, self.now))
+        said = self.machine.outbox.take()
         if self.crash_next:
             self.crash_next = False
             self.restart()
@@ -120,7 +120,7 @@ class Run:
         """What must be true of every generation."""
         known = self.generations.setdefault(generation.number, generation)
         assert known.workers == generation.workers == sorted(generation.workers)
-        assert len(generation.workers) >= (1 if self.register.finished else self.terms.min_workers)
+        assert len(generation.workers) >= (1 if self.machine.finished else self.terms.min_workers)
         assert generation.newcomers <= set(generation.workers)
         if generation.donor is None:
             assert generation.newcomers == set(generation.workers)
@@ -130,9 +130,9 @@ class Run:
 
     def restart(self) -> None:
         """The server dies and is started again from its record; what was on its way is lost."""
-        self.register = Register(self.terms)
+        self.machine = StateMachine(self.terms)
         if self.record:
-            recovery.load(self.register, json.loads(self.record), self.now)
+            recovery.load(self.machine, json.loads(self.record), self.now)
         for one in list(self.workers.values()):
             one.inbox.clear()
             one.away = True
@@ -142,34 +142,34 @@ class Run:
 
     def join(self) -> None:
         """A new worker."""
-        person = self.register.join(About("host", "127.0.0.1", 1, {"rule": "block"}), self.now)
-        self.workers[person.worker] = Worker(person.worker, person.secret)
+        record = self.machine.join(About("host", "127.0.0.1", 1, {"rule": "block"}), self.now)
+        self.workers[record.worker] = Worker(record.worker, record.secret)
         self.do(lambda now: None)
 
     def die(self, one: Worker) -> None:
         """SIGKILL: its connection closes."""
         del self.workers[one.number]
         if not one.away:
-            self.do(self.register.lost, [one.number], "its connection closed")
+            self.do(self.machine.lost, [one.number], "its connection closed")
 
     def back(self, one: Worker) -> None:
         """It finds the new server, and says again what was not answered."""
         one.away = False
-        person = recovery.known(self.register, one.number, one.secret)
-        self.do(recovery.back, self.register, person, one.state, one.started, one.held.marks())
+        record = recovery.known(self.machine, one.number, one.secret)
+        self.do(recovery.back, self.machine, record, one.state, one.started, one.held.marks())
         if one.away or one.number not in self.workers:
             return
         if one.started:
-            self.do(self.register.starts, one.number, min(one.started, self.register.exchange + 1))
+            self.do(self.machine.starts, one.number, min(one.started, self.machine.exchange + 1))
         if 0 <= one.state == one.generation.exchange and not one.away:
-            self.do(self.register.holds_state, one.number, one.generation.number, 0)
+            self.do(self.machine.holds_state, one.number, one.generation.number, 0)
         if one.pending is not None and not one.away:
             self.send(one, *one.pending)
 
     def send(self, one: Worker, kind: str, *args: Any) -> None:
         """A request, which is said again to a new server."""
         one.pending = (kind, *args)
-        self.do(getattr(self.register, kind), one.number, *args)
+        self.do(getattr(self.machine, kind), one.number, *args)
 
     def next(self, one: Worker) -> int:
         """A serial number."""
@@ -192,7 +192,7 @@ class Run:
         key = (one.generation.number, one.generation.exchange + 1)
         one.entered, one.started = key, key[1]
         self.put_in.setdefault(key, {})[one.number] = one.held.marks()
-        self.do(self.register.starts, one.number, key[1])
+        self.do(self.machine.starts, one.number, key[1])
 
     def exchanged(self, one: Worker) -> bool:
         """Whether all members have put in what they have."""
@@ -205,7 +205,7 @@ class Run:
         spoilt = self.spoil(one, marks)
         said = Commit(self.next(one), [] if spoilt else marks, {}, marks if spoilt else [])
         one.pending = ("commit", *one.entered, said)
-        self.do(lambda now: self.register.commit(one.number, *one.entered, said, now))
+        self.do(lambda now: self.machine.commit(one.number, *one.entered, said, now))
 
     def spoil(self, one: Worker, marks: list[Mark]) -> bool:
         """Whether its work is left out of the exchange."""
@@ -233,7 +233,7 @@ class Run:
             assert donor.state == generation.exchange
             one.model = Counter(donor.model)
         one.state = generation.exchange
-        self.do(self.register.holds_state, one.number, generation.number, len(self.verdicts))
+        self.do(self.machine.holds_state, one.number, generation.number, len(self.verdicts))
 
     # -- what arrives -----------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Run:
             loader, epoch, begin, end = mark
             assert all(one.model[epoch, place] == 0 for place in range(begin, end)), "work that was done already"
             for other in self.workers.values():
-                settled = other.pending is None and not other.inbox and other.number in self.register.people
+                settled = other.pending is None and not other.inbox and other.number in self.machine.workers
                 assert other is one or not settled or not overlap(other.held, epoch, begin, end), "another has it"
             one.held.add((loader, epoch, begin, end))
         elif kind == OVER:
@@ -311,14 +311,14 @@ class Run:
             one.epoch += 1
 
 
-def overlap(held: Holdings, epoch: int, begin: int, end: int) -> bool:
+def overlap(held: HeldLeases, epoch: int, begin: int, end: int) -> bool:
     """Whether a place of these is held."""
     return any(one == epoch and low < end and begin < high for _, one, low, high in held.marks())
 
 
 def beat(run: Run, one: Worker, now: float) -> None:
     """A heartbeat."""
-    run.register.heard(one.number, now)
+    run.machine.heard(one.number, now)
 
 
 def come_back(run: Run, one: Worker) -> None:
@@ -329,7 +329,7 @@ def come_back(run: Run, one: Worker) -> None:
         raise
     except RuntimeError:  # it was given up meanwhile, or its hello is in no record
         run.workers.pop(one.number, None)
-        if not one.generation.number and not run.register.finished:
+        if not one.generation.number and not run.machine.finished:
             run.join()
 
 

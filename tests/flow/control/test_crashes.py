@@ -38,19 +38,19 @@ def play(crash_at: list[int], arrives: bool, least: int) -> Run:
         for one in list(run.workers.values()):
             if not one.away and one.number in run.workers:
                 run.do(beat, run, one)
-        run.do(lambda now: run.register.tick(now))
+        run.do(lambda now: run.machine.tick(now))
         for one in list(run.workers.values()):
             run.deliver_all(one)
         if run.workers and all(one.epoch >= EPOCHS for one in run.workers.values()):
             return run
-    raise AssertionError(f"stuck: {run.register.status(run.now)} {run.workers}")
+    raise AssertionError(f"stuck: {run.machine.status(run.now)} {run.workers}")
 
 
 @pytest.mark.parametrize("least", [1, 2])
 @pytest.mark.parametrize("arrives", [False, True], ids=["what was on its way is lost", "what was sent arrives"])
 def test_a_control_plane_that_dies_anywhere_loses_and_repeats_nothing(arrives: bool, least: int) -> None:
     calm = play([], arrives, least)
-    assert calm.register.exchange > 6 and len(calm.workers) == 2
+    assert calm.machine.exchange > 6 and len(calm.workers) == 2
     for point in range(1, calm.points + 1):
         try:
             play([point, point + 7] if arrives else [point], arrives, least)

@@ -91,7 +91,7 @@ def test_nonsense_from_workers_reaches_nobody_else() -> None:
         assert nonsense(control_plane.port, draw, FRAMES) >= FRAMES
         verdict = one.commit(one.generation.number, 2, [(0, 0, 0, 10)], {})
         assert verdict.committed and one.ask(Question(0, 0, 10)) == ("over", None)
-        assert len(control_plane._register.gone) <= REMEMBERED
+        assert len(control_plane._machine.gone) <= REMEMBERED
         one.close()
 
 
@@ -105,7 +105,7 @@ def test_members_that_talk_nonsense_are_lost_and_the_others_go_on() -> None:
             generation = other.enter()
             with contextlib.suppress(PacelineError):
                 for _ in range(30):
-                    other._link.say(draw.randrange(5, 12), tuple(draw.choice(ODD) for _ in range(8)), note(draw))
+                    other._connection.say(draw.randrange(5, 12), tuple(draw.choice(ODD) for _ in range(8)), note(draw))
             other.close()
             log.wait("lost", worker=other.worker)
             if one.worker in one.generation.newcomers and one.generation.number > generation.number:

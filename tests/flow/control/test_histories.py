@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories of the register: verdicts agree, no place is lost or counted twice, and nothing gets stuck."""
+"""Histories of the state machine: verdicts agree, no place is lost or counted twice, and nothing gets stuck."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Histories(RuleBasedStateMachine):
         return found[number % len(found)] if found else None
 
     @rule()
-    @precondition(lambda self: len(self.run.workers) < MOST and not self.run.register.finished)
+    @precondition(lambda self: len(self.run.workers) < MOST and not self.run.machine.finished)
     def join(self) -> None:
         self.run.join()
 
@@ -123,7 +123,7 @@ class Histories(RuleBasedStateMachine):
         for one in list(self.run.workers.values()):
             if not (one.frozen or one.away) and one.number in self.run.workers:
                 self.run.do(beat, self.run, one)
-        self.run.do(lambda now: self.run.register.tick(now))
+        self.run.do(lambda now: self.run.machine.tick(now))
 
     @rule()
     def restart(self) -> None:
@@ -143,7 +143,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def members_live(self) -> None:
         if hasattr(self, "run"):
-            assert self.run.register.exchange >= max((one.state for one in self.run.workers.values()), default=0)
+            assert self.run.machine.exchange >= max((one.state for one in self.run.workers.values()), default=0)
 
     def teardown(self) -> None:
         """From wherever things stand: when all answer, exchanges are committed and the epoch comes to its end."""
@@ -152,7 +152,7 @@ class Histories(RuleBasedStateMachine):
         for one in list(run.workers.values()):
             if one.frozen:
                 run.die(one)
-        before, epochs = run.register.exchange, {one.number: one.epoch for one in run.workers.values()}
+        before, epochs = run.machine.exchange, {one.number: one.epoch for one in run.workers.values()}
         for _ in range(400):
             while len(run.workers) < run.terms.min_workers:
                 run.join()
@@ -164,9 +164,9 @@ class Histories(RuleBasedStateMachine):
             self.wait(0.2)
             self.deliver_everything()
             further = all(one.epoch > epochs.get(one.number, 0) for one in run.workers.values())
-            if run.workers and run.register.exchange > before and further:
+            if run.workers and run.machine.exchange > before and further:
                 return
-        raise AssertionError(f"stuck: {run.register.status(run.now)} {run.workers}")
+        raise AssertionError(f"stuck: {run.machine.status(run.now)} {run.workers}")
 
 
 TestHistories = Histories.TestCase

@@ -44,7 +44,7 @@ def tick(run: Run, seconds: float) -> None:
     for one in list(run.workers.values()):
         if one.number in run.workers and not (one.frozen or one.away):
             run.do(beat, run, one)
-    run.do(lambda now: run.register.tick(now))
+    run.do(lambda now: run.machine.tick(now))
 
 
 def happen(run: Run, trouble: str, draw: random.Random) -> None:
@@ -81,7 +81,7 @@ def finish(run: Run) -> None:
         tick(run, 0.2)
         if all(one.epoch >= goal[one.number] for one in living):
             return
-    raise AssertionError(f"stuck: {run.register.status(run.now)}")
+    raise AssertionError(f"stuck: {run.machine.status(run.now)}")
 
 
 def go_on(run: Run, one: Worker) -> None:
@@ -106,5 +106,5 @@ def test_the_run_goes_on_and_nothing_is_lost(trouble: str) -> None:
             if run.workers:
                 step(run, draw)
         finish(run)
-        assert run.register.books.strange == 0
-        assert "die" in trouble or "freeze" in trouble or not run.register.gone, run.register.gone
+        assert run.machine.ledger.strange == 0
+        assert "die" in trouble or "freeze" in trouble or not run.machine.gone, run.machine.gone

@@ -16,7 +16,7 @@ from paceline.communication.sockets.channel import TLS, Frame
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.client_state import Hearing
+from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, Generation, Verdict
 
@@ -25,7 +25,7 @@ GOODBYE_S = 5.0
 _ANSWERS = {NOTHING: "nothing", WORK: "work", OVER: "over"}
 
 
-class Member(Hearing):
+class Member(ClientState):
     """One worker of an elastic run.
 
     Args:
@@ -51,7 +51,7 @@ class Member(Hearing):
 
     def __init__(self, address: str, port: int, about: About, tls: TLS | None, timeout_s: float) -> None:
         super().__init__((address, port), about, tls, timeout_s)
-        self._link.start()
+        self._connection.start()
 
     # -- who is there -----------------------------------------------------------------------------
 
@@ -78,10 +78,10 @@ class Member(Hearing):
 
     def leave(self) -> None:
         """Goodbye, at the end of the program."""
-        self._pulse.close()
+        self._heartbeats.close()
         if self._error is None:
             self._leaving = True  # said again to a control plane that is started again meanwhile
-            self._link.say(wire.BYE)
+            self._connection.say(wire.BYE)
             with contextlib.suppress(PacelineError):
                 self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
         self.close()
@@ -91,8 +91,8 @@ class Member(Hearing):
         with self._changed:
             self._error = self._error or ClosedError("this worker has left the run")
             self._changed.notify_all()
-        self._pulse.close()
-        self._link.close()
+        self._heartbeats.close()
+        self._connection.close()
 
     # -- exchanges --------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Member(Hearing):
         self._check()
         with self._changed:
             self._started = max(self._started, exchange)
-        self._link.say(wire.STARTS, (exchange,))
+        self._connection.say(wire.STARTS, (exchange,))
 
     def commit(
         self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
@@ -146,7 +146,7 @@ class Member(Hearing):
         with self._changed:
             if generation == self.generation.number:
                 self._state = self.generation.exchange
-        self._link.say(wire.HOLDS, (generation, exchanges))
+        self._connection.say(wire.HOLDS, (generation, exchanges))
 
     # -- the data ---------------------------------------------------------------------------------
 
@@ -183,8 +183,8 @@ class Member(Hearing):
             return  # said by itself whenever it is needed
         if kind == "left":  # at once: a server that had heard it, and was started again, would lease them anew
             with self._changed:
-                self._holdings.settle(values[-1])
-        self._link.request(wire.TELL, (self._next(),), [kind, *values])
+                self._held_leases.settle(values[-1])
+        self._connection.request(wire.TELL, (self._next(),), [kind, *values])
 
     def ledger(self) -> tuple[int, dict[str, Any]]:
         """The number of the last exchange that was committed, and the state of the ledger as of then."""
@@ -201,11 +201,11 @@ class Member(Hearing):
     def _request(self, kind: int, numbers: tuple[int, ...], note: Any, what: str, patience: float) -> Frame:
         self._check()
         serial = self._next()
-        self._link.request(kind, (serial, *numbers), note)
+        self._connection.request(kind, (serial, *numbers), note)
         try:
             self._wait(lambda: serial in self._answers, what, patience * self._timeout_s)
         finally:
-            self._link.answered(serial)
+            self._connection.answered(serial)
         frame = self._answers.pop(serial)
         if frame.kind == wire.SAID["wrong"]:
             raise MismatchError(validation.text(frame.note, validation.REASON, "what is wrong"))
@@ -227,7 +227,7 @@ class Member(Hearing):
                 left = max(began, self._moved) + most - time.monotonic()
                 if left <= 0:
                     doing = f"; the run waits for workers: {self.paused}" if self.paused else ""
-                    raise error(f"worker {self.worker} waited {most:g} s {what} at {self._link.name}{doing}")
+                    raise error(f"worker {self.worker} waited {most:g} s {what} at {self._connection.name}{doing}")
                 self._changed.wait(left)
 
     def _newest(self, frame: Frame) -> Generation:

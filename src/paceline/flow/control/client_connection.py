@@ -21,10 +21,10 @@ PAUSE_S = 0.1
 """Between two attempts to come back."""
 Said = tuple[int, tuple[int, ...], Any]
 """The kind of a frame, its numbers and its note."""
-_ALL: weakref.WeakSet[Link] = weakref.WeakSet()
+_ALL: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
 
 
-class Speaker(Protocol):
+class ConnectionOwner(Protocol):
     """Whose connection it is; all of it is called in the link's thread, but for the first hello."""
 
     def hello(self) -> Said:
@@ -46,18 +46,18 @@ class Speaker(Protocol):
         """The error that has ended it."""
 
 
-class Link:
+class ClientConnection:
     """The talk connection.
 
     Args:
         where: address and port.
         tls: None for connections in the clear.
         timeout_s: seconds for which it tries to come back.
-        speaker: whose it is.
+        owner: whose it is.
     """
 
-    def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, speaker: Speaker) -> None:
-        self._where, self._tls, self._timeout_s, self._speaker = where, tls, timeout_s, speaker
+    def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, owner: ConnectionOwner) -> None:
+        self._where, self._tls, self._timeout_s, self._owner = where, tls, timeout_s, owner
         self._sending = threading.Lock()
         self._pending: dict[int, Said] = {}  # what was not answered yet, in order
         self._closing = threading.Event()
@@ -121,9 +121,9 @@ class Link:
                     self._come_back()
         except PacelineError as error:
             if not self._closing.is_set():
-                self._speaker.over(error)
+                self._owner.over(error)
         except Exception as error:  # a worker that waits for an answer must not wait for ever
-            self._speaker.over(MismatchError(f"{self.name} says what makes no sense: {type(error).__name__}: {error}"))
+            self._owner.over(MismatchError(f"{self.name} says what makes no sense: {type(error).__name__}: {error}"))
         finally:
             self._channel.close()
 
@@ -134,7 +134,7 @@ class Link:
                 frame = self._channel.receive()
             except PeerLostError:
                 return
-            self._speaker.heard(frame)
+            self._owner.heard(frame)
 
     def _come_back(self) -> None:
         until = time.monotonic() + self._timeout_s
@@ -145,7 +145,7 @@ class Link:
             except OverError:
                 raise
             except GivenUpError:
-                if not self._speaker.afresh():
+                if not self._owner.afresh():
                     raise
             except PeerLostError as error:
                 if time.monotonic() >= until or self._closing.wait(PAUSE_S):
@@ -158,7 +158,7 @@ class Link:
             if self._closing.is_set():
                 channel.close()
             with contextlib.suppress(PeerLostError):
-                for kind, numbers, note in [*self._speaker.again(), *self._pending.values()]:
+                for kind, numbers, note in [*self._owner.again(), *self._pending.values()]:
                     channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
 
     def _connect(self, until: float) -> Channel:
@@ -166,7 +166,7 @@ class Link:
         channel = connect(*self._where, "the control plane", max(0.1, until - time.monotonic()), self._tls)
         try:
             channel.limit = 0
-            kind, numbers, note = self._speaker.hello()
+            kind, numbers, note = self._owner.hello()
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
             answer = channel.receive(deadline_s=max(0.1, until - time.monotonic()))
             if answer.kind == wire.SAID["given_up"]:
@@ -177,7 +177,7 @@ class Link:
                 )
             if answer.kind != wire.WELCOME:
                 raise MismatchError(f"{self.name} answers a hello with a frame of kind {answer.kind}")
-            self._speaker.welcome(answer)
+            self._owner.welcome(answer)
         except BaseException:
             channel.close()
             raise
@@ -189,7 +189,7 @@ def given_up(frame: Frame) -> GivenUpError:
     return (OverError if frame.numbers[1] else GivenUpError)(validation.text(frame.note, validation.REASON, "why"))
 
 
-class Pulse:
+class Heartbeats:
     """The heartbeats, over a connection of their own.
 
     Args:
@@ -262,7 +262,7 @@ class Pulse:
             raise Closed(f"a heartbeat was answered with a frame of kind {frame.kind}")
 
 
-_PULSES: weakref.WeakSet[Pulse] = weakref.WeakSet()
+_PULSES: weakref.WeakSet[Heartbeats] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

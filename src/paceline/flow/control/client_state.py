@@ -12,15 +12,15 @@ from typing import Any
 from paceline.communication.sockets.channel import TLS, Frame
 from paceline.errors import MismatchError, PacelineError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.client_connection import Link, Pulse, Said, given_up
-from paceline.flow.control.held_leases import Holdings
+from paceline.flow.control.client_connection import ClientConnection, Heartbeats, Said, given_up
+from paceline.flow.control.held_leases import HeldLeases
 from paceline.flow.control.ledger import WORK
 from paceline.flow.control.messages import About, Generation
 
 _LOG = logging.getLogger("paceline.control")
 
 
-class Hearing:
+class ClientState:
     """Keeps what the control plane has said; its connection's thread brings it.
 
     Args:
@@ -45,15 +45,15 @@ class Hearing:
         self._doing, self._step = "", 0
         self._serial = 0
         self._answers: dict[int, Frame] = {}
-        self._holdings = Holdings()
+        self._held_leases = HeldLeases()
         self._error: PacelineError | None = None
         self._leaving = self._gone = False
         self._changed = threading.Condition(threading.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
-        self._link = Link(where, tls, timeout_s, self)
+        self._connection = ClientConnection(where, tls, timeout_s, self)
         beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
-        self._pulse = Pulse(where, tls, self._identity, self._beat, beat_s, silence_s)
+        self._heartbeats = Heartbeats(where, tls, self._identity, self._beat, beat_s, silence_s)
 
     def _identity(self) -> tuple[int, str]:
         return self.worker, self._secret
@@ -66,7 +66,7 @@ class Hearing:
         with self._changed:
             if not self._secret:
                 return wire.HELLO, (), self._about.note()
-            note = {"secret": self._secret, "marks": self._holdings.marks()}
+            note = {"secret": self._secret, "marks": self._held_leases.marks()}
             return wire.BACK, (self.worker, self._state, self._started), note
 
     def again(self) -> list[Said]:
@@ -103,13 +103,13 @@ class Hearing:
         elif kind == "paused":
             self._pause(validation.text(frame.note, validation.REASON, "why"), frame.numbers[1] == 1)
         elif kind == "check":
-            self._pulse.prompt()
+            self._heartbeats.prompt()
         elif kind in ("called", "news", "farewell"):
             with self._changed:
                 self.called = max(self.called, frame.numbers[1]) if kind == "called" else self.called
                 if kind == "farewell":
                     self._gone = True
-                    self._link.finish()
+                    self._connection.finish()
                 self._news += 1
                 self._changed.notify_all()
         elif kind is not None:
@@ -120,20 +120,20 @@ class Hearing:
     def _answered(self, kind: str, frame: Frame) -> None:
         """An answer to a request; what it says about what this worker holds counts from now on."""
         with self._changed:
-            request = self._link.answered(frame.numbers[0])
+            request = self._connection.answered(frame.numbers[0])
             if request is None:
                 return
             if kind == "answer" and frame.numbers[1] == WORK:
                 loader, epoch, begin, end = frame.numbers[2:6]
-                self._holdings.add((loader, epoch, begin, end))
+                self._held_leases.add((loader, epoch, begin, end))
             elif kind == "verdict" and frame.numbers[1]:
-                self._holdings.settle([*request[2]["marks"], *request[2]["returned"]])
+                self._held_leases.settle([*request[2]["marks"], *request[2]["returned"]])
                 self._state = request[1][2]
             elif request[0] == wire.TELL:
                 if kind == "wrong":
                     raise MismatchError(validation.text(frame.note, validation.REASON, "what is wrong"))
                 if request[2][0] == "done":
-                    self._holdings.settle(request[2][-1])
+                    self._held_leases.settle(request[2][-1])
                 return
             self._answers[frame.numbers[0]] = frame
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class Hearing:
                 if self.worker in theirs.newcomers:
                     self._state = -1
                     if theirs.restored:
-                        self._holdings.clear()
+                        self._held_leases.clear()
                 self._moved = time.monotonic()
                 self._news += 1
                 self._changed.notify_all()

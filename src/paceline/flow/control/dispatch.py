@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker says, checked and handed to the register."""
+"""What a worker says, checked and handed to the state machine."""
 
 from __future__ import annotations
 
 from paceline.communication.sockets.channel import Frame
 from paceline.errors import MismatchError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.state_machine import Register
+from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import Commit
 
 
-def dispatch(register: Register, worker: int, frame: Frame, now: float) -> None:
+def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> None:
     """Carry out one frame; MismatchError where it makes no sense."""
     first, second, third, *_ = frame.numbers
     if frame.kind == wire.STARTS:
-        register.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now)
+        machine.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now)
     elif frame.kind == wire.HOLDS:
-        register.holds_state(worker, *_whole(first, second), now)
+        machine.holds_state(worker, *_whole(first, second), now)
     elif frame.kind == wire.BYE:
-        register.bye(worker, now)
+        machine.bye(worker, now)
     else:
         serial = validation.whole(first, 1, validation.HUGE, "a serial number")
         if frame.kind == wire.COMMIT:
@@ -26,23 +26,23 @@ def dispatch(register: Register, worker: int, frame: Frame, now: float) -> None:
             facts = validation.small(said.get("facts"), 1 << 12, "the facts of a commit")
             returned = validation.marks(said.get("returned", []))
             commit = Commit(serial, validation.marks(said.get("marks")), facts, returned)
-            register.commit(worker, *_whole(second, third), commit, now)
+            machine.commit(worker, *_whole(second, third), commit, now)
         elif frame.kind == wire.FAILED:
             said = validation.table(frame.note, "a complaint")
             why, suspects = (
                 validation.text(said.get("why"), validation.REASON, "why"),
                 validation.workers(said.get("suspects")),
             )
-            register.failed(worker, serial, _whole(second, 0)[0], why, suspects, now)
+            machine.failed(worker, serial, _whole(second, 0)[0], why, suspects, now)
         elif frame.kind == wire.ASK:
-            register.ask(worker, serial, validation.question(frame.numbers[1:7]), now)
+            machine.ask(worker, serial, validation.question(frame.numbers[1:7]), now)
         elif frame.kind == wire.TELL:
             said_too = validation.rows(frame.note, "what a worker tells")
             if not said_too or not isinstance(said_too[0], str):
                 raise MismatchError("a worker tells a kind and values")
-            register.tell(worker, serial, said_too[0], said_too[1:], now)
+            machine.tell(worker, serial, said_too[0], said_too[1:], now)
         elif frame.kind == wire.LEDGER:
-            register.ledger(worker, serial)
+            machine.send_ledger(worker, serial)
         else:
             raise MismatchError(f"a worker says nothing of kind {frame.kind}")
 

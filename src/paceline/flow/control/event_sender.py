@@ -15,7 +15,7 @@ OFTEN = 20
 _LOG = logging.getLogger("paceline.control")
 
 
-class Teller:
+class EventSender:
     """Calls `told`.
 
     Args:

@@ -9,7 +9,7 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ranges import Ranges
 
 
-class Holdings:
+class HeldLeases:
     """Leases that were given and are not settled: neither committed, nor given back."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ NOTHING, WORK, OVER = range(3)
 """Answers to a question: nothing at present; a lease; the epoch is over for everybody."""
 
 
-class Books:
+class ControlLedger:
     """Keeps the ledger.
 
     Attributes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file in which the register is kept: written under another name, brought to the disk, then renamed."""
+"""The file in which the state machine is kept: written under another name, brought to the disk, then renamed."""
 
 from __future__ import annotations
 

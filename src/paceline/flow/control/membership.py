@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is a member of an elastic run, from one generation to the next: the lower half of the register.
+"""Who is a member of an elastic run, from one generation to the next: the lower half of the state machine.
 
 A member that is lost makes a new generation of those who survive it. Newcomers wait for the next commit; they are
 taken in at once where nothing was committed yet, or where the run waits for workers. Below the quorum it waits, and no
@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.errors import GivenUpError, MismatchError, OverError, RefusedError
-from paceline.flow.control.ledger import Books
+from paceline.flow.control.ledger import ControlLedger
 from paceline.flow.control.messages import About, Generation, Place, Terms
+from paceline.flow.control.outbox import Outbox
 from paceline.flow.control.stragglers import Calls
-from paceline.flow.control.suspicion import Doubts
-from paceline.flow.control.worker_record import Answer, Person
+from paceline.flow.control.suspicion import Suspicion
+from paceline.flow.control.worker_record import WorkerRecord
 
 OVER = "the run is over: its workers have come to the end of the program"
 REMEMBERED = 1024
 """Workers that are gone, of which the reason is remembered."""
 
 
-class Membership(ABC):
-    """The part of the register that knows who is there.
+class Members(ABC):
+    """The part of the state machine that knows who is there.
 
     Args:
         terms: what the user has set.
@@ -38,6 +39,7 @@ class Membership(ABC):
         exchange: how many are committed.
         broken: whether the newest generation has lost a member, and the next one waits for workers.
         dirty: whether the record is older than what is to be said.
+        outbox: what is to be said.
         paused: why the run waits; "" where it does not.
         finished: whether a worker has come to the end of its program.
         ended: why nobody is taken any more; "" while the run goes on.
@@ -45,7 +47,7 @@ class Membership(ABC):
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
         self.terms, self._secret = terms, secret
-        self.people: dict[int, Person] = {}
+        self.workers: dict[int, WorkerRecord] = {}
         self.generation = Generation()
         self.exchange = 0
         self.committed_in = 0
@@ -56,38 +58,23 @@ class Membership(ABC):
         self.ended = ""
         self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
         self.reason = ""  # why the run waits for workers
-        self.books = Books()
+        self.ledger = ControlLedger()
         self.calls = Calls(terms)
-        self.doubts = Doubts()
+        self.suspicion = Suspicion()
         self.gone: dict[int, str] = {}
         self.fingerprint: dict[str, Any] | None = None
         self.next_worker = 0
         self.run = secrets.token_hex(8)  # the name of this run, for all its workers and control planes
         self.waits_since: float | None = None  # below the quorum
         self.enough_since: float | None = None  # at the very start: above it
-        self.departed: dict[int, Person] = {}  # who died behind a commit that still may go through
+        self.departed: dict[int, WorkerRecord] = {}  # who died behind a commit that still may go through
         self.departed_since = 0.0
-        self._out: list[Answer] = []
-
-    # -- what is said -----------------------------------------------------------------------------
-
-    def take(self) -> list[Answer]:
-        """What is to be said, in this order; then it counts as said."""
-        out, self._out = self._out, []
-        return out
-
-    def say(self, worker: int, kind: str, serial: int = 0, numbers: Iterable[int] = (), note: Any = None) -> None:
-        """Say something to a worker."""
-        self._out.append(Answer(worker, kind, serial, tuple(numbers), note))
-
-    def note(self, event: str, **about: Any) -> None:
-        """Something for the log."""
-        self._out.append(Answer(None, event, note=about))
+        self.outbox = Outbox()
 
     @property
-    def members(self) -> list[Person]:
+    def members(self) -> list[WorkerRecord]:
         """Those of the newest generation that live."""
-        return [self.people[one] for one in self.generation.workers if one in self.people]
+        return [self.workers[one] for one in self.generation.workers if one in self.workers]
 
     @property
     def saver(self) -> int | None:
@@ -95,9 +82,9 @@ class Membership(ABC):
         return next((one.worker for one in self.members if one.holds), None)
 
     @property
-    def waiting(self) -> list[Person]:
+    def waiting(self) -> list[WorkerRecord]:
         """Those who are to be taken in."""
-        return [one for one in self.people.values() if not one.member]
+        return [one for one in self.workers.values() if not one.member]
 
     @property
     def over(self) -> bool:
@@ -109,30 +96,30 @@ class Membership(ABC):
     @property
     def undecided(self) -> bool:
         """There is no room for another worker now, but some may be freed: not all of the record have come back yet."""
-        full = len(self.people) >= self.terms.max_workers
-        return full and any(one.absent is not None for one in self.people.values())
+        full = len(self.workers) >= self.terms.max_workers
+        return full and any(one.absent is not None for one in self.workers.values())
 
-    def join(self, about: About, now: float) -> Person:
+    def join(self, about: About, now: float) -> WorkerRecord:
         """A worker comes; RefusedError where it cannot be taken."""
         if self.over or self.finished:
             raise OverError(OVER)
         if self.ended:
             raise RefusedError(self.ended)
         self._compare(about.fingerprint)
-        if len(self.people) >= self.terms.max_workers:
+        if len(self.workers) >= self.terms.max_workers:
             raise RefusedError(
-                f"the run has {len(self.people)} workers and takes no more: start it with a higher --elastic MIN:MAX"
+                f"the run has {len(self.workers)} workers and takes no more: start it with a higher --elastic MIN:MAX"
             )
         place = Place(self.next_worker, about.host, about.address, about.port)
         self.next_worker += 1
-        person = self.people[place.worker] = Person(place, self._secret(), now, since=now)
+        record = self.workers[place.worker] = WorkerRecord(place, self._secret(), now, since=now)
         self.dirty = True
-        self.note("joined", worker=place.worker, host=place.host)
-        self.settle(now, f"{person.name} has joined")
-        return person
+        self.outbox.note("joined", worker=place.worker, host=place.host)
+        self.settle(now, f"{record.name} has joined")
+        return record
 
     def _compare(self, fingerprint: dict[str, Any]) -> None:
-        if self.fingerprint is None or (not self.people and self.exchange == 0):
+        if self.fingerprint is None or (not self.workers and self.exchange == 0):
             self.fingerprint = fingerprint
         for key in sorted({*fingerprint, *self.fingerprint}):
             mine, theirs = self.fingerprint.get(key), fingerprint.get(key)
@@ -144,40 +131,40 @@ class Membership(ABC):
 
     def bye(self, worker: int, now: float) -> None:
         """A worker has come to the end of its program."""
-        person = self.people.get(worker)
-        if person is None:
+        record = self.workers.get(worker)
+        if record is None:
             return
-        self.finished = self.finished or person.member
-        self.note("left", worker=worker, host=person.place.host)
+        self.finished = self.finished or record.member
+        self.outbox.note("left", worker=worker, host=record.place.host)
         self.gone[worker] = "it has said goodbye"
-        self.say(worker, "farewell")
-        self._remove([worker], f"{person.name} has come to the end of its program", now)
+        self.outbox.say(worker, "farewell")
+        self._remove([worker], f"{record.name} has come to the end of its program", now)
 
     def lost(self, workers: Iterable[int], why: str, now: float) -> None:
         """Workers have died, or are given up."""
-        known = [one for one in workers if one in self.people]
+        known = [one for one in workers if one in self.workers]
         for worker in known:
             self.gone[worker] = why
-            self.note("lost", worker=worker, host=self.people[worker].place.host, why=why)
-            self.say(worker, "given_up", note=f"{self.people[worker].name} was given up: {why}")
+            self.outbox.note("lost", worker=worker, host=self.workers[worker].place.host, why=why)
+            self.outbox.say(worker, "given_up", note=f"{self.workers[worker].name} was given up: {why}")
         while len(self.gone) > REMEMBERED:
             del self.gone[next(iter(self.gone))]
         if known:
-            names = " and ".join(self.people[one].name for one in known)
+            names = " and ".join(self.workers[one].name for one in known)
             self._remove(known, f"{names} {'was' if len(known) == 1 else 'were'} lost: {why}", now)
 
     def _remove(self, workers: list[int], reason: str, now: float) -> None:
         self.dirty = True
         broke = False
         for worker in workers:
-            person = self.people.pop(worker)
-            if person.member and person.commit is not None and not self.broken:
-                self.departed[worker] = person
+            record = self.workers.pop(worker)
+            if record.member and record.commit is not None and not self.broken:
+                self.departed[worker] = record
                 self.departed_since = now
                 continue
-            self.books.lost(worker)
-            broke = broke or person.member
-        if broke or (self.departed and self.doubts.since is not None):
+            self.ledger.lost(worker)
+            broke = broke or record.member
+        if broke or (self.departed and self.suspicion.since is not None):
             self.break_off(reason, now)
         elif self.broken:
             self.settle(now, reason)
@@ -187,10 +174,10 @@ class Membership(ABC):
 
     def hint(self) -> None:
         """Those who are dry may find work if they ask again."""
-        for one in self.people.values():
+        for one in self.workers.values():
             if one.dry:
                 one.dry = False
-                self.say(one.worker, "news")
+                self.outbox.say(one.worker, "news")
 
     # -- generations ------------------------------------------------------------------------------
 
@@ -227,42 +214,42 @@ class Membership(ABC):
 
     def _pause(self, reason: str, now: float) -> None:
         self.enough_since = None
-        if self.finished and not self.people:
+        if self.finished and not self.workers:
             return
         if not self.paused:
             self.waits_since = now
-            self.note("paused", reason=reason)
+            self.outbox.note("paused", reason=reason)
         elif reason == self.paused:
             return
         self.paused = reason
-        for worker in self.people:
-            self.say(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
+        for worker in self.workers:
+            self.outbox.say(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
 
     def _resume(self) -> None:
         if self.paused:
             self.paused, self.waits_since = "", None
-            self.note("resumed")
-            for worker in self.people:
-                self.say(worker, "paused", note="")
+            self.outbox.note("resumed")
+            for worker in self.workers:
+                self.outbox.say(worker, "paused", note="")
 
-    def make(self, people: list[Person], reason: str, now: float) -> None:
+    def make(self, chosen: list[WorkerRecord], reason: str, now: float) -> None:
         """The next generation, of these."""
         for worker in self.departed:
-            self.books.lost(worker)
+            self.ledger.lost(worker)
         self.departed.clear()
-        people = sorted(people, key=lambda one: one.worker)
-        holders = [one.worker for one in people if one.holds]
+        chosen = sorted(chosen, key=lambda one: one.worker)
+        holders = [one.worker for one in chosen if one.holds]
         restored = self.exchange > 0 and not holders
         if restored and self.finished:
             self._over()
             return
         if restored:
-            self.books.reset()
+            self.ledger.reset()
         self.generation = Generation(
             self.generation.number + 1,
-            tuple(one.place for one in people),
+            tuple(one.place for one in chosen),
             self.exchange,
-            frozenset(one.worker for one in people if not one.holds),
+            frozenset(one.worker for one in chosen if not one.holds),
             holders[0] if holders else None,
             restored,
             reason[:1000],
@@ -270,34 +257,34 @@ class Membership(ABC):
         self.broken = False
         self.dirty = True
         self._resume()
-        self.note("generation", **self.generation.note())
-        for one in people:
+        self.outbox.note("generation", **self.generation.note())
+        for one in chosen:
             one.late = one.late or (not one.member and self.calls.first is not None)
             one.member = True
         self._announce()
-        self.doubts.over()
+        self.suspicion.over()
         self.calls.again(now)
         self.call(now)
 
     def _over(self) -> None:
         """Those who came to the end have left, and who is here came too late to be given anything."""
         self.ended = OVER
-        for worker in list(self.people):
+        for worker in list(self.workers):
             self.gone[worker] = OVER
-            self.say(worker, "given_up", numbers=(1,), note=OVER)
-            del self.people[worker]
+            self.outbox.say(worker, "given_up", numbers=(1,), note=OVER)
+            del self.workers[worker]
         self.dirty = True
 
     def _announce(self) -> None:
         """Tell the members, and answer those who wait for a new generation."""
         note = self.generation.note()
         for one in self.members:
-            self.say(one.worker, "generation", note=note)
+            self.outbox.say(one.worker, "generation", note=note)
             if one.commit is not None:
-                self.say(one.worker, "verdict", one.commit.serial, (0,), note)
+                self.outbox.say(one.worker, "verdict", one.commit.serial, (0,), note)
                 one.commit = None
             if one.failed is not None:
-                self.say(one.worker, "newer", one.failed, note=note)
+                self.outbox.say(one.worker, "newer", one.failed, note=note)
                 one.failed = None
 
     @abstractmethod
@@ -308,15 +295,15 @@ class Membership(ABC):
         """Call those who are due."""
         if self.broken:
             return
-        for one in self.calls.due(self.members, self.exchange + 1, now, self.books.unmerged):
+        for one in self.calls.due(self.members, self.exchange + 1, now, self.ledger.unmerged):
             one.called = self.exchange + 1
-            self.say(one.worker, "called", numbers=(one.called,))
-            self.note("called", worker=one.worker, exchange=one.called)
+            self.outbox.say(one.worker, "called", numbers=(one.called,))
+            self.outbox.note("called", worker=one.worker, exchange=one.called)
 
-    def member(self, worker: int) -> Person:
-        person = self.people.get(worker)
-        if person is None:
+    def member(self, worker: int) -> WorkerRecord:
+        record = self.workers.get(worker)
+        if record is None:
             raise GivenUpError(f"worker {worker} was given up: {self.gone.get(worker, 'it is not known here')}")
-        if not person.member:
-            raise MismatchError(f"{person.name} is no member yet")
-        return person
+        if not record.member:
+            raise MismatchError(f"{record.name} is no member yet")
+        return record

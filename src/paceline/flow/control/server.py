@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control plane of an elastic run: the register, the sockets around it, and the clock.
+"""The control plane of an elastic run: the state machine, the sockets around it, and the clock.
 
 Whoever connects has to say who it is before a deadline, and strangers who do not are few: the oldest makes room. From
 then on one thread reads what the worker says, another sends it what is said to it. All that happens goes through the
-register under one lock; its record is on the disk before anything is said that depends on it.
+machine under one lock; its record is on the disk before anything is said that depends on it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paceline.errors import GivenUpError, MismatchError, OverError, PacelineErro
 from paceline.flow.control import log_file as record
 from paceline.flow.control import recovery, validation, wire
 from paceline.flow.control.dispatch import dispatch
-from paceline.flow.control.event_sender import Teller
+from paceline.flow.control.event_sender import EventSender
 from paceline.flow.control.messages import About, Terms
-from paceline.flow.control.server_connection import Line
-from paceline.flow.control.state_machine import Register
-from paceline.flow.control.worker_record import Person
+from paceline.flow.control.server_connection import ServerConnection
+from paceline.flow.control.state_machine import StateMachine
+from paceline.flow.control.worker_record import WorkerRecord
 
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""
@@ -69,15 +69,15 @@ class Control:
         record: Path | None = None,
         told: Callable[[str, dict[str, Any]], None] = ignore,
     ) -> None:
-        self._register = Register(terms)
+        self._machine = StateMachine(terms)
         self._record = record
         self._lock = threading.RLock()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, ServerConnection] = {}
         self._pulses: dict[int, Channel] = {}
         self._strangers: dict[Channel, None] = {}
         self._closing = threading.Event()
         self._ticked = time.monotonic()
-        self._teller = Teller(told)
+        self._events = EventSender(told)
         self._load()
         self._listener = Listener(address, tls, port)
         self.port = self._listener.port
@@ -87,7 +87,7 @@ class Control:
         state = None if self._record is None else record.read(self._record)
         if state is not None:
             try:
-                recovery.load(self._register, state, time.monotonic())
+                recovery.load(self._machine, state, time.monotonic())
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise record.damaged(self._record, f"{type(error).__name__}: {error}") from error
 
@@ -110,12 +110,12 @@ class Control:
             line.end()
         for thread in self._threads:
             thread.join(5.0)
-        self._teller.close()
+        self._events.close()
 
     def status(self) -> dict[str, Any]:
         """What goes on, in JSON's terms: generation, exchange, members, waiting, paused, finished, ended."""
         with self._lock:
-            return self._register.status(time.monotonic())
+            return self._machine.status(time.monotonic())
 
     # -- the door ---------------------------------------------------------------------------------
 
@@ -155,20 +155,20 @@ class Control:
                 kind = wire.SAID["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
                 over = int(isinstance(error, OverError))
                 channel.send(kind, (0, over), note=str(error)[: validation.REASON], deadline_s=HELLO_S)
-            self._teller.limited("refused", {"peer": channel.peer, "why": str(error)})
+            self._events.limited("refused", {"peer": channel.peer, "why": str(error)})
             turned_away(channel.peer, error)
         except Exception as error:  # whatever a stranger may say: it must not end anything but its connection
             turned_away(channel.peer, error)
             if not isinstance(error, Closed) and not self._closing.is_set():
-                self._teller.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
+                self._events.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
         finally:
             with self._lock:
                 self._strangers.pop(channel, None)
             channel.close()
 
-    def _check_in(self, hello: Frame) -> Person:
+    def _check_in(self, hello: Frame) -> WorkerRecord:
         with self._lock:
-            return recovery.known(self._register, hello.numbers[0], hello.note)
+            return recovery.known(self._machine, hello.numbers[0], hello.note)
 
     # -- a worker's talk --------------------------------------------------------------------------
 
@@ -181,55 +181,55 @@ class Control:
                 with self._turn() as now:
                     if self._lines.get(worker) is not line:
                         return
-                    self._register.heard(worker, now)
-                    dispatch(self._register, worker, frame, now)
+                    self._machine.heard(worker, now)
+                    dispatch(self._machine, worker, frame, now)
         except Closed:
             pass
-        except Exception as error:  # also one in the register: the others go on
+        except Exception as error:  # also one in the state machine: the others go on
             why = f"what it said makes no sense: {error}"[:500]
         finally:
             with self._turn() as now:
                 if self._lines.get(worker) is line and not self._closing.is_set():
-                    self._register.lost([worker], why, now)
+                    self._machine.lost([worker], why, now)
             line.end()
 
     def _await_room(self) -> None:
         """A newcomer may take the place of one that does not come back; `Terms.return_s` ends the doubt."""
         while True:
             with self._lock:
-                if not self._register.undecided:
+                if not self._machine.undecided:
                     return
             if self._closing.wait(TICK_S):
                 return
 
-    def _welcome(self, channel: Channel, hello: Frame) -> tuple[int, Line]:
+    def _welcome(self, channel: Channel, hello: Frame) -> tuple[int, ServerConnection]:
         if hello.kind == wire.HELLO:
             self._await_room()
         with self._turn() as now:
             if self._closing.is_set():
                 raise Closed("the control plane is closed")
             if hello.kind == wire.HELLO:
-                person = self._register.join(About.read(hello.note), now)
+                record = self._machine.join(About.read(hello.note), now)
             elif hello.kind == wire.BACK:
                 said = validation.table(hello.note, "what a worker says that comes back")
                 marks = validation.marks(said.get("marks"))
-                person = recovery.known(self._register, hello.numbers[0], said.get("secret"))
-                recovery.back(self._register, person, hello.numbers[1], hello.numbers[2], marks, now)
+                record = recovery.known(self._machine, hello.numbers[0], said.get("secret"))
+                recovery.back(self._machine, record, hello.numbers[1], hello.numbers[2], marks, now)
             else:
                 raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")
-            line = self._lines[person.worker] = Line(channel, str(person.worker))
+            line = self._lines[record.worker] = ServerConnection(channel, str(record.worker))
             del self._strangers[channel]
-            channel.peer = person.name
-            terms = self._register.terms
-            note = {"secret": person.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
-            note |= {"quorum_s": terms.quorum_s, "run": self._register.run}
-            line.say(wire.WELCOME, (person.worker,), note)
-            return person.worker, line
+            channel.peer = record.name
+            terms = self._machine.terms
+            note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
+            note |= {"quorum_s": terms.quorum_s, "run": self._machine.run}
+            line.say(wire.WELCOME, (record.worker,), note)
+            return record.worker, line
 
-    def _serve_pulse(self, channel: Channel, person: Person) -> None:
+    def _serve_pulse(self, channel: Channel, record: WorkerRecord) -> None:
         with self._lock:
             self._strangers.pop(channel, None)
-            before, self._pulses[person.worker] = self._pulses.get(person.worker), channel
+            before, self._pulses[record.worker] = self._pulses.get(record.worker), channel
         if before is not None:
             before.close()
         try:
@@ -240,18 +240,18 @@ class Control:
                     raise MismatchError(f"heartbeats are of kind {wire.BEAT}, got {frame.kind}")
                 step = validation.whole(frame.numbers[0], 0, validation.HUGE, "steps")
                 with self._turn() as now:
-                    self._register.heard(person.worker, now, validation.text(frame.note, 500, "what it does"), step)
+                    self._machine.heard(record.worker, now, validation.text(frame.note, 500, "what it does"), step)
                 channel.send(wire.BEATEN)
         finally:
             with self._lock:
-                if self._pulses.get(person.worker) is channel:
-                    del self._pulses[person.worker]
+                if self._pulses.get(record.worker) is channel:
+                    del self._pulses[record.worker]
 
-    # -- the register -----------------------------------------------------------------------------
+    # -- the state machine -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _turn(self) -> Any:
-        """Do something with the register; what it says because of it is sent."""
+        """Do something with the state machine; what it says because of it is sent."""
         with self._lock:
             try:
                 yield time.monotonic()
@@ -259,13 +259,13 @@ class Control:
                 self._deliver()
 
     def _deliver(self) -> None:
-        register = self._register
-        if register.dirty:
-            register.dirty = False
+        machine = self._machine
+        if machine.dirty:
+            machine.dirty = False
             self._write()
-        for one in register.take():
+        for one in machine.outbox.take():
             if one.worker is None:
-                self._teller.tell(one.kind, one.note)
+                self._events.tell(one.kind, one.note)
                 continue
             line = self._lines.get(one.worker)
             if line is None:
@@ -279,15 +279,15 @@ class Control:
         if self._record is None:
             return
         try:
-            record.write(self._record, recovery.state(self._register, time.monotonic()))
+            record.write(self._record, recovery.state(self._machine, time.monotonic()))
         except OSError as error:  # a full disk must not end the run; a restart from the older one is refused then
-            self._register.dirty = True
-            self._teller.limited("record", {"path": str(self._record), "why": str(error)})
+            self._machine.dirty = True
+            self._events.limited("record", {"path": str(self._record), "why": str(error)})
 
     def _watch_clock(self) -> None:
         while not self._closing.wait(TICK_S):
             with self._turn() as now:
                 gap, self._ticked = now - self._ticked, now
-                if gap > self._register.terms.silence_s / 2:  # this process was stopped, or its disk was slow
-                    self._register.forgive(gap)
-                self._register.tick(now)
+                if gap > self._machine.terms.silence_s / 2:  # this process was stopped, or its disk was slow
+                    self._machine.forgive(gap)
+                self._machine.tick(now)

@@ -17,7 +17,7 @@ SEND_S = 10.0
 """Seconds in which a worker has to take a frame."""
 
 
-class Line:
+class ServerConnection:
     """Says things to one worker, one after another.
 
     Args:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The register of an elastic run: who is a member, and which exchange is committed. No sockets, no clock.
+"""The state machine of an elastic run: who is a member, and which exchange is committed. No sockets, no clock.
 
-Every call is something that happened: `now` is when, :meth:`Register.take` gives what is to be said because of it, and
-`dirty` tells that the record is to be written before it is said. The laws:
+Every call is something that happened: `now` is when, :attr:`outbox` has what is to be said because of it,
+and `dirty` tells that the record is to be written before it is said. The laws:
 
 1. Exchange k of generation g is committed when every living member of g has said so; who said so and died counts.
 2. A member that is lost before that: nothing is committed, and the survivors are a new generation.
@@ -23,45 +23,45 @@ from typing import Any
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import MismatchError
 from paceline.flow.control.ledger import NOTHING
-from paceline.flow.control.membership import Membership
-from paceline.flow.control.worker_record import Commit, Person
+from paceline.flow.control.membership import Members
+from paceline.flow.control.worker_record import Commit, WorkerRecord
 
 RESTORES = 10
 """Times in a row that a run goes on from one and the same checkpoint because all its workers were lost."""
 
 
-class Register(Membership):
+class StateMachine(Members):
     """The state machine."""
 
     # -- exchanges --------------------------------------------------------------------------------
 
     def starts(self, worker: int, exchange: int, now: float) -> None:
         """A worker has come to an exchange, and waits there."""
-        person = self.member(worker)
+        record = self.member(worker)
         if exchange > self.exchange + 1:
-            raise MismatchError(f"{person.name} comes to exchange {exchange}, the next one is {self.exchange + 1}")
-        person.started = max(person.started, exchange)
+            raise MismatchError(f"{record.name} comes to exchange {exchange}, the next one is {self.exchange + 1}")
+        record.started = max(record.started, exchange)
         self.call(now)
 
     def commit(self, worker: int, generation: int, exchange: int, said: Commit, now: float) -> None:
         """A worker has come through exchange `exchange` of `generation`."""
-        person = self.member(worker)
+        record = self.member(worker)
         current = self.generation.number
         if exchange == self.exchange and generation == self.committed_in:  # sent again: the answer was lost
-            self.books.settled(worker, [*said.marks, *said.returned])
+            self.ledger.settled(worker, [*said.marks, *said.returned])
             self.hint()
-            self.say(worker, "verdict", said.serial, (1,), self.generation.note())
+            self.outbox.say(worker, "verdict", said.serial, (1,), self.generation.note())
         elif exchange != self.exchange + 1 or generation > current:
             raise MismatchError(
-                f"{person.name} commits exchange {exchange} of generation {generation}; the next one is "
+                f"{record.name} commits exchange {exchange} of generation {generation}; the next one is "
                 f"{self.exchange + 1}, of generation {current}"
             )
         elif generation < current:
-            self.say(worker, "verdict", said.serial, (0,), self.generation.note())
-        elif not person.holds:
-            raise MismatchError(f"{person.name} commits exchange {exchange}, but has not said that it holds the state")
+            self.outbox.say(worker, "verdict", said.serial, (0,), self.generation.note())
+        elif not record.holds:
+            raise MismatchError(f"{record.name} commits exchange {exchange}, but has not said that it holds the state")
         else:
-            person.commit = said
+            record.commit = said
             self.call(now)
             self.conclude(now)
 
@@ -72,27 +72,27 @@ class Register(Membership):
             return
         for one in [*living, *self.departed.values()]:
             assert one.commit is not None
-            self.books.done(one.worker, one.commit.marks)
+            self.ledger.done(one.worker, one.commit.marks)
             self._give_back(one)
         for worker in self.departed:
-            self.books.lost(worker)
+            self.ledger.lost(worker)
         self._committed(living, now)
 
-    def _give_back(self, one: Person) -> None:
+    def _give_back(self, one: WorkerRecord) -> None:
         """What was left out of the exchange goes to somebody else."""
         assert one.commit is not None
         if one.commit.returned:
-            skipped = self.books.give_back(one.worker, one.commit.returned)
+            skipped = self.ledger.give_back(one.worker, one.commit.returned)
             places = sum(end - begin for *_, begin, end in one.commit.returned)
-            self.note("returned", worker=one.worker, places=places, skipped=skipped)
+            self.outbox.note("returned", worker=one.worker, places=places, skipped=skipped)
 
-    def _committed(self, living: list[Person], now: float) -> None:
+    def _committed(self, living: list[WorkerRecord], now: float) -> None:
         self.exchange += 1
         self.committed_in = self.generation.number
         self.dirty = True
         self.calls.over()
-        self.doubts.forget()
-        self.books.save(now)
+        self.suspicion.forget()
+        self.ledger.save(now)
         first = living[0].worker
         self.generation = replace(
             self.generation, exchange=self.exchange, newcomers=frozenset(), donor=first, restored=False
@@ -102,18 +102,19 @@ class Register(Membership):
             one.commit, one.holds, one.dry, one.late = None, True, False, False
         gone, new = [one.name for one in self.departed.values()], [one.name for one in self.waiting]
         self.departed.clear()
-        before, self._out = self._out, []
+        before = self.outbox.take()
         if gone or new:
             lost = f"{', '.join(gone)} lost behind its commit" if gone else ""
             came = f"{', '.join(new)} joined" if new else ""
             self.broken = True
             self._renew(living, "; ".join(one for one in (lost, came) if one), now)
-        behind, self._out = self._out, before
+        after = self.outbox.take()
+        self.outbox.add(before)
         for one, serial in serials:  # first: who is told to save while the run waits has to know what it is to apply
-            self.say(one.worker, "verdict", serial, (1,), self.generation.note())
-        self._out += behind
+            self.outbox.say(one.worker, "verdict", serial, (1,), self.generation.note())
+        self.outbox.add(after)
 
-    def _renew(self, living: list[Person], reason: str, now: float) -> None:
+    def _renew(self, living: list[WorkerRecord], reason: str, now: float) -> None:
         """The generation behind a commit, with those who waited."""
         quorum = 1 if self.finished else self.terms.min_workers
         everybody = [*living, *self.waiting]
@@ -124,11 +125,11 @@ class Register(Membership):
 
     def holds_state(self, worker: int, generation: int, exchanges: int, now: float) -> None:
         """A newcomer has the state, or everybody's common start, or a checkpoint of so many exchanges."""
-        person = self.member(worker)
-        if generation == self.generation.number and not person.holds:  # of an older one: it has to begin anew
+        record = self.member(worker)
+        if generation == self.generation.number and not record.holds:  # of an older one: it has to begin anew
             first = not any(one.holds for one in self.members)
-            person.holds = self.dirty = True
-            self.note("holds", worker=worker, exchange=self.exchange)
+            record.holds = self.dirty = True
+            self.outbox.note("holds", worker=worker, exchange=self.exchange)
             if first and self.generation.restored:
                 self._restored(exchanges, now)
 
@@ -147,101 +148,103 @@ class Register(Membership):
 
     def failed(self, worker: int, serial: int, generation: int, why: str, suspects: Sequence[int], now: float) -> None:
         """The exchange under way failed at `worker`: a new generation is made once it is known who lives."""
-        person = self.member(worker)
+        record = self.member(worker)
         if generation > self.generation.number:
             raise MismatchError(
-                f"{person.name} complains of generation {generation}, the newest is {self.generation.number}"
+                f"{record.name} complains of generation {generation}, the newest is {self.generation.number}"
             )
         if generation < self.generation.number:
-            self.say(worker, "newer", serial, note=self.generation.note())
+            self.outbox.say(worker, "newer", serial, note=self.generation.note())
             return
-        person.failed = serial
-        self.doubts.accuse(person.name, worker, why, [one for one in suspects if one in self.generation.workers], now)
+        record.failed = serial
+        self.suspicion.accuse(
+            record.name, worker, why, [one for one in suspects if one in self.generation.workers], now
+        )
         if self.departed:
             self.break_off(why, now)
         elif not self.broken:
             for one in self.members:
-                self.say(one.worker, "check")
+                self.outbox.say(one.worker, "check")
             self._judge(now)
 
     def _judge(self, now: float) -> None:
         """Break off, if nobody's life is in doubt any more."""
-        since = self.doubts.since
+        since = self.suspicion.since
         if since is None or self.broken or any(one.failed is None and one.seen <= since for one in self.members):
             return
-        accused = self.doubts.again([one.worker for one in self.members])
+        accused = self.suspicion.again([one.worker for one in self.members])
         if accused is None:
-            self.break_off(f"an exchange failed: {self.doubts.why}", now)
+            self.break_off(f"an exchange failed: {self.suspicion.why}", now)
         else:
-            self.lost([accused], f"the others could not exchange with it, several times: {self.doubts.why}", now)
+            self.lost([accused], f"the others could not exchange with it, several times: {self.suspicion.why}", now)
 
     def heard(self, worker: int, now: float, doing: str | None = None, step: int = 0) -> None:
         """A worker lives."""
-        person = self.people.get(worker)
-        if person is None:
+        record = self.workers.get(worker)
+        if record is None:
             return
-        person.seen = max(person.seen, now)
+        record.seen = max(record.seen, now)
         if doing is not None:
-            if doing != person.doing:
-                person.doing, person.since = doing, now
-            person.step = step
+            if doing != record.doing:
+                record.doing, record.since = doing, now
+            record.step = step
         self._judge(now)
 
     # -- the data ---------------------------------------------------------------------------------
 
     def ask(self, worker: int, serial: int, question: Question, now: float) -> None:
         """A worker asks for work."""
-        person = self.member(worker)
-        if serial <= person.asked:
+        record = self.member(worker)
+        if serial <= record.asked:
             return
-        person.asked = serial
-        person.left = False
-        person.started = min(person.started, self.exchange)  # it has turned back from an exchange that was broken off
-        if not person.holds or any(one.absent is not None for one in self.people.values()):
-            self.say(worker, "answer", serial, (NOTHING,))
+        record.asked = serial
+        record.left = False
+        record.started = min(record.started, self.exchange)  # it has turned back from an exchange that was broken off
+        if not record.holds or any(one.absent is not None for one in self.workers.values()):
+            self.outbox.say(worker, "answer", serial, (NOTHING,))
             return
         try:
-            kind, mark = self.books.ask(worker, question, now)
+            kind, mark = self.ledger.ask(worker, question, now)
         except MismatchError as error:
-            self.say(worker, "wrong", serial, note=str(error))
+            self.outbox.say(worker, "wrong", serial, note=str(error))
             return
-        person.dry = kind == NOTHING and question.dry
-        if person.dry:
+        record.dry = kind == NOTHING and question.dry
+        if record.dry:
             self.call(now)
-        self.say(worker, "answer", serial, (kind, *(mark or ())))
+        self.outbox.say(worker, "answer", serial, (kind, *(mark or ())))
 
     def tell(self, worker: int, serial: int, kind: str, values: Sequence[Any], now: float) -> None:
         """A worker says something about the data; sent again, it is not carried out again."""
-        person = self.member(worker)
-        if serial > person.told:
+        record = self.member(worker)
+        if serial > record.told:
             try:
-                self.books.tell(worker, kind, values)
+                self.ledger.tell(worker, kind, values)
             except MismatchError as error:
-                person.told = serial
-                self.say(worker, "wrong", serial, note=str(error))
+                record.told = serial
+                self.outbox.say(worker, "wrong", serial, note=str(error))
                 return
-            person.told = serial
-            person.left = person.left or kind == "left"
+            record.told = serial
+            record.left = record.left or kind == "left"
             if kind == "waits":
-                person.waits = bool(values[0])
+                record.waits = bool(values[0])
             self.dirty = True
             self.hint()
             self.call(now)
-        self.say(worker, "ack", serial)
+        self.outbox.say(worker, "ack", serial)
 
-    def ledger(self, worker: int, serial: int) -> None:
+    def send_ledger(self, worker: int, serial: int) -> None:
         """A worker wants the ledger as of the last commit."""
         self.member(worker)
-        self.say(worker, "books", serial, (self.exchange,), self.books.saved)
+        self.outbox.say(worker, "books", serial, (self.exchange,), self.ledger.saved)
 
     # -- time -------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        silent = [one for one in self.people.values() if one.absent is None and now - one.seen > self.terms.silence_s]
+        silent = [one for one in self.workers.values() if one.absent is None and now - one.seen > self.terms.silence_s]
         for one in silent:
             self.lost([one.worker], f"it was silent for {now - one.seen:.1f} s", now)
-        absent = [one for one in self.people.values() if one.absent is not None]
+        absent = [one for one in self.workers.values() if one.absent is not None]
         late = [one.worker for one in absent if one.absent is not None and now - one.absent > self.terms.return_s]
         self.lost(late, "it did not come back after the control plane was started again", now)
         if self.broken:
@@ -264,8 +267,8 @@ class Register(Membership):
     def give_up(self, why: str, now: float) -> None:
         """Nobody is taken any more, and all who are there are sent away."""
         self.ended = why
-        self.note("ended", reason=why)
-        self.lost(list(self.people), why, now)
+        self.outbox.note("ended", reason=why)
+        self.lost(list(self.workers), why, now)
 
     def _break_stuck(self, now: float) -> None:
         """Give up those for whom the others wait too long."""
@@ -275,7 +278,7 @@ class Register(Membership):
         come = self.calls.come(living, self.exchange + 1)
         missing = [one for one in living if one not in come] or [one for one in living if one.commit is None]
         waiting = [one for one in living if one not in missing]
-        self.note("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=self.dump(now))
+        self.outbox.note("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=self.dump(now))
         if missing and waiting:
             names = ", ".join(one.name for one in waiting)
             why = f"{names} waited {now - first:.1f} s for it at exchange {self.exchange + 1}"
@@ -299,12 +302,12 @@ class Register(Membership):
                 "commits": one.commit is not None,
                 "absent": one.absent is not None,
             }
-            for one in self.people.values()
+            for one in self.workers.values()
         ]
 
     def forgive(self, gap_s: float) -> None:
         """The server itself was away for so long: nobody's silence counts."""
-        for one in self.people.values():
+        for one in self.workers.values():
             one.seen += gap_s
             if one.absent is not None:
                 one.absent += gap_s
@@ -322,5 +325,5 @@ class Register(Membership):
             "ended": self.ended,
             "reason": self.generation.reason,
             "lost": len(self.gone),
-            "strange_marks": self.books.strange,
+            "strange_marks": self.ledger.strange,
         }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.flow.control.messages import Terms
-from paceline.flow.control.worker_record import Person
+from paceline.flow.control.worker_record import WorkerRecord
 
 
 class Calls:
@@ -38,13 +38,13 @@ class Calls:
         self.first = None if self.first is None else self.first + gap_s
         self._enough = None if self._enough is None else self._enough + gap_s
 
-    def come(self, members: Sequence[Person], exchange: int) -> list[Person]:
+    def come(self, members: Sequence[WorkerRecord], exchange: int) -> list[WorkerRecord]:
         """Those who have come."""
         return [one for one in members if one.started >= exchange or one.commit is not None]
 
     def due(
-        self, members: Sequence[Person], exchange: int, now: float, unmerged: Callable[[list[int]], bool]
-    ) -> list[Person]:
+        self, members: Sequence[WorkerRecord], exchange: int, now: float, unmerged: Callable[[list[int]], bool]
+    ) -> list[WorkerRecord]:
         """Those who are to be called now; each is called once.
 
         Args:
@@ -55,7 +55,7 @@ class Calls:
         """
         started = self.come(members, exchange)
         idle = [one for one in members if one.idle]
-        called: Sequence[Person] = []
+        called: Sequence[WorkerRecord] = []
         if started:
             self.first = now if self.first is None else self.first
             called = [one for one in members if one.idle or one.late]
@@ -67,7 +67,7 @@ class Calls:
             called = members
         return self._new(called, exchange)
 
-    def _new(self, called: Sequence[Person], exchange: int) -> list[Person]:
+    def _new(self, called: Sequence[WorkerRecord], exchange: int) -> list[WorkerRecord]:
         return [one for one in called if max(one.called, one.started) < exchange]
 
     def _grace_is_over(self, started: int, now: float) -> bool:

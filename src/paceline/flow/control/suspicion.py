@@ -9,7 +9,7 @@ TIMES = 3
 """Failures of one exchange after which the member that most others accuse is given up."""
 
 
-class Doubts:
+class Suspicion:
     """The complaints about one exchange.
 
     Attributes:

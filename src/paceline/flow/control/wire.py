@@ -36,5 +36,5 @@ SAID = {
     "check": 78,
     "farewell": 79,
 }
-"""What the register says, and the kinds of the frames: (serial, numbers..), note."""
+"""What the state machine says, and the kinds of the frames: (serial, numbers..), note."""
 KINDS = {number: kind for kind, number in SAID.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the register knows about one worker, and what it has to say to it."""
+"""What the state machine knows about one worker, and what it has to say to it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Commit:
 
 
 @dataclass
-class Person:
+class WorkerRecord:
     """A worker that lives.
 
     Attributes:
