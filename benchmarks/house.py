@@ -20,7 +20,8 @@ Lines, files and the entries of the root are those of the core, `src/paceline`; 
 With `--tests`, `make test` and `make test-all` are run and timed. With `--check` the exit code is 1 where a limit is
 broken. The last line is a JSON object: `core_lines`, `files`, `root_entries`, `largest_class_methods`, `largest_file`,
 `widest_constructor`, `circles`, `is_family_calls`, `readme_characters`, `test_seconds` and `test_all_seconds` (null
-where they were not measured), and without limits `widest_record`, `folder_circles`, `is_part_calls`.
+where they were not measured), and without limits `core_code_lines` (neither empty nor comment nor docstring),
+`widest_record`, `folder_circles`, `is_part_calls`.
 """
 
 from __future__ import annotations
@@ -147,14 +148,26 @@ def size(here: House) -> list[Figure]:
     """How much there is, and the longest file."""
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in here.files.values()}
     of_core = sum(lines[path] for path in here.core.values())
-    entries = sorted(entry.name for entry in here.package.iterdir() if entry.name != "__pycache__")
+    entries = sorted(entry.name for entry in here.package.iterdir() if entry.is_file() or any(entry.rglob("*.py")))
     long = [Offender(count, str(path.relative_to(here.root))) for path, count in lines.items()]
     return [
         Figure("core_lines", of_core, 50_000),
+        Figure("core_code_lines", sum(map(code_lines, here.core.values()))),
         Figure("files", len(here.core)),
         Figure("root_entries", len(entries), 20, [Offender(len(entries), ", ".join(entries))]),
         _largest("largest_file", long, 400),
     ]
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a file that are neither empty nor all comment or docstring."""
+    text = path.read_text(encoding="utf-8")
+    said: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            said |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(1 for number, line in lines if number not in said and line.strip() and not line.lstrip().startswith("#"))
 
 
 def _largest(name: str, found: Sequence[Offender], limit: float | None) -> Figure:

@@ -207,6 +207,7 @@ def test_what_is_printed_and_the_exit_code(
     assert house.main() == 0
 
 
+@pytest.mark.processes
 def test_the_tests_are_timed_where_there_are_some(house: ModuleType, tree: Path) -> None:
     found = house.timed(tree, "test", 360, run=True)
     assert 0 <= found.now < found.limit and str(found.offenders[0]) == "passed"
