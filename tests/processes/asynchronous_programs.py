@@ -166,7 +166,7 @@ def traffic(directory: Path, say: Saying) -> None:
 
 
 def service_settings(run: paceline.Run) -> dict[str, Any]:
-    return run._engine._layout.spans[0].settings()
+    return run._engine._shards.layout.spans[0].settings()
 
 
 def not_finite(directory: Path, say: Saying) -> None:

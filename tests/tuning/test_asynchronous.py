@@ -22,7 +22,7 @@ def test_every_worker_follows(rule: str, tmp_path: Path) -> None:
         place.run._context.tuner.look(now=True)
         place.extra["lr"] = place.optimizer.param_groups[0]["lr"]
         place.extra["rule"] = place.run.rule
-        place.extra["streams"] = [stream._schedule for stream in place.run._engine._streams]  # type: ignore[union-attr]
+        place.extra["streams"] = [stream._schedule for stream in place.run._engine._clients]  # type: ignore[union-attr]
 
     outs = train(rule, 3, optimizer=sgd, samples=96, after_step=hook, settings={"log": tmp_path})
     request = outs[1].extra["request"]

@@ -152,15 +152,15 @@ def test_everybody_has_pulled_what_the_owners_have(tmp_path: Path) -> None:
         run.resume(tmp_path / "c")
         engine = run._engine
         assert isinstance(engine, Asynchronous)
-        shards = {number: (shard.version, shard.anchor) for number, shard in engine._server.shards.items()}
+        shards = {number: (shard.version, shard.anchor) for number, shard in engine._shards.server.shards.items()}
         pulled = {
             one.number: (one.version, span.pulled[one.cut.begin : one.cut.end])
-            for span in engine._layout.spans
+            for span in engine._shards.layout.spans
             for one in span.ranges
         }
         origins = {
             number: {reader: dict(kept) for reader, kept in shard.origins.items()}
-            for number, shard in engine._server.shards.items()
+            for number, shard in engine._shards.server.shards.items()
             if len(shard.origins)
         }
         run._transport.barrier()
@@ -256,7 +256,7 @@ def test_under_a_bound_all_are_at_one_clock(tmp_path: Path) -> None:
         run.resume(tmp_path / "c")
         found = [run.blocks, run.minibatches]
         assert isinstance(run._engine, Asynchronous)
-        for shard in run._engine._server.shards.values():
+        for shard in run._engine._shards.server.shards.values():
             assert shard.clocks.state() == [[worker, 5] for worker in range(3)]
         run._transport.barrier()
         train(model, optimizer, rank(), 0, 4)

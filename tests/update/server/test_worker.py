@@ -91,7 +91,7 @@ def test_workers_that_take_turns_are_one_program(rule: str, optimizer: Optimizer
             for k in range(6, 12):
                 if k == 6:  # it has the model of the beginning, and nothing was pushed by it that an answer came to
                     for stream in run._engine._clients:  # type: ignore[union-attr]
-                        stream.refresh(looks=False)
+                        stream.pull(peeks=False)
                         stream._land()
                 step(model, opt, k)
         run.close()
@@ -411,7 +411,7 @@ def test_channels_last_weights_lie_in_the_order_of_their_memory() -> None:
 @rules(["asgd()", "asgd(period=3)", "easgd(period=3)", "ssp(staleness=2)", "dc_asgd()"])
 def test_a_model_in_bf16_has_an_outer_state_in_fp32(rule: str) -> None:
     def after(place: Place) -> None:
-        shards = place.run._engine._server.shards.values()  # type: ignore[union-attr]
+        shards = place.run._engine._shards.server.shards.values()  # type: ignore[union-attr]
         place.extra["dtypes"] = {shard.anchor.dtype for shard in shards}
         place.extra["own"] = {p.dtype for p in place.model.parameters()}
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,21 +29,24 @@ from paceline.rules.schedule.bounded import Bounded
 from paceline.update.server.protocol import PendingExchange, Service, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD
 from paceline.update.server.sharding import BufferPool, Span
+from paceline.update.server.tally import ExchangeTally
 
 
-class ExchangeTally:
-    """What happened to pushes, until it is written down.
+@dataclass(frozen=True)
+class ClientContext:
+    """What the clients of a worker share.
 
     Attributes:
-        delays: of the pushes that were answered.
-        refused: pushes that were not finite.
-        wait_s: seconds that the worker waited for answers.
+        service: the way to the owners.
+        number: gives each exchange its number.
+        places: gives the places of the data that go with the next push.
+        tally: counts.
     """
 
-    def __init__(self) -> None:
-        self.delays: list[int] = []
-        self.refused = 0
-        self.wait_s = 0.0
+    service: Service
+    number: Callable[[], int]
+    places: Callable[[], list[Mark]]
+    tally: ExchangeTally
 
 
 def _nothing() -> None:
@@ -59,28 +63,16 @@ class Client(ABC):
     """The exchanges of one optimizer's parameters.
 
     Args:
-        service: the way to the owners.
+        context: what the clients of this worker share.
         schedule: when to exchange, and how far a worker may be ahead.
         spans: the parameters.
         buffers: the model's buffers, where they go with these parameters.
-        number: gives each exchange its number.
-        marks: gives the places of the data that go with the next push.
-        tally: counts.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        schedule: Bounded,
-        spans: list[Span],
-        buffers: list[Span],
-        number: Callable[[], int],
-        marks: Callable[[], list[Mark]],
-        tally: ExchangeTally,
-    ) -> None:
+    def __init__(self, context: ClientContext, schedule: Bounded, spans: list[Span], buffers: list[Span]) -> None:
         self.spans, self.buffers = spans, buffers
-        self._service, self._schedule, self._number, self._tally = service, schedule, number, tally
-        self._marks = marks
+        self._context, self._service, self._tally = context, context.service, context.tally
+        self._schedule = schedule
         self._pending: PendingExchange | None = None
         self._silent: PendingExchange | None = None  # a push whose answer holds no values
         self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
@@ -115,7 +107,7 @@ class Client(ABC):
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
         pending = PendingExchange(
-            self._number(), requests, self.clock, minibatches, settings=settings, marks=self._marks()
+            self._context.number(), requests, self.clock, minibatches, settings=settings, marks=self._context.places()
         )
         pending.release = partial(_give_back, taken)
         self._service.exchange(pending)
@@ -152,7 +144,7 @@ class Client(ABC):
     def flush(self) -> None:
         """Push what is left, and wait for the answer."""
 
-    def refresh(self, peeks: bool) -> None:
+    def pull(self, peeks: bool) -> None:
         """Pull without a push; with nothing under way."""
         pending = self._question(peeks)
         self._service.exchange(pending)
@@ -166,7 +158,7 @@ class Client(ABC):
     def _question(self, peeks: bool = False) -> PendingExchange:
         """A bare pull of everything."""
         return PendingExchange(
-            self._number(), [request for span in self.every for request in span.requests(None)], peeks=peeks
+            self._context.number(), [request for span in self.every for request in span.requests(None)], peeks=peeks
         )
 
     def _take(self, pending: PendingExchange) -> None:
@@ -186,7 +178,7 @@ class Client(ABC):
         """All workers have come to rest, for a checkpoint: the next minibatch begins now."""
         return
 
-    def settle(self) -> None:
+    def write_pulled(self) -> None:
         """Leave the global values in the user's tensors."""
         for span in self.every:
             span.write(span.pulled)
@@ -211,5 +203,5 @@ class Client(ABC):
 
     def begin(self) -> None:
         """Go on from the global model, as a worker that has nothing of its own; with nothing under way."""
-        self.refresh(peeks=False)
-        self.settle()
+        self.pull(peeks=False)
+        self.write_pulled()

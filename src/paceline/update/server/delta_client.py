@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 
 from paceline.core.optimizer_state import reset_state
 from paceline.rules.outer.elastic import Elastic
-from paceline.update.server.client import Client
-from paceline.update.server.sharding import host
+from paceline.rules.schedule.bounded import Bounded
+from paceline.update.server.client import Client, ClientContext
+from paceline.update.server.sharding import Span, host
 
 
 class DeltaClient(Client):
@@ -21,17 +22,27 @@ class DeltaClient(Client):
         optimizer: begins anew where its state is inf or nan.
         elastic: how the center and the workers draw at each other, where that is the rule.
         workers: N.
+        context, schedule, spans, buffers: as of every client.
     """
 
-    def __init__(self, optimizer: Optimizer, elastic: Elastic | None, workers: int, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        elastic: Elastic | None,
+        workers: int,
+        context: ClientContext,
+        schedule: Bounded,
+        spans: list[Span],
+        buffers: list[Span],
+    ) -> None:
+        super().__init__(context, schedule, spans, buffers)
         self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
         self.since = 0
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """The optimizer made a step."""
         self.since += 1
         block = self._schedule.period

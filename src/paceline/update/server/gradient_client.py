@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.update.server.client import Client
+from paceline.rules.schedule.bounded import Bounded
+from paceline.update.server.client import Client, ClientContext
 from paceline.update.server.prefetch import PullTiming
 from paceline.update.server.protocol import PendingExchange
-from paceline.update.server.sharding import GradientAccumulator
+from paceline.update.server.sharding import GradientAccumulator, Span
 
 
 class GradientClient(Client):
@@ -20,10 +21,18 @@ class GradientClient(Client):
 
     Args:
         optimizer: whose own step is passed over.
+        context, schedule, spans, buffers: as of every client.
     """
 
-    def __init__(self, optimizer: Optimizer, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        context: ClientContext,
+        schedule: Bounded,
+        spans: list[Span],
+        buffers: list[Span],
+    ) -> None:
+        super().__init__(context, schedule, spans, buffers)
         self._accumulators = [
             GradientAccumulator(span, pool) for span, pool in zip(self.spans, self._pools, strict=True)
         ]

@@ -56,7 +56,7 @@ class PendingExchange:
         settings: of the optimizers' groups, by span.
         looks: whether a bare pull only looks, and no gradient will be computed at what it brings.
         marks: places of the data that the pushed numbers are made of.
-        asked_at, answered_at: seconds on the service's clock.
+        requested_at, answered_at: seconds on the service's clock.
         release: called when nobody needs the pushed values any more.
     """
 
@@ -67,9 +67,9 @@ class PendingExchange:
     peeks: bool = False
     settings: dict[int, GroupSettings] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
-    requested_at: float = 0.0
-    answered_at: float = 0.0
-    release: Callable[[], None] = _nothing
+    requested_at: float = field(default=0.0, init=False)
+    answered_at: float = field(default=0.0, init=False)
+    release: Callable[[], None] = field(default=_nothing, init=False)
 
     def __post_init__(self) -> None:
         self._open = {request.shard: request for request in self.requests}

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All workers at one point together, and what a checkpoint holds there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.update.engine.context import RunContext
+from paceline.update.server.clients import Clients
+from paceline.update.server.owned_shards import OwnedShards
+from paceline.update.server.protocol import Service
+from paceline.update.server.reshard import OldShards, old_clocks, resharded
+
+
+class EngineState:
+    """Saves and loads what workers own, and what they have pulled.
+
+    Args:
+        context: of the run.
+        shards: that this worker owns.
+        service: the way to the owners.
+        clients: one for each optimizer.
+        flushes: whether what is under way is pushed before a checkpoint.
+    """
+
+    def __init__(
+        self, context: RunContext, shards: OwnedShards, service: Service, clients: Clients, flushes: bool
+    ) -> None:
+        self._context, self._shards, self._server = context, shards, shards.server
+        self._service, self._clients, self._flushes = service, clients, flushes
+
+    def gather(self, whole: bool) -> None:
+        """What is under way is waited for, and all workers come to one point.
+
+        Args:
+            whole: whether blocks that are under way are pushed as they are.
+        """
+        leases = self._service.leases
+        leases.waits(True)  # others may have to go on into the next epoch before they come here
+        if self._flushes or whole:
+            self._clients.flush()
+        self._clients.wait()
+        self._service.secure(rests=False)
+        self._service.settle()
+        self._clients.pull(peeks=True)
+        self._service.settle()  # the clock is the same for all who save it
+        self._clients.restart_timing()
+        leases.waits(False)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, where all workers have come to one point."""
+        self.gather(whole=False)
+        return {
+            "service": self._service.state(),
+            "pieces": {str(number): shard.state() for number, shard in self._server.shards.items()},
+            "streams": [client.state() for client in self._clients],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave; after the optimizers' own."""
+        for number, saved in state["pieces"].items():
+            self._server.shards[int(number)].load(saved)
+        for client, saved in zip(self._clients, state["streams"], strict=True):
+            client.load(saved)
+        self._service.load(state["service"])
+        self._service.begin_anew()
+        self._service.settle()
+        self._clients.restart_timing()
+
+    def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
+        """Read and check what another number of workers saved; what is returned puts it in its place.
+
+        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        """
+        clocks = old_clocks(old, len(self._clients))
+        found: dict[int, dict[str, Any]] | None = None
+        if old.size > 1:
+            found = {}
+            numels = [span.numel for span in self._shards.layout.spans]
+            shards = OldShards(old, numels, self._context.rule.sharded)
+            for client, clock in zip(self._clients, clocks, strict=True):
+                alike = [(rank, clock) for rank in range(self._context.transport.world.size)]
+                found |= resharded(shards, client.every, self._server.shards, alike)
+        return lambda: self._begin(found, clocks)
+
+    def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
+        """Own what was found, or the model and the optimizers as they are; then all begin at the global model."""
+        for span in self._shards.layout.spans:
+            span.read(span.pulled)
+        for number, state in (self._shards.from_one_worker() if found is None else found).items():
+            self._server.shards[number].load(state)
+        for client, clock in zip(self._clients, clocks, strict=True):
+            client.clock = clock
+        self._service.begin_anew()
+        self._service.settle()  # nobody asks before all have what they own
+        for client in self._clients:
+            client.begin()
+        self._service.settle()
+        self._clients.restart_timing()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The spans and shards of a run under an asynchronous rule, and the server for those that this worker owns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.core.flat import averaged_buffers, find_buffers, fragments
+from paceline.data.ledger.ledger import Ledger
+from paceline.rules.outer import Elastic
+from paceline.rules.rule import Rule
+from paceline.update.engine.context import RunContext
+from paceline.update.server.optimizer_support import optimizer_state
+from paceline.update.server.owner import ShardServer
+from paceline.update.server.reshard import from_one_worker
+from paceline.update.server.shard import LEDGER_SHARD, Shard
+from paceline.update.server.shard_updates import AddDelta, BlendBuffer, ElasticPull, OptimizerSteps, UpdateRule
+from paceline.update.server.sharding import ShardLayout, Span
+from paceline.update.server.staleness import WorkerClocks
+
+
+class OwnedShards:
+    """Cuts the model into shards, and makes those that this worker owns.
+
+    Args:
+        context: of the run, whose rule is asynchronous.
+
+    Attributes:
+        ledger: of the data; of use where this worker owns the first shard.
+        layout: of all spans and shards, the same on all workers.
+        parameters: the spans of each optimizer.
+        buffers: the spans of the model's buffers.
+        server: what this worker owns.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        rule, owned, world = context.rule, context.owned, context.transport.world
+        self._rule, self._workers, self._schedule = rule, world.size, rule.bounded
+        self._gradient = rule.steps_at_owners
+        self.ledger = Ledger()
+        self.layout = ShardLayout(rule.sharded, world.size)
+        self.parameters = [self.layout.add_optimizer(optimizer, named) for optimizer, named in owned]
+        found = fragments("buffers", averaged_buffers(context.model), find_buffers(context.model))
+        self.buffers = [self.layout.add(fragment, None) for fragment in found]
+        self._optimizer_of = {span.number: owned[k][0] for k, own in enumerate(self.parameters) for span in own}
+        for span in self.layout.spans:
+            span.read(span.pulled)
+            span.incoming.copy_(span.pulled)
+        shards = {n: self._shard(n) for n, owner in self.layout.owners.items() if owner == world.rank}
+        push_bytes = sum(span.numel * span.pulled.element_size() for span in self.layout.spans)
+        self.server = ShardServer(world.rank, shards, self._shard, isinstance(rule.outer, Elastic), push_bytes)
+
+    def follow(self, rule: Rule) -> None:
+        """Make shards by other numbers of the rule, from the next on."""
+        self._rule, self._schedule = rule, rule.bounded
+
+    def _shard(self, number: int) -> Shard:
+        """A shard with the values that this worker pulled last."""
+        span, one = self.layout.shard(number)
+        anchor = span.pulled[one.cut.begin : one.cut.end].clone()
+        clocks = WorkerClocks(self._schedule, range(self._workers))
+        optimizer = self._stepping(span)
+        keeps_origins = optimizer is not None and bool(getattr(self._rule.outer, "needs_origin", False))
+        shard = Shard(number, anchor, lambda a: self._update_rule(span, a), clocks, keeps_origins)
+        shard.version = one.version
+        shard.ledger = self.ledger if number == LEDGER_SHARD else None
+        if optimizer is not None and optimizer.state:
+            tensors, numbers = optimizer_state(optimizer, span.fragment, one.cut.begin, one.cut.end)
+            shard.begin_with(tensors, numbers)
+        return shard
+
+    def _stepping(self, span: Span) -> Optimizer | None:
+        """The optimizer that steps at the owners of this span's shards."""
+        return self._optimizer_of.get(span.number) if self._gradient else None
+
+    def _update_rule(self, span: Span, anchor: Tensor) -> UpdateRule:
+        optimizer = self._optimizer_of.get(span.number)
+        outer: Any = self._rule.outer
+        if optimizer is None:
+            return BlendBuffer()
+        if self._gradient:
+            return OptimizerSteps(outer, type(optimizer), anchor, span.settings())
+        if isinstance(outer, Elastic):
+            return ElasticPull(outer, self._workers)
+        return AddDelta(outer)
+
+    def from_one_worker(self) -> dict[int, dict[str, Any]]:
+        """States of this worker's shards, made of the model and the optimizers of a single worker."""
+        found: dict[int, dict[str, Any]] = {}
+        for span in self.layout.spans:
+            found |= from_one_worker(span, self._stepping(span), self.server.shards)
+        return found
+
+    # -- the global model ---------------------------------------------------------------------------
+
+    @property
+    def global_parts(self) -> list[Span]:
+        """Whose anchors are the global model, as it was pulled last."""
+        return self.layout.spans
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
+        found: dict[str, Tensor] = {}
+        for span in self.layout.spans:
+            found |= span.fragment.unflatten(span.anchor)
+        return found
