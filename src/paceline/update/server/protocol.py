@@ -69,7 +69,7 @@ class PendingExchange:
     marks: list[Mark] = field(default_factory=list)
     requested_at: float = field(default=0.0, init=False)
     answered_at: float = field(default=0.0, init=False)
-    release: Callable[[], None] = field(default=_nothing, init=False)
+    release: Callable[[], None] = field(init=False, default_factory=lambda: _nothing)
 
     def __post_init__(self) -> None:
         self._open = {request.shard: request for request in self.requests}
