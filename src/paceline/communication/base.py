@@ -183,7 +183,7 @@ class Transport(ABC):
         row = torch.zeros(longest, dtype=torch.uint8)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = torch.empty(self.world.size, longest, dtype=torch.uint8)
-        self._on_wire(rows, row)
+        _gather_over_carrier(self, rows, row)
         return [json.loads(bytes(line[:size].tolist())) for line, size in zip(rows, sizes, strict=True)]
 
     def meet(self, size: int = 0) -> list[int]:
@@ -193,7 +193,7 @@ class Transport(ABC):
             MismatchError: some are elsewhere, on every worker alike.
         """
         rows = torch.empty(self.world.size, calls.WORDS, dtype=torch.int64)
-        self._on_wire(rows, calls.row(self.call, size))
+        _gather_over_carrier(self, rows, calls.row(self.call, size))
         calls.check_alike(rows[:, calls.KIND].tolist(), rows[:, calls.LEAVING].bool().tolist(), self.world)
         return [int(said) for said in rows[:, calls.SIZE]]
 
@@ -205,16 +205,6 @@ class Transport(ABC):
             yield
         finally:
             self.call = before
-
-    def _on_wire(self, out: Tensor, x: Tensor) -> None:
-        """all_gather of small host tensors over whatever device the carrier wants."""
-        device = self.wire_device(out.device)
-        if device == out.device:
-            self.all_gather(out, x).wait()
-            return
-        result = out.to(device)
-        self.all_gather(result, x.to(device)).wait()
-        out.copy_(result)
 
     def barrier(self) -> None:
         """Return when every worker has come here."""
@@ -231,40 +221,47 @@ class Transport(ABC):
         size, others = self.world.size, self.world.size - 1
         nbytes = x.numel() * x.element_size()
         if operation == "all_reduce":
-            self._add(2 * nbytes * others // size)
+            self.sent(2 * nbytes * others // size)
         elif operation == "send":
-            self._add(nbytes)
+            self.sent(nbytes)
         elif kept is not None:
-            self._add(nbytes - kept * x.element_size())
+            self.sent(nbytes - kept * x.element_size())
         elif operation in ("all_to_all", "reduce_scatter"):
-            self._add(nbytes * others // size)
+            self.sent(nbytes * others // size)
         else:  # all_gather, and a broadcast at its source
-            self._add(nbytes * others)
+            self.sent(nbytes * others)
 
     def sent(self, nbytes: int) -> None:
-        """Count bytes that this worker has sent on a way of its own, beside this connection."""
-        self._add(nbytes)
-
-    def _add(self, nbytes: int) -> None:
+        """Count bytes that this worker has sent, on this connection or beside it."""
         with self._counting:
             self.bytes_sent += nbytes
         if self._parent is not None:
-            self._parent._add(nbytes)
+            self._parent.sent(nbytes)
 
-    def _other(self, rank: int, verb: str) -> None:
-        """Refuse a partner that is no other worker."""
-        world = self.world
-        if rank == world.rank or not 0 <= rank < world.size:
-            raise ValueError(world.sign(f"cannot {verb} rank {rank}: name another one of 0 to {world.size - 1}"))
 
-    def _group_of(self, groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-        """Which of `groups` this worker is in, and its ranks."""
-        ranks = sorted(rank for group in groups for rank in group)
-        if ranks != list(range(self.world.size)):
-            raise ValueError(
-                self.world.sign(f"groups must name each rank of 0 to {self.world.size - 1} once, got {groups!r}")
-            )
-        return next((k, list(group)) for k, group in enumerate(groups) if self.world.rank in group)
+def check_other(world: World, rank: int, verb: str) -> None:
+    """Refuse a partner that is no other worker."""
+    if rank == world.rank or not 0 <= rank < world.size:
+        raise ValueError(world.sign(f"cannot {verb} rank {rank}: name another one of 0 to {world.size - 1}"))
+
+
+def group_of(world: World, groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
+    """Which of `groups` this worker is in, and its ranks."""
+    ranks = sorted(rank for group in groups for rank in group)
+    if ranks != list(range(world.size)):
+        raise ValueError(world.sign(f"groups must name each rank of 0 to {world.size - 1} once, got {groups!r}"))
+    return next((k, list(group)) for k, group in enumerate(groups) if world.rank in group)
+
+
+def _gather_over_carrier(transport: Transport, out: Tensor, x: Tensor) -> None:
+    """all_gather of small host tensors over whatever device the carrier wants."""
+    device = transport.wire_device(out.device)
+    if device == out.device:
+        transport.all_gather(out, x).wait()
+        return
+    result = out.to(device)
+    transport.all_gather(result, x.to(device)).wait()
+    out.copy_(result)
 
 
 def check_sizes(
@@ -330,7 +327,7 @@ class Alone(Transport):
         return self
 
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        self._group_of(groups)
+        group_of(self.world, groups)
         return self
 
     def close(self) -> None:

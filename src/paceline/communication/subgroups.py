@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from paceline.communication.base import Transport, world_within
+from paceline.communication.base import Transport, group_of, world_within
 from paceline.core.world import World
 
 Kin = TypeVar("Kin", bound=Transport)
@@ -40,7 +40,7 @@ class Branching(Transport, Generic[Kin]):
 
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
         """The connection within this worker's group."""
-        number, mine = self._group_of(groups)
+        number, mine = group_of(self.world, groups)
         ranks = [self._ranks[rank] for rank in mine]
         part = self._further(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
         self._parts.append(part)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.forecast.doctor import Finding, Measurements, fit, judge
-from paceline.forecast.doctor.judge import exchange_s, latency_text, rate_text, slowest_bytes_s
+from paceline.forecast.doctor.finding import latency_text, rate_text
+from paceline.forecast.doctor.judge import exchange_s, slowest_bytes_s
 
 from .made import GBIT, VERSIONS, broken, cluster, with_links, with_machine
 

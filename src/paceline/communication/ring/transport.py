@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Pending, check_sizes
+from paceline.communication.base import Pending, check_other, check_sizes
 from paceline.communication.ring.connections import Mesh
 from paceline.communication.ring.listener import Door
 from paceline.communication.ring.plans import Chain, Pairwise, Plan, Ring
@@ -151,7 +151,7 @@ class RingTransport(Branching["RingTransport"]):
         return self._start("broadcast", f"broadcast {source} {own.numel()} {own.dtype}", plan, back)
 
     def send(self, x: Tensor, to: int) -> Pending:
-        self._other(to, "send to")
+        check_other(self.world, to, "send to")
         self.count("send", x)
         rank, own = self._ranks[to], _staged(x)[0]
         plan = Pairwise({rank: own}, {}, asked=True)
@@ -159,7 +159,7 @@ class RingTransport(Branching["RingTransport"]):
         return self._mesh.start(self._slot, name, _message(own), plan, None, SENDING, rank)
 
     def receive(self, x: Tensor, source: int) -> Pending:
-        self._other(source, "receive from")
+        check_other(self.world, source, "receive from")
         rank, (own, back) = self._ranks[source], _staged(x)
         plan = Pairwise({}, {rank: own}, asked=True)
         name = f"receive from {self._mesh.world.name(rank)}"

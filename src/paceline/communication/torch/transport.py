@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.communication.base import Pending, check_sizes, world_within
+from paceline.communication.base import Pending, check_other, check_sizes, world_within
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.subgroups import Branching
@@ -129,12 +129,12 @@ class ProcessTransport(Branching["ProcessTransport"]):
         return self._start("broadcast", lambda group: group.broadcast([x], options))
 
     def send(self, x: Tensor, to: int) -> Pending:
-        self._other(to, "send to")
+        check_other(self.world, to, "send to")
         self.count("send", x)
         return self._start(f"send to {self._name_of(to)}", lambda group: group.send([x], to, 0))
 
     def receive(self, x: Tensor, source: int) -> Pending:
-        self._other(source, "receive from")
+        check_other(self.world, source, "receive from")
         return self._start(f"receive from {self._name_of(source)}", lambda group: group.recv([x], source, 0))
 
     def _name_of(self, rank: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Done, Pending, Transport, check_sizes, world_within
+from paceline.communication.base import Done, Pending, Transport, check_other, check_sizes, group_of, world_within
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.virtual.clock import Clock
 from paceline.communication.virtual.scheduler import Closable, Cluster, Combine, Result
@@ -116,7 +116,7 @@ class VirtualTransport(Transport):
         return self
 
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        number, mine = self._group_of(groups)
+        number, mine = group_of(self.world, groups)
         self._meet(f"part into {groups!r}", None, _everybody_gets_all)
         self._parts += 1
         members = [self.members[rank] for rank in mine]
@@ -170,7 +170,7 @@ class VirtualTransport(Transport):
         return Done()
 
     def send(self, x: Tensor, to: int) -> Pending:
-        self._other(to, "send to")
+        check_other(self.world, to, "send to")
         self.cluster.check()
         self.count("send", x)
         self._numbers["to", to] += 1
@@ -178,7 +178,7 @@ class VirtualTransport(Transport):
         return Done()
 
     def receive(self, x: Tensor, source: int) -> Pending:
-        self._other(source, "receive from")
+        check_other(self.world, source, "receive from")
         self._numbers["from", source] += 1
         return _Receive(self, x, source, self._numbers["from", source])
 

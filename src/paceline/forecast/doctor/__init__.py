@@ -13,7 +13,8 @@
 
 from __future__ import annotations
 
-from paceline.forecast.doctor.judge import Finding, fit, judge
+from paceline.forecast.doctor.finding import Finding
+from paceline.forecast.doctor.judge import fit, judge
 from paceline.forecast.doctor.measured import Link, Machine, Measurements
 from paceline.forecast.doctor.probe import Place, Probe, place_from
 

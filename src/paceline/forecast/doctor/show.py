@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.forecast.doctor.judge import Finding, exchange_s, fit, latency_text, rate_text, slowest_bytes_s
+from paceline.forecast.doctor.finding import Finding, latency_text, rate_text
+from paceline.forecast.doctor.judge import exchange_s, fit, slowest_bytes_s
 from paceline.forecast.doctor.measured import Link, Measurements
 from paceline.observe.reports import page
 from paceline.observe.reports.canvas import new_figure, style
