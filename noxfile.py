@@ -20,7 +20,7 @@ import nox
 from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
-NEWEST = "2.13.0"
+NEWEST = "2.15.0"
 OLDEST = "2.6.0"
 CORE = (
     "tests/install/test_imports.py",

@@ -101,6 +101,7 @@ def test_a_benchmark_without_a_last_line_of_json_is_found(claims: ModuleType) ->
     assert list(claims.gone(claim, {})) == ["benchmarks/sim.py does not end with a JSON object"]
 
 
+@pytest.mark.processes
 def test_a_command_that_fails_is_a_claim_that_cannot_be_made(claims: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("print('what it was doing')\nraise SystemExit(3)\n", encoding="utf-8")
     claim = claims.Claim("broken.py")

@@ -268,6 +268,7 @@ def test_a_network_of_a_living_process_is_left_alone() -> None:
 
 
 def test_what_cannot_be_emulated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyroute2")
     for arguments, words in (
         ({"hosts": 0}, "hosts must lie in 1..250, got 0"),
         ({"hosts": 2, "rate_mbit": [1.0]}, "rate_mbit has 1 numbers for 2 hosts"),

@@ -19,6 +19,7 @@ from paceline.data.sampling.order import InShards
 from tests.data.cache.server import Server
 from tests.data.packed.made import packed
 from tests.helpers import simulate
+from tests.tables import rest_is_full
 
 
 class Told(Dataset[int]):
@@ -128,7 +129,7 @@ def test_turning_keeps_as_many_hits_as_the_cache_has_files() -> None:
     assert len({tuple(order.shards.tolist()) for order in orders}) == 4
 
 
-@pytest.mark.parametrize(("workers", "rule"), [(1, "sync"), (2, "sync"), (2, "asgd")])
+@pytest.mark.parametrize(("workers", "rule"), rest_is_full([(2, "sync"), (1, "sync"), (2, "asgd")], 1))
 def test_packed_data_through_a_cache_of_half_an_epoch(workers: int, rule: str, tmp_path: Path) -> None:
     place = packed(tmp_path, samples=200, shard_bytes=8_000)
     files = {file.name: file.read_bytes() for file in place.iterdir()}

@@ -19,6 +19,7 @@ from paceline.data.sampling.shard_progress import Consumed
 from paceline.data.sharing.position import Position
 from paceline.forecast.sim import Clock
 from tests.data.test_share import Buckets, Numbers, Reversed
+from tests.tables import rest_is_full
 
 Seen = list[tuple[int, list[int]]]
 """(epoch, batch) in the order of a worker's work."""
@@ -119,7 +120,9 @@ def check(seen: Seen, epochs: int = EPOCHS, n: int = 31) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), pytest.param(2, 4, marks=pytest.mark.slow), (4, 3)])
+@pytest.mark.parametrize(
+    ("before", "after"), rest_is_full([(1, 3), (3, 1), pytest.param(2, 4, marks=pytest.mark.slow), (4, 3)], 1)
+)
 @pytest.mark.parametrize("rule", ["sync", "asgd"])
 def test_what_is_left_is_split_among_others(name: str, before: int, after: int, rule: str) -> None:
     job = Job(LOADERS[name], rule)

@@ -24,6 +24,7 @@ from paceline.data.sharing.position import Position
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.forecast.sim import Clock
 from tests.data.test_share import SAMPLERS, Batches, Numbers, Stream
+from tests.tables import each_value_fast
 
 # -- under every family of rules ------------------------------------------------------------------
 
@@ -58,6 +59,7 @@ FAMILIES: dict[str, Callable[[], Iterable[Any]]] = {
     "batches of one": lambda: DataLoader(Numbers(7), 1),
 }
 ONE_PROCESS = pytest.param("one process", marks=pytest.mark.processes)
+HERE = [name for name in FAMILIES if name != "one process"]
 COUNTS = {"drop_last": 32, "IterableDataset": 23, "fewer than workers": 2, "none": 0, "batches of one": 7}
 COUNTS["a batch larger than the data"] = 5
 
@@ -102,9 +104,7 @@ def count_of(samples: Iterable[int]) -> torch.Tensor:
     return torch.bincount(torch.tensor(list(samples), dtype=torch.int64), minlength=40).float()
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "one process"] + [ONE_PROCESS])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("name", "workers", "rule"), each_value_fast(HERE, [1, 2, 3, 4], RULES))
 def test_every_sample_once_under_every_family_of_rules(name: str, workers: int, rule: str) -> None:
     def body(run: paceline.Run, step: Step) -> None:
         shared = run.share(FAMILIES[name]())
@@ -321,6 +321,12 @@ def test_data_that_are_longer_or_shorter_than_at_the_checkpoint(rule: str, name:
     trained(body(36, False), 2, rule)
     with pytest.raises(CheckpointError, match=f"an epoch of 36 samples or more, and the loader has {n}"):
         trained(body(n, True), 2, rule)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("workers", "rule"), [(4, "sync"), (2, "averaging(period=3)"), (1, "asgd"), (3, "asgd")])
+def test_every_sample_once_where_a_process_loads(workers: int, rule: str) -> None:
+    test_every_sample_once_under_every_family_of_rules("one process", workers, rule)
 
 
 # -- resume ---------------------------------------------------------------------------------------

@@ -134,8 +134,11 @@ ALONE = [  # each worker exchanges by itself: laws 2, 6 and 8 as they are; the o
 ]
 
 
-def rows(cases: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=[case.rule for case in cases])
+def rows(cases: list[Case], fast: list[Case] | None = None) -> pytest.MarkDecorator:
+    """A test of each case; in the fast tier of `fast` only."""
+    kept = {case.rule for case in (cases if fast is None else fast)}
+    marked = [pytest.param(case, marks=[] if case.rule in kept else [pytest.mark.full]) for case in cases]
+    return pytest.mark.parametrize("case", marked, ids=[case.rule for case in cases])
 
 
 def go(case: Case, workers: int = 3, **choices: Any) -> list[Outcome]:
@@ -161,7 +164,7 @@ def landings(case: Case, last: int) -> set[int]:
     return set(range(1, schedule.warmup + 1)) | {step + schedule.overlap for step in begun}
 
 
-@rows(TABLE)
+@rows(TABLE, fast=ROWS)
 def test_law_1_same_bits_after_every_synchronisation(case: Case) -> None:
     """The global model always; what the workers hold only where they stand still for the exchange of it all."""
     landed = landings(case, 60)
@@ -391,7 +394,7 @@ def parts_of(shapes: list[tuple[int, ...]], fragments: int) -> list[list[int]]:
     return {1: [[0, 1, 2]], 2: [[0], [1, 2]], 3: [[0], [1], [2]]}[fragments]
 
 
-@rows(TABLE)
+@rows(TABLE, fast=ROWS)
 def test_law_5_bytes_sent_are_the_formula(case: Case) -> None:
     workers, steps = 4, 13  # every tensor's size is divisible by N, so that nothing is rounded
 
@@ -458,7 +461,7 @@ class Quadratic(nn.Module):
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
-@rows([known_second_moment(case) for case in ROWS])
+@rows([known_second_moment(case) for case in ROWS], fast=[known_second_moment(case) for case in SHORT])
 def test_law_6_the_quadratic(case: Case, workers: int) -> None:
     """Workers see minima of their own, whose mean is the answer."""
     scales = torch.tensor([1.0, 0.5, 0.2, 0.05])

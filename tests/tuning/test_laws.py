@@ -29,6 +29,7 @@ from tests.helpers import (
     state_of,
     train,
 )
+from tests.tables import rest_is_full
 
 Make = Callable[[Any], torch.optim.Optimizer]
 N = 3
@@ -229,7 +230,7 @@ def test_what_one_worker_cannot_do_is_done_by_none(rule: str, optimizer: Make) -
 
 
 @recipes
-@pytest.mark.parametrize("at", [5, 8])
+@pytest.mark.parametrize("at", rest_is_full([5, 8], 1))
 def test_a_resumed_run_goes_on_with_what_was_tuned(rule: str, optimizer: Make, at: int, tmp_path: Path) -> None:
     changes: list[Any] = [(1, 2, {"lr": 0.03}), (2, 3, {"lr_factor": 0.5}), (0, 6, {"weight_decay": 0.02})]
     if "period" in rule:
