@@ -681,3 +681,10 @@ def test_public_names() -> None:
     assert issubclass(paceline.DesyncError, RuntimeError) and issubclass(paceline.MismatchError, ValueError)
     errors = [getattr(paceline, n) for n in paceline.__all__ if n.endswith("Error") and n != "PacelineError"]
     assert len(errors) == 12 and all(issubclass(e, paceline.PacelineError) for e in errors)
+
+
+def test_attributes_that_a_part_holds_are_read_only_and_documented() -> None:
+    for name in ("world", "rule", "bytes_sent", "minibatches", "samples", "spent", "blocks", "epoch"):
+        attribute = vars(paceline.Run)[name]
+        assert isinstance(attribute, property) and attribute.fset is None
+        assert attribute.__doc__ != type(attribute).__doc__, name

@@ -20,7 +20,8 @@ class PartAttribute(property, Generic[T]):
     """
 
     def __init__(self, read: Callable[[RunParts], T], doc: str) -> None:
-        super().__init__(lambda run: read(run._parts), doc=doc)
+        super().__init__(lambda run: read(run._parts))
+        self.__doc__ = doc  # else the class's own is shown
 
     if TYPE_CHECKING:
 

@@ -53,17 +53,17 @@ class Run:
 
     world = PartAttribute(lambda parts: parts.context.transport.world, "This worker's present coordinates.")
     rule = PartAttribute(lambda parts: parts.context.rule, "The rule, with its present numbers.")
-    bytes_sent = PartAttribute(lambda parts: parts.context.transport.bytes_sent, "Bytes this worker has sent.")
-    minibatches = PartAttribute(lambda parts: parts.context.progress.steps, "Optimizer steps of this worker.")
-    samples = PartAttribute(lambda parts: parts.context.loaders.samples, "Its samples, as `share` counts them.")
+    bytes_sent = PartAttribute(lambda parts: parts.context.transport.bytes_sent, "Bytes that this worker has sent.")
+    minibatches = PartAttribute(lambda parts: parts.context.progress.steps, "Steps that this worker's optimizer made.")
+    samples = PartAttribute(lambda parts: parts.context.loaders.samples, "Samples that this worker trained on.")
     spent = PartAttribute(
         lambda parts: parts.spent_s,
         "Seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange.",
     )
-    blocks = PartAttribute(lambda parts: parts.blocks, "Exchanged blocks; under asynchronous rules, its pushes.")
+    blocks = PartAttribute(lambda parts: parts.blocks, "Blocks exchanged so far, or pushes under asynchronous rules.")
     epoch = PartAttribute(
         lambda parts: parts.context.loaders.epoch,
-        "The epoch of the first shared loader that is under way or comes next; after a resume, where to go on.",
+        "Epoch of the first shared loader, under way or next; after a resume, where to go on.",
     )
 
     def no_sync(self) -> AbstractContextManager[None]:
