@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker of an elastic run comes by the state of the run, and when it says that it holds it.
+"""How a worker of an elastic run gets the state of the run, and when it says that it holds it.
 
-A newcomer takes what a living worker sends, and holds it from then on. Where nobody holds anything (at the very start,
-or when all who held the state are lost) all begin alike, with what the first of them has, and mostly go on from a
-checkpoint at once. Until that is done nobody of them says that it holds the state: the control plane would have a
+A newcomer loads the state that a live worker sent, and holds it from then on. Where no member holds one (at the very
+start, or when all that held it are lost) all begin alike, with what the first of them has, and mostly go on from a
+checkpoint at once. Until that is done none of them says that it holds the state: the control plane would have a
 worker save an untrained model as the newest step, or give it to others. So a worker says so when `run.resume` is over,
 or, where the program does not call it, before the first batch or step.
 """
@@ -94,7 +94,7 @@ class Joining:
             if self.must_resume:
                 raise CheckpointError(
                     self._members.transport.world.sign(
-                        "everybody who held the model of this run is gone, so that it goes on from its last "
+                        "every worker that held the model of this run is gone, so that it goes on from its last "
                         "checkpoint only: call run.resume() before the training loop, or start a new run in another "
                         "log directory"
                     )
@@ -136,7 +136,7 @@ class Joining:
         """Say that this worker has what the others have; it is not settled where the members had changed before."""
         members = self._members
         members.member.holds_state(members.generation.number, self.blocks.block if self.blocks is not None else 0)
-        members.member.ledger()  # its answer comes behind whatever was said before
+        members.member.ledger()  # its answer comes after all that was said before
         self.settled = not members.outdated or members.member.worker not in members.member.generation.newcomers
         if self.settled:
             members.applied = members.generation.exchange
@@ -153,4 +153,6 @@ class Joining:
         self.take_given()
 
 
-ANEW = "everybody who held the model of this run is gone, and no step of it was written yet: the training begins anew"
+ANEW = (
+    "every worker that held the model of this run is gone, and no step of it was written yet: the training begins anew"
+)

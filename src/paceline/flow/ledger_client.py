@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's way to the ledger of the data, which the control plane keeps.
 
-A worker that has nothing left to do waits until the epoch is over for everybody, because what a lost worker leaves is
+A worker that has nothing left to do waits until the epoch is over for all workers, because what a lost worker leaves is
 done by those who live. It comes to the exchanges of the others meanwhile, with whatever it has.
 """
 
@@ -32,7 +32,7 @@ class LedgerClient:
         self._member, self._join, self._applied = member, join, applied
 
     def ask(self, question: Question) -> Mark | None:
-        """A lease; None where there is none, and with `dry` only when the epoch is over for everybody."""
+        """A lease; None where there is none, and with `dry` only when the epoch is over for all workers."""
         while True:
             kind, mark = self._member.ask(question)
             if kind == "work":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in this run now, and the connection among them: made anew whenever somebody leaves or comes."""
+"""The members of an elastic run, and the connection among them: made anew when a worker leaves or joins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.update.engine.settings import Settings
 
 
 class MembersTransport(Transport):
-    """The connection among the present members; what stands behind it is replaced when they change.
+    """The connection among the present members; the transport inside is replaced when they change.
 
     An operation that was begun among earlier members ends with `PeerLostError`.
     """
@@ -97,7 +97,7 @@ class Membership:
         follows: the generation that follows the exchange that was applied last; None once it was taken over.
         applied: the exchange whose state this worker's model has.
         on_connect: called one after another when this worker is connected to other members.
-        applying: held while an exchange that counts is applied, and while somebody else reads what it changes.
+        applying: held while an exchange that counts is applied, and while another thread reads what it changes.
     """
 
     def __init__(self, member: Member, door: Door, settings: Settings) -> None:
@@ -155,7 +155,7 @@ class Membership:
             self.renew(self.member.generation)
 
     def _break_off(self, generation: Generation) -> None:
-        """In the client's thread: nobody has to wait for those who are gone."""
+        """In the client's thread: no operation waits for members that are gone."""
         inner = self.transport.inner
         if generation.number > self.generation.number:
             inner.cancel(f"the members have changed: {generation.reason}")
@@ -191,7 +191,7 @@ class Membership:
         if world.size > 1:
             inner = RingTransport(self._door, label, world, addresses, settings.timeout_s, settings.tls)
         self.transport.renew(inner)
-        if self.outdated:  # it changed while this was made, and nobody has broken it off
+        if self.outdated:  # it changed while this was made, and nothing has broken it off
             self._break_off(self.member.generation)
         for call in self.on_connect:
             call()

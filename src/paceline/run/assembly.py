@@ -35,7 +35,7 @@ from paceline.update import server
 from paceline.update.engine.collective import Engine
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import check_scaler
-from paceline.update.engine.progress import Flow
+from paceline.update.engine.progress import Progress
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
@@ -119,7 +119,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         sinks = Outlets(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
         monitor.told = sinks.stands
 
-        context = RunContext(settings, model, owned, transport, Flow(rule.schedule), monitor, loaders, tuner)
+        context = RunContext(settings, model, owned, transport, Progress(rule.schedule), monitor, loaders, tuner)
         if several:
             tuner.pacer = pacer_for(rule, transport, owned, _buffer_elements(model), monitor.of_blocks)
         state = RunState(context, membership)

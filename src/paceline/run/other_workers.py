@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def _optimizers(old: OldCheckpoint, state: RunState, context: RunContext) -> lis
     at_owners = context.rule.steps_at_owners
     if at_owners and state.engine is None:
         return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)
-    apart = not at_owners and not replace(context.progress, warm=old.part(0, "flow", 1)).lockstep
+    apart = not at_owners and not context.rule.schedule.is_lockstep(bool(old.part(0, "flow", 1)))
     if state.blocks is not None and not state.blocks.keeps_state:
         apart = False  # a block begins without the optimizer's state
     found: list[dict[str, Any]] = reshard.mean_optimizers(old) if apart else old.part(0, "optimizers")

@@ -7,24 +7,24 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep
-from paceline.update.engine.progress import Flow
+from paceline.update.engine.progress import Progress
 
 
 def test_every_step_is_always_lockstep() -> None:
-    flow = Flow(EveryStep())
+    progress = Progress(EveryStep())
     for _ in range(5):
-        assert flow.lockstep
-        assert not flow.stepped()
-    assert flow.steps == 5
+        assert progress.lockstep
+        assert not progress.stepped()
+    assert progress.steps == 5
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_lockstep_is_the_warm_up(warmup: int) -> None:
-    flow, seen, over = Flow(EveryBlock(2, warmup)), [], []
+    progress, seen, over = Progress(EveryBlock(2, warmup)), [], []
     for _ in range(4):
-        seen.append(flow.lockstep)
-        over.append(flow.stepped())
-        flow.warm = over[-1] or flow.warm
+        seen.append(progress.lockstep)
+        over.append(progress.stepped())
+        progress.warm = over[-1] or progress.warm
     assert seen == [True] * warmup + [False] * (4 - warmup)
     assert over == [step == warmup for step in range(1, 5)]
 
@@ -84,11 +84,11 @@ def test_the_bound_keeps_two_workers_together() -> None:
 
 
 def test_nothing_is_due_in_lockstep_where_each_worker_goes_by_itself() -> None:
-    flow = Flow(Bounded(period=2))
+    progress = Progress(Bounded(period=2))
     for _ in range(5):
-        assert not flow.lockstep
-        assert not flow.stepped()
-    assert flow.steps == 5
+        assert not progress.lockstep
+        assert not progress.stepped()
+    assert progress.steps == 5
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Member(ClientState):
         return self._newest(frame)
 
     def holds_state(self, generation: int, exchanges: int = 0) -> None:
-        """This newcomer has the state that the donor gave, or everybody's common start, or that of a checkpoint.
+        """This newcomer has the state that the donor gave, or the common start, or that of a checkpoint.
 
         Args:
             generation: in which it got it.
@@ -151,7 +151,7 @@ class Member(ClientState):
     # -- the data ---------------------------------------------------------------------------------
 
     def ask(self, question: Question) -> tuple[str, Mark | None]:
-        """("work", a lease), ("nothing", None) at present, or ("over", None) for everybody.
+        """("work", a lease), ("nothing", None) at present, or ("over", None) for all workers.
 
         Raises:
             MismatchError: the workers do not share the same data.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands events to whoever keeps the log, in order, in a thread of its own: a slow disk holds up nobody."""
+"""Passes events to the log, in order, in a thread of its own: a slow disk delays no worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EventSender:
         self._queue.put((kind, about))
 
     def limited(self, kind: str, about: dict[str, Any]) -> None:
-        """An event that somebody outside could cause without end."""
+        """An event that a stranger could cause without end."""
         with self._guard:
             now = time.monotonic()
             if now - self._since > 60:

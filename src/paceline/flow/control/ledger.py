@@ -18,7 +18,7 @@ from paceline.errors import MismatchError
 from paceline.flow.control import validation
 
 NOTHING, WORK, OVER = range(3)
-"""Answers to a question: nothing at present; a lease; the epoch is over for everybody."""
+"""Answers to a question: nothing at present; a lease; the epoch is over for all workers."""
 
 
 class ControlLedger:
@@ -56,7 +56,7 @@ class ControlLedger:
         self.strange += sum(end - begin for *_, begin, end in marks) - sum(end - begin for *_, begin, end in owned)
 
     def give_back(self, worker: int, marks: Sequence[Mark]) -> int:
-        """The work on these places of its leases was left out of the exchange: they are for somebody else, once.
+        """The work on these places of its leases was left out of the exchange: they go to another worker, once.
 
         Returns:
             Places that were given back before, and count as done now: what they hold may be what spoils the work.
@@ -169,7 +169,7 @@ class ControlLedger:
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
-        """Put back what `state` gave; nobody holds anything until it says so."""
+        """Put back what `state` gave; no worker holds anything until it says so."""
         self._ledger.load(state["ledger"], now)
         self._ledger.forget_leases()
         self.saved = state["saved"]

@@ -42,7 +42,7 @@ class Members(ABC):
         outbox: what is to be said.
         paused: why the run waits; "" where it does not.
         finished: whether a worker has come to the end of its program.
-        ended: why nobody is taken any more; "" while the run goes on.
+        ended: why no worker is taken any more; "" while the run goes on.
     """
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
@@ -67,7 +67,7 @@ class Members(ABC):
         self.run = secrets.token_hex(8)  # the name of this run, for all its workers and control planes
         self.waits_since: float | None = None  # below the quorum
         self.enough_since: float | None = None  # at the very start: above it
-        self.departed: dict[int, WorkerRecord] = {}  # who died behind a commit that still may go through
+        self.departed: dict[int, WorkerRecord] = {}  # died after a commit that may still go through
         self.departed_since = 0.0
         self.outbox = Outbox()
 
@@ -88,7 +88,7 @@ class Members(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether those who came to the end have left, and whoever is here has nothing left to do."""
+        """Whether the workers that came to the end have left, and those that are here have nothing left to do."""
         return self.ended == OVER
 
     # -- coming and going -------------------------------------------------------------------------

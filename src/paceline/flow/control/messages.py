@@ -50,8 +50,8 @@ class Generation:
         members: by rank, which is the order of their numbers.
         exchange: how many exchanges are committed; the next one is `exchange + 1`.
         newcomers: numbers of members that do not hold the state of `exchange`.
-        donor: the member that gives it to them; None where nobody holds it.
-        restored: something was committed once, and nobody who lives holds it: all begin from a checkpoint.
+        donor: the member that gives it to them; None where no member holds it.
+        restored: something was committed once, and no live worker holds it: all begin from a checkpoint.
         reason: why there is a new one, for people.
     """
 

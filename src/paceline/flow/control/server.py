@@ -28,7 +28,7 @@ from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import WorkerRecord
 
 HELLO_S = 5.0
-"""Seconds in which whoever connects has to say who it is."""
+"""Seconds within which a new connection must send its hello."""
 STRANGERS = 64
 """Connections that have not said who they are, at most; the oldest is closed for another one."""
 TICK_S = 0.05

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of a worker's connection: what is said is sent by a thread of its own, so that nobody waits."""
+"""The server's end of a worker's connection: a thread of its own sends, so that the state machine never waits."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ and `dirty` tells that the record is to be written before it is said. The laws:
 4. Below the quorum the run waits: no generation is made.
 5. State comes from a member that holds it, never from a newcomer.
 
-A call that raises MismatchError was nonsense and has changed nothing: whoever made it is to be given up. Only a
+A call that raises MismatchError was nonsense and has changed nothing: the worker that made it is to be given up. Only a
 question or a message about the data that does not fit what others said is answered ("wrong"), with what is wrong.
 """
 
@@ -79,7 +79,7 @@ class StateMachine(Members):
         self._committed(living, now)
 
     def _give_back(self, one: WorkerRecord) -> None:
-        """What was left out of the exchange goes to somebody else."""
+        """The places whose work was left out of the exchange go to another worker."""
         assert one.commit is not None
         if one.commit.returned:
             skipped = self.ledger.give_back(one.worker, one.commit.returned)
@@ -104,7 +104,7 @@ class StateMachine(Members):
         self.departed.clear()
         before = self.outbox.take()
         if gone or new:
-            lost = f"{', '.join(gone)} lost behind its commit" if gone else ""
+            lost = f"{', '.join(gone)} lost after its commit" if gone else ""
             came = f"{', '.join(new)} joined" if new else ""
             self.broken = True
             self._renew(living, "; ".join(one for one in (lost, came) if one), now)
@@ -115,16 +115,16 @@ class StateMachine(Members):
         self.outbox.add(after)
 
     def _renew(self, living: list[WorkerRecord], reason: str, now: float) -> None:
-        """The generation behind a commit, with those who waited."""
+        """The generation after a commit, with the workers that waited."""
         quorum = 1 if self.finished else self.terms.min_workers
-        everybody = [*living, *self.waiting]
-        if len(everybody) < quorum:
+        all_workers = [*living, *self.waiting]
+        if len(all_workers) < quorum:
             self.settle(now, reason)
         else:
-            self.make(everybody, reason, now)
+            self.make(all_workers, reason, now)
 
     def holds_state(self, worker: int, generation: int, exchanges: int, now: float) -> None:
-        """A newcomer has the state, or everybody's common start, or a checkpoint of so many exchanges."""
+        """A newcomer has the state, or the common start, or a checkpoint of so many exchanges."""
         record = self.member(worker)
         if generation == self.generation.number and not record.holds:  # of an older one: it has to begin anew
             first = not any(one.holds for one in self.members)
@@ -168,7 +168,7 @@ class StateMachine(Members):
             self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Break off, if nobody's life is in doubt any more."""
+        """Break off, once it is known of each member whether it lives."""
         since = self.suspicion.since
         if since is None or self.broken or any(one.failed is None and one.seen <= since for one in self.members):
             return
@@ -253,7 +253,7 @@ class StateMachine(Members):
             return
         if self.departed and now - self.departed_since > self.terms.silence_s:
             names = ", ".join(one.name for one in self.departed.values())
-            self.break_off(f"{names} died behind a commit to which the others did not come", now)
+            self.break_off(f"{names} died after a commit that the others did not reach", now)
         self._judge(now)
         self.call(now)
         self._break_stuck(now)
@@ -306,7 +306,7 @@ class StateMachine(Members):
         ]
 
     def forgive(self, gap_s: float) -> None:
-        """The server itself was away for so long: nobody's silence counts."""
+        """The server itself was away for so long: no worker's silence counts."""
         for one in self.workers.values():
             one.seen += gap_s
             if one.absent is not None:

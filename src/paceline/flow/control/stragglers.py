@@ -16,7 +16,7 @@ class Calls:
         terms: what the user has set.
 
     Attributes:
-        first: since when somebody waits at the exchange; None: nobody does.
+        first: since when a member waits at the exchange; None: none does.
     """
 
     def __init__(self, terms: Terms) -> None:

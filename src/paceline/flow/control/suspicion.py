@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exchange failed and nobody is known to be dead: whom the members suspect, and how often in a row."""
+"""An exchange failed and no member is known to be dead: whom the members suspect, and how often in a row."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ def begin_together(
 def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], source: int = 0) -> None:
     """Every worker takes rank `source`'s values, where any worker has others.
 
-    Raises `UnsupportedError` on every worker alike where memory of another size lies behind a tensor of the same shape.
+    Raises `UnsupportedError` on every worker alike where a tensor of the same shape has memory of another size.
     """
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
     sums = [[leaf.numel() * leaf.element_size(), *_checksum(leaf)] for _, leaf in memories]
-    everybody = transport.gather_json(sums)
-    others = [(k, rows) for k, rows in enumerate(zip(*everybody, strict=True)) if any(r != rows[source] for r in rows)]
+    gathered = transport.gather_json(sums)
+    others = [(k, rows) for k, rows in enumerate(zip(*gathered, strict=True)) if any(r != rows[source] for r in rows)]
     for k, rows in others:
         if any(row[0] != rows[source][0] for row in rows):
             raise UnsupportedError(
@@ -125,10 +125,10 @@ def _checksum(tensor: Tensor) -> list[int]:
     for begin in range(0, flat.numel(), PIECE_BYTES):
         piece = flat[begin : begin + PIECE_BYTES]
         whole = piece.numel() % 8 == 0 and piece.data_ptr() % 8 == 0
-        lanes = piece.view(torch.int64) if whole else piece.long()
-        weights = torch.arange(begin, begin + lanes.numel(), device=flat.device).mul_(2).add_(1)
-        plain += lanes.sum()
-        ordered += weights.mul_(lanes).sum()
+        words = piece.view(torch.int64) if whole else piece.long()
+        weights = torch.arange(begin, begin + words.numel(), device=flat.device).mul_(2).add_(1)
+        plain += words.sum()
+        ordered += weights.mul_(words).sum()
     return [int(plain), int(ordered)]
 
 

@@ -22,7 +22,7 @@ trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary(
 
 
 def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
-    """Close `run` when its program (or virtual worker) ends, if nobody has by then; returns what forgets it.
+    """Close `run` when its program (or virtual worker) ends, if the program has not by then; returns what forgets it.
 
     A program that ends with an error leaves at once instead, so that its peers hear of it and do not wait. The run is
     held until then: a user who does not keep it still has it.
@@ -36,7 +36,7 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
     def finish() -> None:
         error = _error()
         (run.abandon if error is not None else run.close)()
-        if isinstance(error, GivenUpError):  # whoever started this worker sees that a fresh one may come
+        if isinstance(error, GivenUpError):  # the launcher learns that it may start a fresh worker
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(EXPELLED)
@@ -52,7 +52,7 @@ def exit_after_end(error: OverError) -> NoReturn:
 
 
 def _error() -> BaseException | None:
-    """The exception that nobody caught, because of which the interpreter is ending."""
+    """The uncaught exception with which the interpreter is ending."""
     error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error
 

@@ -58,7 +58,7 @@ def overflow(world: World, ranks: list[int]) -> NonFiniteError:
 class Scaling:
     """By what the gradients of an optimizer are scaled, as far as that is known.
 
-    Where gradients leave in backward nobody needs to hand the scaler over: it is found when it makes its first step.
+    Where gradients leave in backward the user need not pass the scaler: it is found when it makes its first step.
     Before that, one that lives is taken for the one (which is looked for only when gradients are not finite).
 
     Args:

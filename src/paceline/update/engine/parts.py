@@ -129,7 +129,7 @@ def _within_host(run: RunContext) -> Exchanger | None:
 
 
 def _blocks(run: RunContext, exchanger: Exchanger) -> Blocks | None:
-    """The blocks, with the moments that were there at attach; None where there is nobody to exchange them with."""
+    """The blocks, with the moments that were there at attach; None where there is one worker only."""
     world = run.transport.world
     workers = len(set(world.hosts)) if run.rule.within else world.size  # N, as the rule counts them
     if not run.rule.schedule.exchanges_blocks or workers == 1:

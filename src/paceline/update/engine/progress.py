@@ -1,39 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flow control: what is due before and after a step of the optimizer, by the rule's schedule."""
+"""This worker's steps, and whether the next one exchanges gradients, by the rule's schedule."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from paceline.rules.schedule import Schedule
 
 
-@dataclass
-class Flow:
+class Progress:
     """Counts one worker's steps.
 
-    Attributes:
+    Args:
         schedule: the rule's.
+
+    Attributes:
         steps: minibatches since attach.
-        warm: whether the warm-up is over; a worker that left during it is told by the others.
+        lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
     """
 
-    schedule: Schedule
-    steps: int = 0
-    warm: bool = False
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.steps = schedule, 0
+        self.warm = False
 
     @property
-    def lockstep(self) -> bool:
-        """Whether gradients are exchanged before the next step: always, or during the warm-up."""
-        return self.schedule.is_lockstep(self.warm)
+    def warm(self) -> bool:
+        """Whether the warm-up is over; a worker that left during it learns so from the other workers."""
+        return self._warm
+
+    @warm.setter
+    def warm(self, now: bool) -> None:
+        self._warm, self.lockstep = now, self.schedule.is_lockstep(now)
 
     @property
     def exchanges(self) -> int:
-        """What a worker that has nobody to exchange with would have exchanged by now."""
+        """What a single worker would have exchanged by now."""
         return self.schedule.exchanges_after(self.steps)
 
     def stepped(self) -> bool:
-        """Count a step; whether the warm-up is over with it (and whoever is told so sets `warm`)."""
-        lockstep = self.lockstep
+        """Count a step; whether the warm-up is over with it (`warm` is set once all workers have the same start)."""
         self.steps += 1
-        return lockstep and self.schedule.ends_warmup(self.steps)
+        return self.lockstep and self.schedule.ends_warmup(self.steps)

@@ -29,5 +29,5 @@ def fold(accumulated: Tensor, block: Tensor) -> Tensor:
         block: any dtype, shape (n,), contiguous.
     """
     wide = block.numel() * block.element_size() % 8 == 0 and block.data_ptr() % 8 == 0
-    lanes = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
-    return accumulated.mul_(_PRIME).add_(lanes.sum(dtype=torch.int64))
+    words = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
+    return accumulated.mul_(_PRIME).add_(words.sum(dtype=torch.int64))

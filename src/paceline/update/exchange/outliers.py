@@ -15,9 +15,9 @@ that is out of all proportion to the parameters w, of which there are n:
 
     unusual   : x_i > FAR * max(norm of w, LEAST * root of n)          1000 times as far, for gradients a million times
 
-Whoever is unusual says so and is left out, unless the scale itself has changed (a learning rate, a warm-up that ends):
-`outliers` accepts everybody where more than half of the workers are unusual at once, and whoever is not far above those
-that are not. After such a change the window is begun anew.
+A worker whose norm is unusual says so, and its contribution is dropped, unless the scale itself has changed (a learning
+rate, a warm-up that ends): `outliers` accepts all where more than half of the workers are unusual at once, and a worker
+that is not far above those that are usual. After such a change the window starts afresh.
 
 Everything is computed from what all workers have said, so all find the same. A public predecessor is EDiT's z-score of
 pseudo-gradients (arXiv 2412.07210), with an exponential mean and variance in the place of medians, for each worker

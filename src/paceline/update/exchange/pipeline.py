@@ -7,9 +7,9 @@ came: stage 0 packs and starts the first operation, stage k waits for operation 
 operation k. Every operation has a channel of its own (:meth:`paceline.communication.base.Transport.channel`), so what
 is started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
 
-Where exchanges have one operation, or the carrier works elsewhere (virtual workers, a GPU's own streams), no thread is
-made: the first operation starts at once, and `finish` does the rest. Where workers go on meanwhile that would start the
-other operations when each worker comes to its result: one that has come to its end, restarts a block or exports the
+Where exchanges have one operation, or the transport works elsewhere (virtual workers, a GPU's own streams), no thread
+is made: the first operation starts at once, and `finish` does the rest. Where workers go on meanwhile that would start
+the other operations when each worker comes to its result: one that has come to its end, restarts a block or exports the
 model does so earlier than the others. Every operation is then started when the exchange is (`eager`), each as soon as
 the one before is over, so that the order of operations is that of the exchanges, the same on every worker.
 """

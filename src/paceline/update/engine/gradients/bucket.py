@@ -209,11 +209,11 @@ class GradientChunk:
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Gradients are used in the step that they belong to."""
-        raise AssertionError("a gradient is never exchanged behind the next steps")
+        raise AssertionError("a gradient exchange never overlaps the next steps")
 
     def move(self, made: int) -> None:
         """Likewise."""
-        raise AssertionError("a gradient is never exchanged behind the next steps")
+        raise AssertionError("a gradient exchange never overlaps the next steps")
 
     @torch.no_grad()
     def take_back(self, weight: float) -> None:

@@ -141,9 +141,9 @@ class GradientBuckets:
         weight = summary.headers[self._transport.world.rank].factor
         marks = torch.tensor([[float(has), weight * has] for bucket in self.buckets for has in bucket.has])
         device = self._transport.wire_device(marks.device)
-        everybody = marks.to(device)
-        self._transport.all_reduce(everybody).wait()
-        rows = iter(everybody.tolist())
+        gathered = marks.to(device)
+        self._transport.all_reduce(gathered).wait()
+        rows = iter(gathered.tolist())
         for bucket in self.buckets:
             shared = [next(rows) for _ in bucket.has]
             bucket.has = [having > 0 for having, _ in shared]

@@ -61,7 +61,7 @@ class Footer:
 def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
     """The summary as the footers leave it: a worker whose gradients were not finite weighs nothing.
 
-    Where one has overflowed under a GradScaler, nobody weighs anything, and nobody is to blame: all skip the step.
+    Where one has overflowed under a GradScaler, every weight is 0, and no worker is at fault: all skip the step.
     """
     if any(f.overflowed for f in footers):
         return ExchangeSummary(tuple(replace(h, factor=0.0) for h in summary.headers))

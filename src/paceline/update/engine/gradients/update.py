@@ -7,7 +7,7 @@ An exchange is a header, the gradients in chunks, and a footer. Chunks lie in th
 (rank 0's order in the first pass, taken by all); each leaves as soon as its last gradient is there and all before it
 have left, so the order on the wire is the same everywhere whatever the timing. When the pass is over the footer says
 what could not be known before: whether this worker's gradients were finite, and whether one of them changed after it
-had left. Where either happened anywhere, everybody sends again, without what is not finite. Under a GradScaler an
+had left. Where either happened on any worker, all send again, without what is not finite. Under a GradScaler an
 overflow anywhere is one everywhere: the gradients of all become infinite, so that all scalers skip the step and lower
 the scale alike, as that of one worker with the whole batch does.
 
@@ -15,7 +15,7 @@ Buffers (running statistics) go along, as their mean. One that holds inf or nan 
 
 When backward returns, gradients are the workers' mean: what a program does with them before the step (clipping, norms)
 it does to the mean, alike on all. Where a program makes several passes before a step, the exchange goes with the last,
-whose number all learn from the footers; a pass that nobody expected is exchanged as well, which is right because
+whose number all learn from the footers; an unexpected pass is exchanged as well, which is right because
 gradients add up.
 """
 
@@ -256,7 +256,7 @@ class GradientUpdate:
         try:
             summary = pending_header.summary()
         except ElsewhereError:
-            self._running = []  # nobody answers it
+            self._running = []  # no worker answers it
             raise
         finally:
             results = [(chunk, *running.finish()) for chunk, running in self._running]
@@ -311,7 +311,7 @@ class GradientUpdate:
     # -- the step ---------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Exchange what backward has not; raises the `NonFiniteError` of an exchange that nobody could use."""
+        """Exchange what backward has not; raises the `NonFiniteError` of an exchange of which nothing could be used."""
         frozen = self.frozen
         if not self.landed or sum(p.grad is not None for _, p in self.named) > self._present:
             self.exchange()
