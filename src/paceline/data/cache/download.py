@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import paceline.data.cache.fetch_subprocess  # noqa: F401  # from now on it notices forks
 from paceline.data.cache.errors import Unavailable
 from paceline.data.cache.ledger import FULL, told
 from paceline.data.cache.names import Entry
@@ -86,13 +85,8 @@ class Downloader:
                 self._full(part, error, free)
 
     def close(self) -> None:
-        """Give up what is under way at its next pause, and end what the sources have started."""
+        """Give up what is under way at its next pause."""
         self.closed.set()
-        with self._lock:
-            closes = [getattr(source, "close", None) for source in self._sources.values()]
-        for close in closes:
-            if close is not None:  # most have nothing to end
-                close()
 
     def _final(self, url: str, error: Exception, tries: int) -> CacheError:
         if isinstance(error, Spoiled):

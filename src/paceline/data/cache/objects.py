@@ -1,95 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores (S3 and what speaks like it, Google, Azure) through obstore, which is faster than fsspec's clients."""
+"""Object stores (S3 and what speaks like it, Google, Azure) through obstore, which is faster than fsspec's clients.
+
+obstore's threads do not survive a fork: a child that used it again would wait for ever. So a process that was forked
+from one that has loaded obstore is refused a download, and told what to do.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
-from paceline.data.cache.bucket import Bucket, Failure
 from paceline.data.cache.errors import Unavailable
-from paceline.data.cache.fetch_subprocess import Relays, obstore_is_lost
 from paceline.data.cache.redact import redacted
-from paceline.data.cache.source import Checksum, Remote, md5_of_etag, scheme_of, sha256_of_hex, shown
+from paceline.data.cache.source import CHUNK_BYTES, Checksum, Remote, md5_of_etag, scheme_of, sha256_of_hex, shown
 from paceline.errors import NotServedError
+
+_obstore_is_lost = False
+
+
+def _after_fork() -> None:
+    global _obstore_is_lost
+    _obstore_is_lost = _obstore_is_lost or "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class ObstoreSource:
-    """One bucket. In a process that was forked after its parent had used obstore, another process reads it.
+    """One bucket.
 
     Args:
         url: any url of the bucket.
         options: obstore's settings of the store (`endpoint`, `region`, `access_key_id`, `secret_access_key`,
             `skip_signature`, `client_options`, ...).
-        timeout_s: of one request.
+        timeout_s: of one request, and of connecting.
 
     Raises:
-        NotServedError: there is no obstore, or it does not take the options.
+        NotServedError: there is no obstore, it does not take the options, or it did not survive a fork.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], timeout_s: float) -> None:
         if importlib.util.find_spec("obstore") is None:
             raise NotServedError("this store needs obstore; pip install 'paceline[remote]'")
-        self._options, self._timeout_s, self._s3 = dict(options), timeout_s, scheme_of(url) in ("s3", "s3a")
-        self._bucket: Bucket | None = None
-        self._relays: Relays | None = None
-        if not obstore_is_lost():
-            try:
-                self._bucket = Bucket(url, options, timeout_s)
-            except Failure as failure:
-                raise _told(url, failure) from None
+        _check_fork(url)
+        import obstore
+        import obstore.store
+
+        self._obstore: Any = obstore
+        self._s3 = scheme_of(url) in ("s3", "s3a")
+        parts = urlsplit(url)
+        client: dict[str, Any] = {name: timedelta(seconds=timeout_s) for name in ("timeout", "connect_timeout")}
+        if str(options.get("endpoint", "")).startswith("http://"):
+            client["allow_http"] = True
+        settings = {key: value for key, value in options.items() if key != "client_options"}
+        try:
+            self._store = self._obstore.store.from_url(
+                f"{parts.scheme}://{parts.netloc}",
+                client_options={**client, **options.get("client_options", {})},
+                retry_config={"max_retries": 0},  # retries are counted and waited for by the caller
+                **settings,
+            )
+        except Exception as error:
+            raise NotServedError(f"{shown(url)}: the options of this store: {_first_line(error)}") from None
 
     @contextmanager
     def begin(self, url: str) -> Iterator[Remote]:
         """See :class:`paceline.data.cache.source.Source`."""
-        if obstore_is_lost() or self._bucket is None:
-            with self._begin_elsewhere(url) as remote:
-                yield remote
-            return
+        _check_fork(url)
+        key = url.partition("://")[2].partition("/")[2]  # as it is: %, ? and # are letters like others in a key
         try:
-            answer = self._bucket.get(url)
-        except Failure as failure:
-            raise _told(url, failure) from None
-        yield self._remote(url, answer.size, answer.etag, answer.sha256, answer.chunks())
+            answer = self._obstore.get(self._store, key)
+        except Exception as error:
+            raise self._told(url, error) from None
+        yield Remote(int(answer.meta["size"]), self._checksum(answer), self._chunks(url, answer))
 
-    @contextmanager
-    def _begin_elsewhere(self, url: str) -> Iterator[Remote]:
-        if self._relays is None or self._relays.process != os.getpid():
-            self._relays = Relays(self._options, self._timeout_s)
-        try:
-            with self._relays.get(url) as (head, chunks):
-                yield self._remote(url, int(head["size"]), head["etag"], head["sha256"], chunks)
-        except Failure as failure:
-            raise _told(url, failure) from None
-
-    def _remote(self, url: str, size: int, etag: str | None, sha256: str | None, chunks: Iterator[bytes]) -> Remote:
-        checksum: Checksum | None = sha256_of_hex(sha256) or (md5_of_etag(etag) if self._s3 else None)
-        return Remote(size, checksum, _chunks(url, chunks))
-
-    def close(self) -> None:
-        """End the processes that read for this one."""
-        if self._relays is not None and self._relays.process == os.getpid():
-            self._relays.close()
-
-
-def _chunks(url: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    try:
-        yield from chunks
-    except Failure as failure:
-        raise _told(url, failure) from None
-
-
-def _told(url: str, failure: Failure) -> Exception:
-    said = redacted(failure)
-    if failure.kind == "missing":
-        return NotServedError(f"{shown(url)}: there is no such object ({said}); check the url")
-    if failure.kind == "refused":
-        return NotServedError(
-            f"{shown(url)}: the store refuses it ({said}); check the credentials, in the environment or in options"
+    def _checksum(self, answer: Any) -> Checksum | None:
+        return sha256_of_hex(answer.attributes.get("sha256")) or (
+            md5_of_etag(answer.meta["e_tag"]) if self._s3 else None
         )
-    if failure.kind == "wrong":
-        return NotServedError(f"{shown(url)}: {said}")
-    return Unavailable(said)
+
+    def _chunks(self, url: str, answer: Any) -> Iterator[bytes]:
+        try:
+            yield from answer.stream(min_chunk_size=CHUNK_BYTES)
+        except Exception as error:
+            raise self._told(url, error) from None
+
+    def _told(self, url: str, error: Exception) -> Exception:
+        known, said = self._obstore.exceptions, _first_line(error)
+        if isinstance(error, (FileNotFoundError, known.NotFoundError)):
+            return NotServedError(f"{shown(url)}: there is no such object ({said}); check the url")
+        if isinstance(error, (PermissionError, known.PermissionDeniedError, known.UnauthenticatedError)):
+            return NotServedError(
+                f"{shown(url)}: the store refuses it ({said}); check the credentials, in the environment or in options"
+            )
+        if isinstance(error, (known.InvalidPathError, known.NotSupportedError, known.UnknownConfigurationKeyError)):
+            return NotServedError(f"{shown(url)}: {said}")
+        return Unavailable(said)
+
+
+def _check_fork(url: str) -> None:
+    if _obstore_is_lost:
+        raise NotServedError(
+            f"{shown(url)} cannot be fetched in process {os.getpid()}, which was forked from one that had loaded "
+            "obstore: obstore's threads do not survive a fork. Start the loader's processes with "
+            "DataLoader(..., multiprocessing_context='spawn') and keep the program's start under "
+            "`if __name__ == '__main__':`; or fetch in the parent (num_workers=0, threads fetch ahead); or pass "
+            "Cache(..., options={'backend': 'fsspec'})"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return redacted(str(error).split("\n")[0][:300])

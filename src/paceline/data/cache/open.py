@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.data.cache.objects import ObstoreSource  # now, because from now on it notices forks
 from paceline.data.cache.source import OBSTORE_SCHEMES, Source, scheme_of
 
 
@@ -24,8 +25,6 @@ def source_for(url: str, options: Mapping[str, Any], timeout_s: float) -> Source
     scheme = scheme_of(url)
     backend = options.get("backend") or _choice(scheme)
     if backend == "obstore":
-        from paceline.data.cache.objects import ObstoreSource
-
         return ObstoreSource(url, rest, timeout_s)
     if backend == "http":
         from paceline.data.cache.web import HttpSource
