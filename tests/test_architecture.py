@@ -68,10 +68,7 @@ COMPOSED = {
 }
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
-KNOWN_CIRCLES: set[frozenset[str]] = {
-    frozenset({"communication.ring.connections", "communication.ring.op_sequence", "communication.ring.operation"}),
-    frozenset({"data.sharing.iteration", "data.sharing.loader_registry", "data.sharing.shared_loader"}),
-}
+KNOWN_CIRCLES: set[frozenset[str]] = set()
 """Files of one folder that name each other's types; none may be added."""
 
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.ledger.assignment import Leased
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, Speeds
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sharing.position import Position
@@ -411,11 +411,13 @@ def test_leases_become_small_towards_the_end() -> None:
 def test_leases_of_one_size_would_leave_the_slow_worker_behind() -> None:
     """The same cluster with a ledger that never shrinks a lease: the others wait for most of a lease."""
 
-    class Fixed(Ledger):
-        def _fair(self, worker: int, question: Question, units: int, now: float) -> int:
+    class Fixed(Speeds):
+        def fair_units(self, worker: int, question: Question, units: int, now: float) -> int:
             return question.most
 
-    fixed = Cluster(Job(20_000, unit=8, most=400), workers(*SPEEDS), Fixed()).run()
+    ledger = Ledger()
+    ledger._speeds = Fixed()
+    fixed = Cluster(Job(20_000, unit=8, most=400), workers(*SPEEDS), ledger).run()
     fixed.check()
     assert spread(fixed) > 10 * spread(one_epoch(400))
 

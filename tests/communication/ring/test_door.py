@@ -105,7 +105,7 @@ def test_strangers_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent ones, and ones that talk nonsense, before and while the members meet."""
     monkeypatch.setattr(doors_module, "GREETINGS", 4)
     with ring(2) as members, contextlib.ExitStack() as stack:
-        door = members[0]._mesh._door
+        door = members[0]._connections._door
         strangers = []
         for k in range(20):
             sock = stack.enter_context(socket.create_connection((HERE, door.port)))

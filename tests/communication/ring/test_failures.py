@@ -21,7 +21,7 @@ SHORT = 1.0
 def channel_of(one: RingTransport, to: int) -> Any:
     """The connection itself, to misuse it."""
     one.barrier()
-    return one._mesh._links[to]._channel
+    return one._connections._links[to]._channel
 
 
 def reduce(t: RingTransport, numel: int = 100_000) -> str:
@@ -40,7 +40,7 @@ def test_one_whose_connections_close_is_named_by_all(numel: int) -> None:
         t.barrier()
         together.wait(SOON)
         if t.world.rank == 2:
-            t._mesh.cut()
+            t._connections.cut()
             return ""
         return reduce(t, numel)
 
@@ -194,7 +194,7 @@ def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: 
         t.barrier()
         if t.world.rank == 1:
             body = torch.zeros(nbytes, dtype=torch.uint8) if nbytes else None
-            t._mesh._links[0]._channel.send(kind, numbers, body, "?" if kind == 4 else None)
+            t._connections._links[0]._channel.send(kind, numbers, body, "?" if kind == 4 else None)
             return ""
         return reduce(t)
 
@@ -213,14 +213,14 @@ def test_mail_is_bounded() -> None:
             piece = torch.zeros(1 << 14, dtype=torch.uint8)
             with pytest.raises(PeerLostError):
                 for k in range(1, 1 << 20):
-                    t._mesh._links[0]._channel.send(DATA, (5, k, 0, 0, 0, 0), piece)
+                    t._connections._links[0]._channel.send(DATA, (5, k, 0, 0, 0, 0), piece)
             return ""
         return reduce(t)
 
     with ring(2) as members:
         found = everywhere(members, body)
         assert "wait for exchanges that have not begun here" in found[0]
-        assert members[0]._mesh._mail._bytes[1] == 0
+        assert members[0]._connections._mail._bytes[1] == 0
 
 
 def test_bits_that_come_twice() -> None:
@@ -229,7 +229,7 @@ def test_bits_that_come_twice() -> None:
         if t.world.rank == 1:
             numbers = (slot_id("all"), 2, 0, 0, 0, 0)
             for _ in range(2):
-                t._mesh._links[0]._channel.send(DATA, numbers, torch.zeros(8, dtype=torch.uint8))
+                t._connections._links[0]._channel.send(DATA, numbers, torch.zeros(8, dtype=torch.uint8))
             return ""
         return reduce(t, 2)
 

@@ -8,12 +8,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-from paceline.communication.ring.failure_cause import Case, Word, missing, sentence
+from paceline.communication.ring.failure_cause import Broken, Case, Evidence, Word, judge
 from paceline.communication.ring.link import Link, Out, abandon
 from paceline.communication.ring.listener import LABEL, Door
-from paceline.communication.ring.op_sequence import Letter, Mail, Slot
+from paceline.communication.ring.op_sequence import Letter, Mail, OpSequence
 from paceline.communication.ring.operation import Operation, describe
 from paceline.communication.ring.plans import Plan
 from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
@@ -27,21 +26,10 @@ DIAL_S = 5.0
 FLUSH_S = 0.5
 """Seconds that `close` waits until the network has the goodbye."""
 
-_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+_all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
-@dataclass
-class _Broken:
-    """How it came that nothing goes on; `text` when it is known who is to blame."""
-
-    why: str
-    case: Case | None
-    definite: bool
-    until: float
-    text: str = ""
-
-
-class Mesh:
+class Connections:
     """The connections, which come about in the background.
 
     Args:
@@ -76,14 +64,14 @@ class Mesh:
         self._changed = threading.Condition()
         self._over = threading.Event()  # closed: nobody needs to be dialled
         self._operations: dict[Key, Operation] = {}
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, OpSequence[Operation]] = {}
         self._mail = Mail()
         self._words: dict[int, Word] = {}
-        self._broken: _Broken | None = None
+        self._broken: Broken | None = None
         self._closed = False
         others = [rank for rank in range(world.size) if rank != world.rank]
         self._links = {rank: Link(rank, timeout_s, self._deliver, self._gone) for rank in others}
-        _meshes.add(self)
+        _all.add(self)
         door.open(label, self._take)
         for rank in range(world.rank):
             arguments = (self._links[rank], *addresses[rank])
@@ -128,9 +116,9 @@ class Mesh:
 
     # -- operations -------------------------------------------------------------------------------
 
-    def open(self, label: str, ranks: list[int]) -> Slot:
+    def open(self, label: str, ranks: list[int]) -> OpSequence[Operation]:
         """A new slot among `ranks`."""
-        slot = Slot(label, ranks)
+        slot: OpSequence[Operation] = OpSequence(label, ranks)
         with self._changed:
             if slot.id in self._slots:
                 raise ValueError(f"the slot {label!r} was opened before")
@@ -139,7 +127,7 @@ class Mesh:
 
     def start(
         self,
-        slot: Slot,
+        slot: OpSequence[Operation],
         name: str,
         likeness: str,
         plan: Plan,
@@ -160,7 +148,7 @@ class Mesh:
                     return operation
                 waiting = self._enter(operation)
         if broken:
-            raise self.verdict(name)
+            raise self.failure(name)
         self._begin(operation, *waiting, here=True)
         return operation
 
@@ -271,7 +259,7 @@ class Mesh:
             first = self._broken is None
             if self._broken is None:
                 patience = min(5.0, max(1.0, self.timeout_s / 4))
-                self._broken = _Broken(why, case, definite, time.monotonic() + patience)
+                self._broken = Broken(why, case, definite, time.monotonic() + patience)
             elif definite and not self._broken.definite:
                 self._broken.definite = True
             ended = self._drop() if first else []
@@ -327,7 +315,7 @@ class Mesh:
             found.update(slot.at())
         return found
 
-    def verdict(self, operation: Operation | str) -> PacelineError:
+    def failure(self, operation: Operation | str) -> PacelineError:
         """The error for one that waits, as soon as it is known who is to blame."""
         with self._changed:
             broken = self._broken
@@ -335,39 +323,12 @@ class Mesh:
                 name = operation if isinstance(operation, str) else operation.name
                 return ClosedError(self.world.sign(f"{name}: this connection was closed before"))
             while not broken.text:
-                self._judge(broken)
+                evidence = Evidence(self.world, self.timeout_s, self._words, self._at())
+                broken.text, blamed, wait_s = judge(broken, evidence, self.lost)
+                self.lost |= blamed
+                if wait_s:
+                    self._changed.wait(wait_s)
             return PeerLostError(broken.text)
-
-    def _judge(self, broken: _Broken) -> None:
-        """Find out who is missing, or wait for more words."""
-        case, known = broken.case, sorted(self.lost)
-        if case is None:
-            broken.text = self.world.sign(broken.why)
-            return
-        silent, behind = [], []  # type: tuple[list[int], list[int]]
-        if not known and not broken.definite:
-            silent, behind = missing(case, self.world.rank, self._words)
-            left = broken.until - time.monotonic()
-            if silent and left > 0:
-                self._changed.wait(left)
-                return
-            self.lost |= {*silent, *behind}
-        broken.text = self.world.sign(
-            f"exchange {case.number} ({case.name}, deadline {self.timeout_s:g} s) failed: "
-            f"{self._who(case, silent, behind, known)}. {_capital(broken.why)}"
-        )
-
-    def _who(self, case: Case, silent: list[int], behind: list[int], known: list[int]) -> str:
-        """Who is to blame."""
-        if self.lost:
-            return (
-                f"{sentence(self.world, silent, behind, known)}. Look at the last lines of that worker; it died, hung, "
-                "was cut off, or made fewer steps and left without run.close()"
-            )
-        if self.world.rank in case.members and self._at().get(case.place(), 0) < case.number:
-            return "this worker did not come to it"
-        assert self._broken is not None
-        return "it was broken off" if self._broken.definite else "all came to it, and yet nothing moved"
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -410,14 +371,10 @@ class Mesh:
 @atexit.register
 def _end_all() -> None:
     """Before Python takes the threads away."""
-    links = [link for mesh in list(_meshes) for link in mesh.cut()]
+    links = [link for one in list(_all) for link in one.cut()]
     until = time.monotonic() + FLUSH_S
     for link in links:
         link.join(max(0.0, until - time.monotonic()))
 
 
 LEFT = "{} has ended its run and closed the connection"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

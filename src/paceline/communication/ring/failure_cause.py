@@ -8,9 +8,11 @@ not come to the exchange yet is what the others waited for.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.communication.ring.wire import COLLECTIVE, RECEIVING
 from paceline.core.world import World
@@ -122,3 +124,84 @@ def sentence(world: World, silent: Sequence[int], behind: Sequence[int], others:
     if behind:
         parts.append(f"{world.names(list(behind))} did not come to it")
     return ", ".join(parts)
+
+
+@dataclass
+class Broken:
+    """Why the connections broke.
+
+    Attributes:
+        why: for people.
+        case: the exchange that failed; None where none has.
+        definite: nobody needs to be asked who is missing.
+        until: how long the words of other workers are awaited, by the monotonic clock.
+        text: the error, once it is known who is to blame.
+    """
+
+    why: str
+    case: Case | None
+    definite: bool
+    until: float
+    text: str = ""
+
+
+class Evidence(NamedTuple):
+    """What a worker knows when the connections are broken.
+
+    Attributes:
+        world: this worker.
+        timeout_s: deadline of an exchange.
+        words: what other workers said, by rank.
+        at: operations that this worker has begun, as in `Word`.
+    """
+
+    world: World
+    timeout_s: float
+    words: Mapping[int, Word]
+    at: Mapping[str, int]
+
+
+class Verdict(NamedTuple):
+    """Who is to blame.
+
+    Attributes:
+        text: the error; empty where more words are to be awaited first.
+        blamed: ranks that are lost by this.
+        wait_s: how long to wait for more words.
+    """
+
+    text: str
+    blamed: AbstractSet[int] = frozenset()
+    wait_s: float = 0.0
+
+
+def judge(broken: Broken, evidence: Evidence, lost: AbstractSet[int]) -> Verdict:
+    """Find out who is missing, or say how long to wait for more words.
+
+    Args:
+        broken: why the connections broke.
+        evidence: what this worker knows.
+        lost: ranks that are known to be lost.
+    """
+    case, world = broken.case, evidence.world
+    if case is None:
+        return Verdict(world.sign(broken.why))
+    silent, behind = [], []  # type: tuple[list[int], list[int]]
+    if not lost and not broken.definite:
+        silent, behind = missing(case, world.rank, evidence.words)
+        left = broken.until - time.monotonic()
+        if silent and left > 0:
+            return Verdict("", wait_s=left)
+    blamed = {*silent, *behind}
+    if lost or blamed:
+        who = (
+            f"{sentence(world, silent, behind, sorted(lost))}. Look at the last lines of that worker; it died, hung, "
+            "was cut off, or made fewer steps and left without run.close()"
+        )
+    elif world.rank in case.members and evidence.at.get(case.place(), 0) < case.number:
+        who = "this worker did not come to it"
+    else:
+        who = "it was broken off" if broken.definite else "all came to it, and yet nothing moved"
+    why = broken.why[:1].upper() + broken.why[1:]
+    number, deadline = f"exchange {case.number} ({case.name}", f"deadline {evidence.timeout_s:g} s)"
+    return Verdict(world.sign(f"{number}, {deadline} failed: {who}. {why}"), blamed)

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from paceline.communication.ring.wire import COLLECTIVE, EAGER, RECEIVING, WINDOW, Key, slot_id
 from paceline.errors import MismatchError
-
-if TYPE_CHECKING:
-    from paceline.communication.ring.operation import Operation
 
 MAIL_BYTES = 1 << 24
 """Bytes of small pieces from one worker that wait here for operations not begun yet, at most."""
@@ -22,7 +19,17 @@ GRANTS = 1 << 16
 """Grants from one worker for operations not begun yet, at most."""
 
 
-class Slot:
+class Sequenced(Protocol):
+    """An operation, as its sequence sees it."""
+
+    key: Key
+    progress: float
+
+
+OperationT = TypeVar("OperationT", bound=Sequenced)
+
+
+class OpSequence(Generic[OperationT]):
     """A channel or part.
 
     Attributes:
@@ -35,8 +42,8 @@ class Slot:
 
     def __init__(self, label: str, ranks: list[int]) -> None:
         self.label, self.ranks, self.id = label, ranks, slot_id(label)
-        self.under_way: set[Operation] = set()
-        self.deferred: deque[Operation] = deque()
+        self.under_way: set[OperationT] = set()
+        self.deferred: deque[OperationT] = deque()
         self.closed = False
         self._begun = 0
         self._counts: Counter[tuple[int, int]] = Counter()
@@ -50,7 +57,7 @@ class Slot:
         """Whether another collective has to wait."""
         return len(self.under_way) >= WINDOW or bool(self.deferred)
 
-    def begins(self, operation: Operation) -> None:
+    def begins(self, operation: OperationT) -> None:
         """It is no longer deferred."""
         if operation.key.role == COLLECTIVE:
             self.under_way.add(operation)
@@ -60,7 +67,7 @@ class Slot:
         """The number of the last operation of that role that has begun."""
         return self._begun if role == COLLECTIVE else self._counts[role, peer]
 
-    def moved(self, operation: Operation) -> float:
+    def moved(self, operation: OperationT) -> float:
         """When `operation`, or one of those for which it has to wait, last moved."""
         if operation.key.role != COLLECTIVE or operation in self.under_way:
             return operation.progress

@@ -14,27 +14,46 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from paceline.communication.ring.link import Out
+from paceline.communication.ring.op_sequence import OpSequence
 from paceline.communication.ring.plans import Piece, Plan
 from paceline.communication.ring.wire import DATA, GRANT, RECEIVING, SENDING, Key, add, raw, signature
-from paceline.errors import MismatchError
-
-if TYPE_CHECKING:
-    from paceline.communication.ring.connections import Mesh
-    from paceline.communication.ring.op_sequence import Slot
+from paceline.errors import MismatchError, PacelineError
 
 OTHER_END = {RECEIVING: SENDING, SENDING: RECEIVING}
+
+
+class Carrier(Protocol):
+    """The connections, as an operation uses them.
+
+    Attributes:
+        timeout_s: an operation that has not moved for so long has failed.
+    """
+
+    timeout_s: float
+
+    def post(self, rank: int, out: Out, key: Key | None, here: bool) -> None:
+        """Hand a frame to the connection to `rank`."""
+
+    def finished(self, operation: Operation) -> None:
+        """It is over: another one may begin."""
+
+    def late(self, operation: Operation) -> None:
+        """It has not moved for the deadline."""
+
+    def failure(self, operation: Operation) -> PacelineError:
+        """The error for an operation that was ended, as soon as it is known who is to blame."""
 
 
 class Operation:
     """One operation of this worker; a `Pending`.
 
     Args:
-        mesh: the connections.
+        carrier: the connections.
         slot: the channel or part.
         key: its name within this worker.
         name: for people.
@@ -48,8 +67,8 @@ class Operation:
 
     def __init__(
         self,
-        mesh: Mesh,
-        slot: Slot,
+        carrier: Carrier,
+        slot: OpSequence[Operation],
         key: Key,
         name: str,
         likeness: str,
@@ -57,7 +76,7 @@ class Operation:
         finish: Callable[[], None] | None,
     ) -> None:
         self.slot, self.key, self.name = slot, key, name
-        self._mesh, self._plan, self._finish = mesh, plan, finish
+        self._carrier, self._plan, self._finish = carrier, plan, finish
         self._signature = signature(likeness)
         self._lock = threading.Lock()
         self._live = True
@@ -78,7 +97,7 @@ class Operation:
         self.progress = time.monotonic()
         numbers = (self.key.slot, self.key.number, self._role_there, self._signature)
         for rank in self._plan.grants:
-            self._mesh.post(rank, Out(GRANT, numbers), None, here)
+            self._carrier.post(rank, Out(GRANT, numbers), None, here)
         for piece in self._plan.first():
             self._send(piece, here)
         with self._lock:
@@ -141,13 +160,13 @@ class Operation:
         """Return when the result is there; `PeerLostError` where nothing moves so long, or somebody is lost."""
         begun = time.monotonic()
         while not self._over.is_set():
-            left = max(begun, self.slot.moved(self)) + self._mesh.timeout_s - time.monotonic()
+            left = max(begun, self.slot.moved(self)) + self._carrier.timeout_s - time.monotonic()
             if left <= 0:
-                self._mesh.late(self)
+                self._carrier.late(self)
             else:
                 self._over.wait(left)
         if not self._live:
-            raise self._mesh.verdict(self)
+            raise self._carrier.failure(self)
         if self._finish is not None:
             finish, self._finish = self._finish, None
             finish()
@@ -172,7 +191,7 @@ class Operation:
                 return
         numbers = (self.key.slot, self.key.number, self._role_there, self._signature, piece.step, piece.nth)
         out = Out(DATA, numbers, piece.body, None, self)
-        self._mesh.post(piece.to, out, self.key, here)
+        self._carrier.post(piece.to, out, self.key, here)
 
     def handing(self, rank: int) -> None:
         """A piece is about to be written."""
@@ -205,7 +224,7 @@ class Operation:
         return True
 
     def _end(self) -> None:
-        self._mesh.finished(self)
+        self._carrier.finished(self)
         self._over.set()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, check_other, check_sizes
-from paceline.communication.ring.connections import Mesh
+from paceline.communication.ring.connections import Connections
 from paceline.communication.ring.listener import Door
 from paceline.communication.ring.plans import Chain, Pairwise, Plan, Ring
 from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING, flat
@@ -45,19 +45,21 @@ class RingTransport(Branching["RingTransport"]):
         timeout_s: float,
         tls: TLS | None = None,
     ) -> None:
-        mesh = Mesh(door, label, world, addresses, timeout_s, tls or door.tls)
-        self._set_up(mesh, world, "all", list(range(world.size)), None)
+        connections = Connections(door, label, world, addresses, timeout_s, tls or door.tls)
+        self._set_up(connections, world, "all", list(range(world.size)), None)
 
-    def _set_up(self, mesh: Mesh, world: World, label: str, ranks: list[int], parent: RingTransport | None) -> None:
+    def _set_up(
+        self, connections: Connections, world: World, label: str, ranks: list[int], parent: RingTransport | None
+    ) -> None:
         super().__init__(world, parent)
         self._take_root(label, ranks)
-        self._mesh = mesh
-        self._slot = mesh.open(label, ranks)
+        self._connections = connections
+        self._sequence = connections.open(label, ranks)
 
     def _further(self, label: str, ranks: list[int], world: World) -> RingTransport:
         """A connection of some or all of this one's members."""
         made = RingTransport.__new__(RingTransport)
-        made._set_up(self._mesh, world, f"{self._label}/{label}", ranks, self)
+        made._set_up(self._connections, world, f"{self._label}/{label}", ranks, self)
         return made
 
     @property
@@ -72,15 +74,15 @@ class RingTransport(Branching["RingTransport"]):
     @property
     def lost(self) -> frozenset[int]:
         """Ranks found lost so far: of the whole connection, also on a channel or part."""
-        return self._mesh.lost
+        return self._connections.lost
 
     def cancel(self, why: str) -> None:
         """End every operation under way, and every later one, with `PeerLostError(why)`; from any thread."""
-        self._mesh.cancel(why)
+        self._connections.cancel(why)
 
     def waiting(self) -> list[str]:
         """What is under way now, on all channels and parts: "all_reduce, from rank 2 on b for 3.1 s"."""
-        return self._mesh.waiting()
+        return self._connections.waiting()
 
     def all_reduce(self, x: Tensor) -> Pending:
         self.count("all_reduce", x)
@@ -155,15 +157,15 @@ class RingTransport(Branching["RingTransport"]):
         self.count("send", x)
         rank, own = self._ranks[to], _staged(x)[0]
         plan = Pairwise({rank: own}, {}, asked=True)
-        name = f"send to {self._mesh.world.name(rank)}"
-        return self._mesh.start(self._slot, name, _message(own), plan, None, SENDING, rank)
+        name = f"send to {self._connections.world.name(rank)}"
+        return self._connections.start(self._sequence, name, _message(own), plan, None, SENDING, rank)
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
         rank, (own, back) = self._ranks[source], _staged(x)
         plan = Pairwise({}, {rank: own}, asked=True)
-        name = f"receive from {self._mesh.world.name(rank)}"
-        return self._mesh.start(self._slot, name, _message(own), plan, back, RECEIVING, rank)
+        name = f"receive from {self._connections.world.name(rank)}"
+        return self._connections.start(self._sequence, name, _message(own), plan, back, RECEIVING, rank)
 
     def _others(self, tensor: Callable[[int], Tensor]) -> dict[int, Tensor]:
         """For every other member its tensor, the next one first, so that not all begin with the same one."""
@@ -171,15 +173,15 @@ class RingTransport(Branching["RingTransport"]):
         return {self._ranks[k]: tensor(k) for k in ((me + step) % size for step in range(1, size))}
 
     def _start(self, name: str, likeness: str, plan: Plan, finish: Callable[[], None]) -> Pending:
-        return self._mesh.start(self._slot, name, likeness, plan, finish)
+        return self._connections.start(self._sequence, name, likeness, plan, finish)
 
     def close(self) -> None:
         for one in (self, *self._channels, *self._parts):
-            one._slot.closed = True
+            one._sequence.closed = True
             if one is not self:
                 one.close()
         if self._parent is None:
-            self._mesh.close()
+            self._connections.close()
 
 
 def _staged(x: Tensor) -> tuple[Tensor, Callable[[], None]]:

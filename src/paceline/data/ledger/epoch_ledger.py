@@ -107,6 +107,13 @@ class Speeds:
         mean = sum(known) / len(known)
         return own / sum(mean if rate is None else rate for rate in rates.values())
 
+    def fair_units(self, worker: int, question: Question, units: int, now: float) -> int:
+        """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
+        share = self.share(question.loader, worker, now)
+        if share is None:  # it may be slow, and others would wait for it
+            return 1
+        return max(1, min(question.most, int(units * share / 2)))
+
     def _rate(self, loader: int, worker: int, now: float) -> float | None:
         began, places = self._seen[loader, worker]
         return places / (now - began) if places and now > began else None

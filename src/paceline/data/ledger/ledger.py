@@ -24,17 +24,14 @@ pushes that they are about, so that a push and its mark are applied together or 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import ENDLESS, Book, Mark, Question, Speeds
+from paceline.data.ledger.epochs import Epochs
+from paceline.data.ledger.history import History
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
-
-HISTORY = 1024
-"""Entries that are kept for those who follow; who is further behind gets the whole ledger."""
 
 
 class Ledger:
@@ -47,14 +44,10 @@ class Ledger:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._books: dict[tuple[int, int], Book] = {}
-        self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) that have no book are over
+        self._epochs = Epochs()
         self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> the epoch in which it asked last
-        self._expected: dict[tuple[int, int], Ranges] = {}
         self._waiting: set[int] = set()
-        self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY)  # what became of the books, for those who follow
-        self._number = 0  # of the last entry
-        self._told: dict[int, int] = {}  # reader -> the last entry that it knows
+        self._history = History()
         self._speeds = Speeds()
         self.repeated = 0
 
@@ -68,9 +61,10 @@ class Ledger:
             then :meth:`over` says whether more may come.
         """
         self._at[question.loader, worker] = question.epoch
-        self._drop_left(question.loader)
+        slowest = min(epoch for (one, _), epoch in self._at.items() if one == question.loader)
+        self._epochs.close_left(question.loader, slowest)
         book = self._open(question)
-        for (loader, epoch), earlier in sorted(self._books.items()):
+        for (loader, epoch), earlier in sorted(self._epochs, key=lambda one: one[0]):
             if loader == question.loader and epoch < question.epoch and not earlier.left and earlier.free:
                 return self._lease(worker, loader, epoch, earlier, question, now)
         if book is not None and book.free:
@@ -81,9 +75,9 @@ class Ledger:
 
     def over(self, loader: int, epoch: int) -> bool:
         """Whether the epoch holds nothing for anybody any more."""
-        book = self._books.get((loader, epoch))
+        book = self._epochs.get(loader, epoch)
         if book is None:
-            return self._is_over(loader, epoch)
+            return self._epochs.is_over(loader, epoch)
         return not book.free and not self.holders(loader, epoch)
 
     def waits(self, worker: int, now: bool) -> None:
@@ -95,26 +89,26 @@ class Ledger:
 
     def holders(self, loader: int, epoch: int) -> list[int]:
         """Workers that are at work on places of the epoch, and may yet be lost with them."""
-        book = self._books.get((loader, epoch))
+        book = self._epochs.get(loader, epoch)
         if book is None:
             return []
         return [rank for rank, held in book.leased.items() if held and rank not in book.dry | self._waiting]
 
     def settled(self, loader: int, epoch: int) -> bool:
         """Whether all of the epoch is done: unlike :meth:`over`, work that was not applied yet counts as missing."""
-        book = self._books.get((loader, epoch))
-        return book.settled if book is not None else self._is_over(loader, epoch)
+        book = self._epochs.get(loader, epoch)
+        return book.settled if book is not None else self._epochs.is_over(loader, epoch)
 
     def extent(self, loader: int, epoch: int) -> tuple[int, int] | None:
         """The places of an epoch, and the end of the last that is done; None where it is not under way."""
-        book = self._books.get((loader, epoch))
+        book = self._epochs.get(loader, epoch)
         return None if book is None else (book.total, max((end for _, end in book.done), default=0))
 
     def held(self, worker: int) -> list[Mark]:
         """The places that are leased to `worker`."""
         return [
             (loader, epoch, begin, end)
-            for (loader, epoch), book in self._books.items()
+            for (loader, epoch), book in self._epochs
             for begin, end in book.leased.get(worker, Ranges())
         ]
 
@@ -122,7 +116,7 @@ class Ledger:
         """What `worker` made of these places has been applied to the global model; how many were not so before."""
         count = 0
         for loader, epoch, begin, end in marks:
-            book = self._books.get((loader, epoch))
+            book = self._epochs.get(loader, epoch)
             if book is None:
                 self.repeated += end - begin
                 continue
@@ -131,15 +125,15 @@ class Ledger:
                 found += book.free.remove(begin, end)
             self.repeated += end - begin - found
             count += found
-            self._tell(loader, epoch, begin, end, book)
+            self._history.add(loader, epoch, begin, end, book)
             self._speeds.marked(loader, worker, found)
-            self._close_settled(loader)
+            self._epochs.close_settled(loader)
         return count
 
     def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` will not train on these places of its leases."""
         for loader, epoch, begin, end in marks:
-            book = self._books.get((loader, epoch))
+            book = self._epochs.get(loader, epoch)
             if book is not None and worker in book.leased:
                 for low, high in book.leased[worker].within(begin, end):
                     book.leased[worker].remove(low, high)
@@ -148,32 +142,29 @@ class Ledger:
     def leave_early(self, worker: int, loader: int, epoch: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` ends its pass before the epoch does, because its program wants so."""
         self.give_back(worker, marks)
-        book = self._books.get((loader, epoch))
+        book = self._epochs.get(loader, epoch)
         if book is not None:
             book.left = True
-            self._tell(loader, epoch, 0, 0, book)
+            self._history.add(loader, epoch, 0, 0, book)
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only `total` places in this epoch."""
-        book = self._books.get((loader, epoch))
+        book = self._epochs.get(loader, epoch)
         if book is not None and total < book.total:
             book.shorten(total)
-            self._tell(loader, epoch, 0, 0, book)
-            self._close_settled(loader)
+            self._history.add(loader, epoch, 0, 0, book)
+            self._epochs.close_settled(loader)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
         """When this epoch begins, only these places are to be done: the others were, by workers of an earlier run.
 
         Where there are none, it is over, and so are all before it of which nothing is expected.
         """
-        if rest:
-            self._expected[loader, epoch] = rest.copy()
-        else:
-            self._closed[loader] = max(self.closed(loader), epoch)
+        self._epochs.expect(loader, epoch, rest)
 
     def lost(self, worker: int) -> None:
         """A worker is gone: what it held and did not mark is free again."""
-        for book in self._books.values():
+        for book in self._epochs.books():
             for begin, end in book.leased.pop(worker, Ranges()):
                 book.free.add(begin, end)
             book.dry.discard(worker)
@@ -189,9 +180,9 @@ class Ledger:
         """
         self.lost(worker)
         for loader, epoch, begin, end in marks:
-            book = self._books.get((loader, epoch))
-            if book is None and not self._is_over(loader, epoch):
-                book = self._begin((loader, epoch), ENDLESS)
+            book = self._epochs.get(loader, epoch)
+            if book is None and not self._epochs.is_over(loader, epoch):
+                book = self._epochs.begin((loader, epoch), ENDLESS)
             if book is None:
                 continue
             for low, high in book.free.within(begin, end):
@@ -202,13 +193,10 @@ class Ledger:
 
     def news(self, reader: int) -> Any:
         """What `reader` does not know of what is done, for :meth:`learn`; JSON's terms, None where it is nothing."""
-        since, self._told[reader] = self._told.get(reader, -1), self._number
-        missing = self._number - since
-        if since < 0 or missing > len(self._history):
-            return {"whole": self.state()} if self._books or self._closed or self._expected else None
-        if missing == 0:
-            return None
-        return [list(one) for one in islice(self._history, len(self._history) - missing, None)]
+        missing = self._history.missing(reader)
+        if missing is None:
+            return {"whole": self.state()} if self._epochs else None
+        return missing or None
 
     def learn(self, news: Any) -> None:
         """Be as the keeper's ledger was; who holds what does not matter."""
@@ -217,41 +205,33 @@ class Ledger:
             self.forget_leases()
             return
         for loader, epoch, begin, end, total, left in news:
-            if epoch <= self.closed(loader) and (loader, epoch) not in self._books:
+            if epoch <= self._epochs.closed(loader) and (loader, epoch) not in self._epochs:
                 continue
             book = self._open(Question(loader, epoch, total))
             assert book is not None
             book.left = book.left or bool(left)
             book.free.remove(begin, end)
             self.ends(loader, epoch, total)
-            self._close_settled(loader)
+            self._epochs.close_settled(loader)
 
     def catch_up(self, state: dict[str, Any]) -> None:
         """Be as `state` says, unless what is known here is newer; both are copies of one ledger."""
         other = Ledger()
         other.load(state)
-        if other._progress() >= self._progress():
+        if other._epochs.progress >= self._epochs.progress:
             self.load(state)
-
-    def _progress(self) -> tuple[int, int]:
-        """Grows with what is done: epochs that are over, and places of those that are not."""
-        return sum(1 + epoch for epoch in self._closed.values()), sum(book.done.total for book in self._books.values())
-
-    def _tell(self, loader: int, epoch: int, begin: int, end: int, book: Book) -> None:
-        self._number += 1
-        self._history.append((loader, epoch, begin, end, book.total, int(book.left)))
 
     # -- within -----------------------------------------------------------------------------------
 
     def _open(self, question: Question) -> Book | None:
         """The book of an epoch; None where the epoch is over."""
         key = (question.loader, question.epoch)
-        for (loader, epoch), begun in list(self._books.items()):
+        for (loader, epoch), begun in self._epochs:
             if loader == question.loader and epoch <= question.epoch and begun.total == ENDLESS:
                 self.ends(loader, epoch, question.total)
-        book = self._books.get(key)
-        if book is None and not self._is_over(*key):
-            book = self._begin(key, question.total)
+        book = self._epochs.get(*key)
+        if book is None and not self._epochs.is_over(*key):
+            book = self._epochs.begin(key, question.total)
         if book is not None and question.total != book.total and ENDLESS not in (question.total, book.total):
             raise MismatchError(
                 f"workers do not share the same data: an epoch of loader {question.loader} has {book.total} samples "
@@ -259,18 +239,9 @@ class Ledger:
             )
         return book
 
-    def _is_over(self, loader: int, epoch: int) -> bool:
-        """Whether an epoch that has no book is over."""
-        return epoch <= self.closed(loader) and (loader, epoch) not in self._expected
-
-    def _begin(self, key: tuple[int, int], total: int) -> Book:
-        rest = self._expected.pop(key, Ranges([(0, total)]))
-        book = self._books[key] = Book(total, Ranges(rest.within(0, total)))
-        return book
-
     def _lease(self, worker: int, loader: int, epoch: int, book: Book, question: Question, now: float) -> Mark:
         self._speeds.begin(loader, worker, now)
-        units = self._fair(worker, question, -(-min(book.free.total, book.total) // question.unit), now)
+        units = self._speeds.fair_units(worker, question, -(-min(book.free.total, book.total) // question.unit), now)
         first = next(iter(book.free))[0]
         size = (first // question.unit + units) * question.unit - first
         taken = book.free.take(size)
@@ -279,29 +250,6 @@ class Ledger:
         book.dry.discard(worker)
         return loader, epoch, *taken
 
-    def _fair(self, worker: int, question: Question, units: int, now: float) -> int:
-        """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
-        share = self._speeds.share(question.loader, worker, now)
-        if share is None:  # it may be slow, and others would wait for it
-            return 1
-        return max(1, min(question.most, int(units * share / 2)))
-
-    def _drop_left(self, loader: int) -> None:
-        """Forget epochs that were left early, once nobody is in them any more."""
-        slowest = min(epoch for (one, _), epoch in self._at.items() if one == loader)
-        for key, book in sorted(self._books.items()):
-            if key[0] == loader and key[1] < slowest and book.left and not any(book.leased.values()):
-                self._close(key)
-
-    def _close_settled(self, loader: int) -> None:
-        for key, book in sorted(self._books.items()):
-            if key[0] == loader and book.settled:
-                self._close(key)
-
-    def _close(self, key: tuple[int, int]) -> None:
-        del self._books[key]
-        self._closed[key[0]] = max(self.closed(key[0]), key[1])
-
     # -- checkpoints and replicas -----------------------------------------------------------------
 
     def unfinished(self, loader: int) -> dict[int, Ranges]:
@@ -309,61 +257,33 @@ class Ledger:
 
         An epoch that is over, and lies behind one that is not, has none.
         """
-        found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
-        for (one, epoch), book in self._books.items():
-            if one == loader and not book.left:
-                found[epoch] = Ranges([(0, book.total)]).without(book.done)
-        over = range(min(found, default=0), self.closed(loader) + 1) if found else range(0)
-        return {epoch: Ranges() for epoch in over} | found
+        return self._epochs.unfinished(loader)
 
     def closed(self, loader: int) -> int:
         """The last epoch that is over, and so are all before it that are not unfinished; -1 where none is."""
-        return self._closed.get(loader, -1)
+        return self._epochs.closed(loader)
 
     def state(self, now: float = 0.0) -> dict[str, Any]:
         """What a checkpoint or a replica holds; JSON's terms."""
-        rows = [
-            {
-                "key": list(key),
-                "total": book.total,
-                "free": book.free.state(),
-                "leased": [[rank, held.state()] for rank, held in book.leased.items()],
-                "dry": sorted(book.dry),
-                "left": book.left,
-            }
-            for key, book in self._books.items()
-        ]
         places = [[loader, rank, epoch] for (loader, rank), epoch in self._at.items()]
-        closed = [list(pair) for pair in self._closed.items()]
-        expected = [[list(key), rest.state()] for key, rest in self._expected.items()]
+        epochs = self._epochs.state()
         return {
-            "books": rows,
-            "closed": closed,
+            "books": epochs["books"],
+            "closed": epochs["closed"],
             "at": places,
-            "expected": expected,
+            "expected": epochs["expected"],
             "speeds": self._speeds.state(),
             "now": now,
         }
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
         """Put back what `state` gave; `now` is the time of another clock, perhaps."""
-        self._told = {}
-        self._books = {
-            (row["key"][0], row["key"][1]): Book(
-                row["total"],
-                Ranges(row["free"]),
-                {rank: Ranges(held) for rank, held in row["leased"]},
-                set(row["dry"]),
-                left=row["left"],
-            )
-            for row in state["books"]
-        }
-        self._closed = {loader: epoch for loader, epoch in state["closed"]}
+        self._history.forget_readers()
+        self._epochs.load(state)
         self._at = {(loader, rank): epoch for loader, rank, epoch in state["at"]}
-        self._expected = {(key[0], key[1]): Ranges(rest) for key, rest in state["expected"]}
         self._speeds.load(state["speeds"], now - state["now"])
 
     def forget_leases(self) -> None:
         """Everything that is not done is free: so a new keeper begins, before the living say what they hold."""
-        for worker in sorted({rank for book in self._books.values() for rank in book.leased}):
+        for worker in sorted({rank for book in self._epochs.books() for rank in book.leased}):
             self.lost(worker)

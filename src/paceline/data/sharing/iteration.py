@@ -26,6 +26,7 @@ from paceline.data.sharing.completion import rest_of_pass
 from paceline.data.sharing.lists import Listed
 from paceline.data.sharing.position import Cut, Position, set_states
 from paceline.data.sharing.prefetch import Ahead
+from paceline.data.sharing.run_data import RunData
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import Pieces, ShardReading
 from paceline.data.workers.loader import Loading, Ticket
@@ -33,7 +34,6 @@ from paceline.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.core.world import World
-    from paceline.data.sharing.loader_registry import Feed
 
 _END = object()
 
@@ -60,7 +60,7 @@ class Course:
         loader: Iterable[Any],
         number: int,
         position: Position,
-        feed: Feed,
+        feed: RunData,
         leases: Leases | None,
     ) -> None:
         self.loader, self._number, self._position, self._feed = loader, number, position, feed

@@ -20,11 +20,11 @@ from paceline.data.sampling.split import split_of
 from paceline.data.sharing.completion import can_complete
 from paceline.data.sharing.iteration import Course
 from paceline.data.sharing.position import Position
+from paceline.data.sharing.run_data import RunData
 from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.core.world import World
-    from paceline.data.sharing.loader_registry import Feed
 
 _END = object()
 
@@ -44,7 +44,7 @@ class Share:
     """Whether the program has asked for the length."""
 
     def __init__(
-        self, loader: Iterable[Any], number: int, position: Position, feed: Feed, leases: Leases | None = None
+        self, loader: Iterable[Any], number: int, position: Position, feed: RunData, leases: Leases | None = None
     ) -> None:
         self.loader, self._position, self._feed, self._leases = loader, position, feed, leases
         position.leased = leases is not None

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epochs of all loaders: under way, over, or expected to be finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.data.ledger.epoch_ledger import Book
+from paceline.data.ledger.ranges import Ranges
+
+
+class Epochs:
+    """The books of the epochs that are under way; keys are (loader, epoch)."""
+
+    def __init__(self) -> None:
+        self._books: dict[tuple[int, int], Book] = {}
+        self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) that have no book are over
+        self._expected: dict[tuple[int, int], Ranges] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._books or self._closed or self._expected)
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], Book]]:
+        """Keys and books, in the order in which they were begun."""
+        return iter(list(self._books.items()))
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._books
+
+    def books(self) -> list[Book]:
+        """All books."""
+        return list(self._books.values())
+
+    def get(self, loader: int, epoch: int) -> Book | None:
+        """The book of an epoch that is under way."""
+        return self._books.get((loader, epoch))
+
+    def is_over(self, loader: int, epoch: int) -> bool:
+        """Whether an epoch that has no book is over."""
+        return epoch <= self.closed(loader) and (loader, epoch) not in self._expected
+
+    def begin(self, key: tuple[int, int], total: int) -> Book:
+        """A new book."""
+        rest = self._expected.pop(key, Ranges([(0, total)]))
+        book = self._books[key] = Book(total, Ranges(rest.within(0, total)))
+        return book
+
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        """When this epoch begins, only these places are to be done; without any it is over."""
+        if rest:
+            self._expected[loader, epoch] = rest.copy()
+        else:
+            self._closed[loader] = max(self.closed(loader), epoch)
+
+    def closed(self, loader: int) -> int:
+        """The last epoch that is over, and so are all before it that are not unfinished; -1 where none is."""
+        return self._closed.get(loader, -1)
+
+    def close_settled(self, loader: int) -> None:
+        """Close the epochs of which everything is done."""
+        for key, book in sorted(self._books.items()):
+            if key[0] == loader and book.settled:
+                self._close(key)
+
+    def close_left(self, loader: int, slowest: int) -> None:
+        """Close epochs before `slowest` that were left early, once nobody is in them any more."""
+        for key, book in sorted(self._books.items()):
+            if key[0] == loader and key[1] < slowest and book.left and not any(book.leased.values()):
+                self._close(key)
+
+    def _close(self, key: tuple[int, int]) -> None:
+        del self._books[key]
+        self._closed[key[0]] = max(self.closed(key[0]), key[1])
+
+    def unfinished(self, loader: int) -> dict[int, Ranges]:
+        """epoch -> the places that are not done, of epochs that have begun or are expected; without those left early.
+
+        An epoch that is over, and comes after one that is not, has none.
+        """
+        found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
+        for (one, epoch), book in self._books.items():
+            if one == loader and not book.left:
+                found[epoch] = Ranges([(0, book.total)]).without(book.done)
+        over = range(min(found, default=0), self.closed(loader) + 1) if found else range(0)
+        return {epoch: Ranges() for epoch in over} | found
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Grows with what is done: epochs that are over, and places of those that are not."""
+        return sum(1 + epoch for epoch in self._closed.values()), sum(book.done.total for book in self._books.values())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint or a replica holds; JSON's terms."""
+        rows = [
+            {
+                "key": list(key),
+                "total": book.total,
+                "free": book.free.state(),
+                "leased": [[rank, held.state()] for rank, held in book.leased.items()],
+                "dry": sorted(book.dry),
+                "left": book.left,
+            }
+            for key, book in self._books.items()
+        ]
+        closed = [list(pair) for pair in self._closed.items()]
+        expected = [[list(key), rest.state()] for key, rest in self._expected.items()]
+        return {"books": rows, "closed": closed, "expected": expected}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self._books = {
+            (row["key"][0], row["key"][1]): Book(
+                row["total"],
+                Ranges(row["free"]),
+                {rank: Ranges(held) for rank, held in row["leased"]},
+                set(row["dry"]),
+                left=row["left"],
+            )
+            for row in state["books"]
+        }
+        self._closed = {loader: epoch for loader, epoch in state["closed"]}
+        self._expected = {(key[0], key[1]): Ranges(rest) for key, rest in state["expected"]}
