@@ -36,7 +36,7 @@ import network as emulated
 import torch
 from _network import EmulatedNetwork
 
-from paceline.forecast.planner import Conditions, Link, LogNormal, Network, Workload, forecast
+from paceline.forecast.planner import Conditions, LogNormal, Network, NetworkLink, Workload, forecast
 from paceline.forecast.planner.timing import LATER, NotedWire
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
@@ -97,7 +97,7 @@ def predicted(text: str, workers: int, at: argparse.Namespace, alone_s: float) -
         pack_s=crowd * on_all_cores(lambda: copies_s(layout)),
         codec_s=0.0 if rule.codec.exact else crowd * on_all_cores(lambda: codec_s(rule, layout)),
     )
-    network = Network("emulated", Link(at.delay / 1e3, PAYLOAD * at.rate * 1e6 / 8))
+    network = Network("emulated", NetworkLink(at.delay / 1e3, PAYLOAD * at.rate * 1e6 / 8))
     return forecast(rule, work, network, workers, Conditions()).step_s
 
 

@@ -38,7 +38,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceline import RuleError, rule_from_text
-from paceline.observe.reports.live import Live, Snapshot
+from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.report import ExtraTable, write_report
 
 HERE = Path(__file__).resolve().parent
@@ -241,7 +241,7 @@ class Display:
         self.console, self.total = console, args.minibatches
         self.title = way.name if way.rule is None else f"{way.name}, {args.workers} workers"
         self.started = self.said = time.monotonic()
-        self.latest = Snapshot()
+        self.latest = LiveSnapshot()
         self.bar = Progress(
             TextColumn("{task.description:<24}"),
             BarColumn(),
@@ -264,7 +264,7 @@ class Display:
         if not self.console.is_terminal:
             self._say()
 
-    def update(self, now: Snapshot) -> None:
+    def update(self, now: LiveSnapshot) -> None:
         """Show how far the training is."""
         self.latest = now
         self.bar.update(self.task, completed=now.total, loss=self._loss())

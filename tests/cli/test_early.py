@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.launch import prestart as early_module
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import begun, environment
 from paceline.cli.launch.rendezvous import meeting
 from paceline.cli.launch.spawn import Command
@@ -25,7 +25,7 @@ def command(code: str, folder: Path) -> Command:
 
 
 def test_workers_know_who_they_are_and_where_the_store_will_be(tmp_path: Path) -> None:
-    with begun(Cluster(2), command(TELL, tmp_path)) as early:
+    with begun(LaunchCluster(2), command(TELL, tmp_path)) as early:
         assert early is not None
         assert [worker.process.wait(60) for worker in early.workers] == [0, 0]
         port = str(early.door.getsockname()[1])
@@ -36,13 +36,13 @@ def test_workers_know_who_they_are_and_where_the_store_will_be(tmp_path: Path) -
 
 
 def test_several_hosts_have_to_meet_first(tmp_path: Path) -> None:
-    with begun(Cluster(2, hosts=2, master=("node0", 29500)), command(TELL, tmp_path)) as early:
+    with begun(LaunchCluster(2, hosts=2, master=("node0", 29500)), command(TELL, tmp_path)) as early:
         assert early is None
     assert not list(tmp_path.iterdir())
 
 
 def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="torch"), begun(Cluster(2), command(STAY, tmp_path)) as early:
+    with pytest.raises(RuntimeError, match="torch"), begun(LaunchCluster(2), command(STAY, tmp_path)) as early:
         assert early is not None
         raise RuntimeError("torch cannot be loaded")
     assert early is not None
@@ -50,10 +50,10 @@ def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
 
 
 def test_the_store_is_where_the_workers_look_for_it(tmp_path: Path) -> None:
-    with begun(Cluster(1), command("", tmp_path)) as early:
+    with begun(LaunchCluster(1), command("", tmp_path)) as early:
         assert early is not None
         port = early.door.getsockname()[1]
-        handler = meeting(Cluster(1), early)
+        handler = meeting(LaunchCluster(1), early)
         found = handler.next_rendezvous()
         assert (found.bootstrap_store_info.master_port, handler.get_run_id()) == (port, early.run_id)
         found.store.set("key", "value")
@@ -61,7 +61,7 @@ def test_the_store_is_where_the_workers_look_for_it(tmp_path: Path) -> None:
 
 
 def test_what_torchrun_would_say_is_said() -> None:
-    handler = meeting(Cluster(1))
+    handler = meeting(LaunchCluster(1))
     assert environment("run")["TORCHELASTIC_USE_AGENT_STORE"] == str(handler.use_agent_store)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import _waits_for
 from paceline.cli.run import checks, elastic_checks
 from tests.helpers import make_net, sgd
@@ -61,8 +61,10 @@ def test_a_port_that_another_program_has_and_a_name_that_nobody_knows() -> None:
 
 
 def test_whom_a_launcher_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "host 1 waits for host 0 at n0:29500, 60 s at most" in _waits_for(Cluster(2, 3, 1, ("n0", 29500), 60.0))
-    said = _waits_for(Cluster(2, 3, 0, ("n0", 29500), 60.0))
+    assert "host 1 waits for host 0 at n0:29500, 60 s at most" in _waits_for(
+        LaunchCluster(2, 3, 1, ("n0", 29500), 60.0)
+    )
+    said = _waits_for(LaunchCluster(2, 3, 0, ("n0", 29500), 60.0))
     assert "host 0 waits at n0:29500 for 2 more of 3 hosts, 60 s at most" in said and "--host-index 1 to 2" in said
     monkeypatch.setattr(elastic_checks, "SAY_AFTER_S", 0.0)
     monkeypatch.setattr(elastic_checks, "reachable", lambda where: False)

@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.launch import saved_plan
 from paceline.errors import CheckpointError, UnsupportedError
 
-PLAN = saved_plan.Plan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
+PLAN = saved_plan.SavedPlan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 import paceline
-from paceline.cli.launch.process import Files, Process
+from paceline.cli.launch.process import OutputFiles, Process
 from paceline.cli.run import disk_full, failure, output_files
 from paceline.cli.run import output as lines
-from paceline.cli.run.status import Status, describe
-from paceline.observe.reports.live import Live, Snapshot
+from paceline.cli.run.status import RunStatus, describe
+from paceline.observe.reports.live import Live, LiveSnapshot
 
 Shown = list[tuple[int, str, bool]]
 
@@ -142,7 +142,7 @@ def test_the_panel_says_what_to_do(tmp_path: Path, code: int, says: str) -> None
 
 
 def test_the_status_line_tells_the_snapshot() -> None:
-    shot = Snapshot(4, "bmuf()", {0: 600, 1: 634}, 411.6, 3, 0.5, 1.49834, 0.042)
+    shot = LiveSnapshot(4, "bmuf()", {0: 600, 1: 634}, 411.6, 3, 0.5, 1.49834, 0.042)
     assert describe(shot, 4).plain == (
         "epoch 3 (50 %) | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | exchange 4 %"
     )
@@ -150,12 +150,12 @@ def test_the_status_line_tells_the_snapshot() -> None:
     assert describe(pushing, 4).plain == describe(shot, 4).plain + " | delay 2.94 | lost: workers 2, 5"
     assert describe(replace(shot, data_share=0.01), 4) == describe(shot, 4)
     assert describe(replace(shot, data_share=0.125), 4).plain == describe(shot, 4).plain + " | waiting for data 12 %"
-    assert describe(Snapshot(), 4).plain == "4 workers running, none attached yet"
+    assert describe(LiveSnapshot(), 4).plain == "4 workers running, none attached yet"
 
 
 def test_the_status_reads_the_logs_now_and_then(tmp_path: Path) -> None:
     now = 0.0
-    status = Status(Live(tmp_path), 1, clock=lambda: now)
+    status = RunStatus(Live(tmp_path), 1, clock=lambda: now)
     sheet = StringIO()
     console = Console(file=sheet, width=100)
     console.print(status)
@@ -201,7 +201,7 @@ def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog
 
 def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    files = Files.of(tmp_path / "file" / "output", 0, 1)
+    files = OutputFiles.of(tmp_path / "file" / "output", 0, 1)
     for program, code in (("exit 7", 7), ("kill -9 $$", -9)):
         process = Process.start(["sh", "-c", program], os.environ, files)
         os.waitid(os.P_PID, process.identity.pid, os.WEXITED | os.WNOWAIT)

@@ -17,9 +17,9 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import paceline
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome
-from paceline.cli.launch.spawn import Command, Worker
+from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.main import app
 from paceline.cli.tune import search_rounds
 from paceline.errors import CheckpointError, UnsupportedError
@@ -139,7 +139,7 @@ Ending = Callable[[int, int, dict[str, str]], "float | str | signal.Signals | No
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ending], None]:
     """Groups end as a function of (round, group, environment) says: with a loss, with an error, or too early."""
 
-    def launched(ending: Ending, cluster: Cluster, commands: Sequence[Command], look: object) -> list[Outcome]:
+    def launched(ending: Ending, cluster: LaunchCluster, commands: Sequence[Command], look: object) -> list[Outcome]:
         return [_ended(ending, command) for command in commands]
 
     return lambda ending: monkeypatch.setattr(search_rounds, "side_by_side", lambda *about: launched(ending, *about))
@@ -154,7 +154,7 @@ def _ended(ending: Ending, command: Command) -> Outcome:
     if isinstance(what, str):
         file = command.output / "rank-000.err"
         file.write_text(what)
-        return Outcome({0: 1}, workers=[Worker(0, None, file, file)])  # type: ignore[arg-type]
+        return Outcome({0: 1}, workers=[WorkerProcess(0, None, file, file)])  # type: ignore[arg-type]
     events: list[dict[str, Any]] = [{"kind": "attach", "at_s": 0.0, "rank": 0, "size": 1}]
     if what is not None:
         step = Path(json.loads(environment["PACELINE_ROUND"])["checkpoint"]) / "step-000000004"

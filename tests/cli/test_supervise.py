@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.launch import exit_watcher, supervisor
-from paceline.cli.launch.process import UNKNOWN, Files, Identity, Process
+from paceline.cli.launch.process import UNKNOWN, Identity, OutputFiles, Process
 from paceline.cli.launch.supervisor import MOST, PAUSES_S, Supervisor, What
 from tests.cli.test_run import alive, assert_gone
 
@@ -29,7 +29,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def one(code: str, place: int = 0) -> Process:
         command = [sys.executable, "-S", "-c", code]
-        started.append(Process.start(command, os.environ, Files.of(tmp_path, place, 1)))
+        started.append(Process.start(command, os.environ, OutputFiles.of(tmp_path, place, 1)))
         return started[-1]
 
     yield one
@@ -60,7 +60,7 @@ def test_the_code_is_the_workers(start: Start, code: str, wanted: int) -> None:
 
 @pytest.mark.processes
 def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
-    files = Files.of(tmp_path, 0, 1)
+    files = OutputFiles.of(tmp_path, 0, 1)
     assert ended(Process.start(["/no/such/program"], os.environ, files)) == exit_watcher.NOT_STARTED
     assert "cannot start /no/such/program" in files.stderr.read_text()
 
@@ -97,7 +97,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def orphan(directory: Path, code: str) -> tuple[Files, Identity]:
+def orphan(directory: Path, code: str) -> tuple[OutputFiles, Identity]:
     """A worker whose launcher was killed."""
     said = subprocess.run(
         [sys.executable, "-c", LAUNCHER, str(directory), code],
@@ -106,7 +106,7 @@ def orphan(directory: Path, code: str) -> tuple[Files, Identity]:
     )  # fmt: skip
     assert said.returncode == -9
     pid, began = map(int, said.stdout.split())
-    return Files.of(directory, 0, 1), Identity(pid, began)
+    return OutputFiles.of(directory, 0, 1), Identity(pid, began)
 
 
 @pytest.mark.processes
@@ -130,7 +130,7 @@ def test_a_worker_is_found_that_nobody_had_written_down(tmp_path: Path) -> None:
     assert taken is not None and taken.identity == identity
     taken.signal(signal.SIGKILL)
     assert ended(taken) == UNKNOWN
-    assert Process.find(Files.of(tmp_path, 1, 1), None) is None
+    assert Process.find(OutputFiles.of(tmp_path, 1, 1), None) is None
 
 
 @pytest.mark.processes
@@ -153,7 +153,7 @@ def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
         try:
             stale = Identity(stranger.pid, exit_watcher.began(stranger.pid) - 1)
             assert not stale.lives and Identity(stranger.pid, stale.began + 1).lives
-            taken = Process.find(Files.of(tmp_path, 0, 1), stale)
+            taken = Process.find(OutputFiles.of(tmp_path, 0, 1), stale)
             assert taken is not None and taken.poll() == UNKNOWN
             taken.signal(signal.SIGKILL)
             assert alive(stranger.pid)
@@ -164,7 +164,7 @@ def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
 class FakeProcess:
     """Ends when it is told to."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: OutputFiles) -> None:
         self.files, self.code = files, None
         self.identity = Identity(1, 1)
 
@@ -178,7 +178,7 @@ class Shop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, places: int) -> None:
         self.now, self.started, self.news = 0.0, [], []
 
-        def begin(command: object, environment: dict[str, str], files: Files, folder: str) -> FakeProcess:
+        def begin(command: object, environment: dict[str, str], files: OutputFiles, folder: str) -> FakeProcess:
             self.started.append((environment["LOCAL_RANK"], files.stdout.name))
             return FakeProcess(files)
 
@@ -237,7 +237,7 @@ def test_who_took_part_in_an_exchange_that_counted_is_always_replaced(
     shop.workers.look()
     for turn in range(1, 3 * MOST):
         if turn % MOST == 0:
-            Files.of(tmp_path, 0, turn).exchanged.touch()
+            OutputFiles.of(tmp_path, 0, turn).exchanged.touch()
         shop.end(0, -9)
         shop.now += max(PAUSES_S)
         shop.workers.look()

@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.run.elastic_messages import of_control, of_process
 from paceline.cli.run.status import describe
 from paceline.observe.reports.elastic_events import QUIET, Event, Standing, event_text, read_events
-from paceline.observe.reports.live import Live, Snapshot
+from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.report import write_report
 from paceline.observe.reports.tables import event_rows
@@ -46,7 +46,7 @@ def test_a_standing_follows_the_events(tmp_path: Path) -> None:
     tell(tmp_path, [{"kind": "resumed", "at_s": 11.0}])
     shot = live.poll()
     assert shot.standing is not None and shot.standing.paused == "" and shot.standing.joined == 3
-    assert describe(Snapshot(2, "bmuf()", {0: 4}, standing=Standing(1, 1)), 2).plain.endswith(
+    assert describe(LiveSnapshot(2, "bmuf()", {0: 4}, standing=Standing(1, 1)), 2).plain.endswith(
         " | 1 worker | generation 1 | joined 0 | lost 0"
     )
     assert Live(tmp_path / "nowhere").poll().standing is None

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline.observe.reports.events import Source
+from paceline.observe.reports.events import SourceReads
 from paceline.observe.reports.live import Live
 from paceline.observe.reports.summary import (
     Delays,
@@ -280,9 +280,9 @@ def test_logs_from_before_say_nothing_of_data(write_run: Write) -> None:
 
 def test_a_cache_counts_once_and_its_last_totals_count(write_run: Write) -> None:
     run = read_run(write_run(size=4, change=waiting))
-    assert run.sources == {"s3://bucket": Source(360, 120, 120_000_000, 15.0, 3, 0)}
+    assert run.sources == {"s3://bucket": SourceReads(360, 120, 120_000_000, 15.0, 3, 0)}
     assert run.sources["s3://bucket"].hit_rate == 0.75
-    assert Source().hit_rate == 0
+    assert SourceReads().hit_rate == 0
 
 
 @pytest.mark.parametrize(

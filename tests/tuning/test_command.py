@@ -121,7 +121,7 @@ def test_requests_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
 
 def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = [0.0], []
-    box = request_files.Mailbox(tmp_path, each=False, clock=lambda: now[0])
+    box = request_files.RequestFiles(tmp_path, each=False, clock=lambda: now[0])
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: asked.append(path) or listed(path))
     name = request_files.post(tmp_path, {"lr": 0.5}, False)
@@ -135,7 +135,7 @@ def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, mon
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"changes": 3}', '{"changes": {"lr": "much"}}', "{}", " " * (1 << 17)])
 def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None:
-    box = request_files.Mailbox(tmp_path, each=False)
+    box = request_files.RequestFiles(tmp_path, each=False)
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "1.request.json").write_text(text)
     [letter] = box.look(now=True)
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
 
 
 def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
-    box = request_files.Mailbox(tmp_path, each=False)
+    box = request_files.RequestFiles(tmp_path, each=False)
     (tmp_path / "tune").mkdir()
     os.mkfifo(tmp_path / "tune" / "1.request.json")
     (tmp_path / "tune" / "2.request.json").symlink_to("/dev/zero")

@@ -16,8 +16,8 @@ from paceline import rule_from_text
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.tuning.names import flat
-from paceline.tuning.request_files import Mailbox
-from paceline.tuning.tunables import Knobs
+from paceline.tuning.request_files import RequestFiles
+from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -27,11 +27,11 @@ def parameter() -> nn.Parameter:
     return nn.Parameter(torch.zeros(1))
 
 
-def knobs(*optimizers: torch.optim.Optimizer, rule: str = "bmuf(period=8)", workers: int = 4) -> Knobs:
-    return Knobs(list(optimizers), rule_from_text(rule), workers)
+def knobs(*optimizers: torch.optim.Optimizer, rule: str = "bmuf(period=8)", workers: int = 4) -> Tunables:
+    return Tunables(list(optimizers), rule_from_text(rule), workers)
 
 
-def change(knobs: Knobs, **settings: Any) -> Any:
+def change(knobs: Tunables, **settings: Any) -> Any:
     changes = flat(settings)
     knobs.check(changes)
     snapshot = knobs.snapshot(changes)
@@ -181,7 +181,7 @@ def test_a_number_that_stays_is_that_of_the_present_workers() -> None:
     """Workers come and go; here the run began with one."""
     optimizer = torch.optim.SGD([parameter()], lr=0.1)
     tuned = knobs(optimizer, workers=1)
-    tuner = Tuner(tuned, World(), Mailbox(None, each=False), lambda *_, **__: None)
+    tuner = Tuner(tuned, World(), RequestFiles(None, each=False), lambda *_, **__: None)
     tuner.among(World(rank=1, size=4))
     change(tuned, outer_lr=0.5)
     assert tuned.rule.outer.momentum == knobs(optimizer, workers=4).show(["outer_momentum"])["outer_momentum"]

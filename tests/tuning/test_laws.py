@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.tuning import Request
+from paceline.tuning import TuneRequest
 from tests.helpers import (
     Outcome,
     Place,
@@ -82,7 +82,7 @@ def go(rule: str, optimizer: Make, hook: Any, **choices: Any) -> list[Outcome]:
     return train(rule, N, **{"optimizer": optimizer, "samples": 96, "after_step": hook, **choices})
 
 
-def requests(outs: list[Outcome]) -> list[Request]:
+def requests(outs: list[Outcome]) -> list[TuneRequest]:
     return [one for out in outs for one in out.extra.get("requests", [])]
 
 
@@ -141,7 +141,7 @@ def test_a_period_changes_on_all_workers(rule: str, optimizer: Make, tmp_path: P
 def test_workers_that_have_left_follow(rule: str, optimizer: Make, change: dict[str, Any]) -> None:
     """Workers run out of data one after another; what the last one asks for reaches all between the same exchanges."""
 
-    def program() -> tuple[dict[str, Tensor], list[Request], Any]:
+    def program() -> tuple[dict[str, Tensor], list[TuneRequest], Any]:
         model = make_net()
         steps = optimizer(model.parameters())
         run = paceline.attach(model, steps, rule)

@@ -10,8 +10,8 @@ import pytest
 from paceline.forecast.sim import Clock, link
 from paceline.rules.schedule import Paced
 from paceline.tuning import timers as timed
-from paceline.tuning.period_controller import AGAIN, FIRST, Pacer, reason
-from paceline.tuning.timers import Clocked, Real, Still
+from paceline.tuning.period_controller import AGAIN, FIRST, PeriodController, reason
+from paceline.tuning.timers import NoTimer, SimulatedTimer, WallTimer
 
 
 class Said:
@@ -37,12 +37,12 @@ HALF = Paced(4, share=0.5, least=1, longest=64)
 def test_the_slowest_link_and_the_usual_step_decide() -> None:
     """e = 6 s of the second worker, c = 2 s of the third: three minibatches."""
     rows: list[Any] = [[True, 1.0, 1.0], [False, 6.0, 9.0], [True, 2.0, 2.0], None]
-    assert Pacer(Said()).agree(rows, HALF, 8) == (3, "an exchange takes 6 s, a step 2 s")
+    assert PeriodController(Said()).agree(rows, HALF, 8) == (3, "an exchange takes 6 s, a step 2 s")
 
 
 def test_who_looks_when() -> None:
     stopwatch = Said(None)
-    pacer = Pacer(stopwatch)
+    pacer = PeriodController(stopwatch)
     pacer.stepped(FIRST, 100)
     assert not pacer.due and pacer.said() is None
     stopwatch.found = (0.1, 0.2)
@@ -62,14 +62,14 @@ def test_who_looks_when() -> None:
 
 
 def test_the_first_look_is_exact_and_later_ones_are_patient() -> None:
-    pacer = Pacer(Said())
+    pacer = PeriodController(Said())
     assert pacer.agree([[True, 5.0, 1.0]], HALF, 8) == (6, "an exchange takes 5 s, a step 1 s")
     assert pacer.agree([[True, 5.0, 1.0]], HALF, 80) is None, "4 is enough for 5, but for a fifth"
     assert pacer.agree([[True, 5.1, 1.0]], HALF, 160) == (6, "an exchange takes 5.1 s, a step 1 s")
 
 
 def test_after_a_resume_looks_come_where_they_would_have_come() -> None:
-    first, second, other = (Pacer(Said()) for _ in range(3))
+    first, second, other = (PeriodController(Said()) for _ in range(3))
     first.agree([[True, 5.0, 1.0]], HALF, 8)
     first.held = True
     second.load(first.state())
@@ -93,7 +93,7 @@ def test_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 4 minibatches of 2 s, 1 s of waiting and an exchange of 3 s, but for one that took longer."""
     now, spent = [100.0], [0.0, 0.0]
     monkeypatch.setattr(timed.time, "perf_counter", lambda: now[0])
-    watch = Real(spent)
+    watch = WallTimer(spent)
     assert watch.measured() is None
 
     def block(number: int, minibatch_s: float = 2.0, exchange_s: float = 3.0) -> None:
@@ -127,7 +127,7 @@ def test_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_simulated_clock() -> None:
     """Three workers send 1200 bytes each as 4 messages of 300: 4 (0.1 + 300 / 1000) = 1.6 s."""
     clock = Clock(compute=[1.0, 2.0, 3.0], network=link(0.1, 1000.0))
-    watch = Clocked(clock, HALF, 1, 3, 1200)
+    watch = SimulatedTimer(clock, HALF, 1, 3, 1200)
     assert watch.measured() is None
     watch.stepped(8, 32)
     assert watch.measured() == (pytest.approx(1.6), 2.0)
@@ -138,7 +138,7 @@ def test_the_simulated_clock() -> None:
 )
 def test_what_steps_hide_does_not_count(overlap: int, fragments: int, exposed_s: float) -> None:
     """Two messages of 4 s, in as many fragments, behind so many minibatches of a second."""
-    watch = Clocked(Clock(network=4.0), Paced(4, 0, fragments, overlap), 0, 2, 1000)
+    watch = SimulatedTimer(Clock(network=4.0), Paced(4, 0, fragments, overlap), 0, 2, 1000)
     watch.stepped(1, 4)
     assert watch.measured() == (exposed_s, 1.0)
 
@@ -150,7 +150,7 @@ def test_times_that_are_drawn_are_those_of_the_place() -> None:
         return float(generator.random())
 
     def at(clock: Clock, *places: tuple[int, int]) -> list[Any]:
-        watch = Clocked(clock, HALF, 0, 2, 8)
+        watch = SimulatedTimer(clock, HALF, 0, 2, 8)
         found = []
         for place in places:
             watch.stepped(*place)
@@ -163,7 +163,7 @@ def test_times_that_are_drawn_are_those_of_the_place() -> None:
 
 
 def test_without_a_clock_nothing_is_known() -> None:
-    watch = Still()
+    watch = NoTimer()
     watch.stepped(100, 1000)
     watch.restart()
     assert watch.measured() is None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import RuleError
-from paceline.tuning.population import Member, changes, copies, first_round, next_round, ranking, scores
+from paceline.tuning.population import PopulationMember, changes, copies, first_round, next_round, ranking, scores
 from paceline.tuning.proposals import Proposals
 from paceline.tuning.space import space
 
@@ -26,9 +26,9 @@ SPACE = space(
 )
 
 
-def members(*measures: float | None) -> list[Member]:
+def members(*measures: float | None) -> list[PopulationMember]:
     """Groups that came to so much; None and nan failed."""
-    return [Member({"lr": float(k + 1)}, {}).done(one) for k, one in enumerate(measures)]
+    return [PopulationMember({"lr": float(k + 1)}, {}).done(one) for k, one in enumerate(measures)]
 
 
 def test_the_worst_quarter_copies_the_best() -> None:

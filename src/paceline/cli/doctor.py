@@ -21,13 +21,13 @@ from rich.text import Text
 
 from paceline.cli.console import err, error_panel, out, refuse
 from paceline.cli.explain import parse_count
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.forecast.doctor.measured import Measurements
-    from paceline.forecast.doctor.probe import Place
+    from paceline.forecast.doctor.probe import ProbePlace
 
 UNFIT = 1
 LEAVE_S = 5.0  # for a worker that knows how it ended
@@ -60,7 +60,7 @@ def command(
     if not 0.05 <= seconds <= 60:
         refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    from paceline.forecast.doctor.probe import Place, place_from  # here, because torch loads for seconds
+    from paceline.forecast.doctor.probe import ProbePlace, place_from  # here, because torch loads for seconds
 
     try:
         place = place_from(os.environ)
@@ -70,14 +70,14 @@ def command(
         refuse("a launcher has started this as one worker already: leave --workers and --hosts to it")
     if place is None:
         address, port = cluster.master or ("127.0.0.1", _free_port())
-        place = Place(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
+        place = ProbePlace(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
     with _others(cluster, place, seconds):
         code = _examine(place, timeout, seconds, count, report, as_json)
     raise typer.Exit(code)
 
 
 def _examine(
-    place: Place, timeout_s: float, seconds: float, parameters: int | None, report: Path | None, as_json: bool
+    place: ProbePlace, timeout_s: float, seconds: float, parameters: int | None, report: Path | None, as_json: bool
 ) -> int:
     """Be one worker, to the end; the exit code."""
     from paceline.forecast.doctor.probe import Probe
@@ -116,7 +116,7 @@ def _tell(found: Measurements, parameters: int | None, report: Path | None, as_j
 
 
 @contextlib.contextmanager
-def _others(cluster: Cluster, place: Place, seconds: float) -> Iterator[None]:
+def _others(cluster: LaunchCluster, place: ProbePlace, seconds: float) -> Iterator[None]:
     """This host's other workers: this command again, for as long as the first one needs them."""
     arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
     processes: list[subprocess.Popen[bytes]] = []

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, zero_lines
 from paceline.cli.run.command import environment, follow, shown
 from paceline.observe.reports.read import has_run
@@ -76,9 +76,9 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     checks.check_script(script)
     checks.check_rule(rule)
-    wishes = zero_lines.Wishes(as_is, force_zero_lines, random_data)
+    wishes = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     lines = "as-is" if not zero_lines.serves(script, wishes, workers) else "random-data" if random_data else "zero"
-    directory = checks.log_directory(log, Cluster(workers), overwrite)
+    directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()
     outcome = _run((workers, hosts), [lines, str(script), *(arguments or [])], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
@@ -106,7 +106,7 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
     if program[2:3] == ["--"]:
         del program[2]
     start = [sys.executable, "-u", "-m", "paceline.forecast.sim.program", *map(str, size), str(output)]
-    alone = Cluster(1)
+    alone = LaunchCluster(1)
     what = Command([*start, *program], environment(alone, rule, directory), output)
     with shown(directory, size[0], quiet, first_alone=program[0] != "as-is") as show:
         return follow(alone, what, show)

@@ -19,7 +19,7 @@ from rich.text import Text
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
 from paceline.cli.run.status import POLL_EVERY_S, describe
-from paceline.observe.reports.live import Follower, Live, Snapshot
+from paceline.observe.reports.live import Follower, Live, LiveSnapshot
 from paceline.observe.reports.notices import CONTROL
 from paceline.observe.reports.read import LOG_NAME
 from paceline.observe.reports.summary import count_text, rate_text, seconds_text, value_text
@@ -170,7 +170,7 @@ def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -
     return Group(*parts)
 
 
-def _head(live: Live, shot: Snapshot, width: int) -> list[RenderableType]:
+def _head(live: Live, shot: LiveSnapshot, width: int) -> list[RenderableType]:
     block = max((log.block for log in live.workers), default=0)
     at_s = max((log.at_s + log.ahead_s for log in live.workers), default=0.0)
     title = [live.directory.resolve().name, shot.rule or "no worker has attached yet"]
@@ -206,7 +206,7 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(BARS[round((value - low) * scale)] if abs(value) < float("inf") else "!" for value in values)
 
 
-def workers_table(live: Live, shot: Snapshot, width: int, rows: int, now: float) -> RenderableType:
+def workers_table(live: Live, shot: LiveSnapshot, width: int, rows: int, now: float) -> RenderableType:
     """A row a worker; where there is no room for all, those first that are not at work."""
     counted = any(log.samples for log in live.workers)
     ranks = range(max([shot.size, *(log.rank + 1 for log in live.workers)]))
@@ -254,7 +254,7 @@ def _numbers(log: Follower, counted: bool, now: float) -> list[str]:
     return [*cells, "" if log.closed else f"{seconds_text(max(0.0, round(now - log.touched_s)))} ago"]
 
 
-def state(rank: int, log: Follower | None, shot: Snapshot, now: float) -> str:
+def state(rank: int, log: Follower | None, shot: LiveSnapshot, now: float) -> str:
     """What a worker is doing, as its log and those of the others tell."""
     if log is not None and log.closed and not log.failed:
         return "closed"

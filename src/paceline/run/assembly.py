@@ -19,7 +19,7 @@ from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import Feed
 from paceline.errors import UnsupportedError
 from paceline.observe.event_log import Journal
-from paceline.observe.sinks.dispatcher import Outlets
+from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
 from paceline.run.hooks import StepHooks
@@ -28,8 +28,8 @@ from paceline.run.search_rounds import SearchRound
 from paceline.run.state import RunState
 from paceline.run.takeover import TakeOver, join
 from paceline.tuning.period_controller import pacer_for
-from paceline.tuning.request_files import Mailbox
-from paceline.tuning.tunables import Knobs
+from paceline.tuning.request_files import RequestFiles
+from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
 from paceline.update.engine.collective import Engine
@@ -70,7 +70,7 @@ class RunParts:
     engine: EngineProtocol | None
     elastic: flow.ElasticEngine | None
     mistakes: Mistakes
-    sinks: Outlets
+    sinks: Dispatcher
     checkpointer: AutoCheckpointer | None
     search_round: SearchRound | None
     hooks: StepHooks
@@ -116,7 +116,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         mistakes = Mistakes(transport.world, loaders, settings.data)
         tuner = _tuner(rule, owned, settings, transport, monitor)
         on_error.callback(tuner.close)
-        sinks = Outlets(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
+        sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
         monitor.told = sinks.stands
 
         context = RunContext(settings, model, owned, transport, Progress(rule.schedule), monitor, loaders, tuner)
@@ -184,7 +184,9 @@ def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, m
     world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
     workers = len(set(world.hosts)) if rule.within else world.size
     alone = world.size > 1 and not rule.schedule.workers_meet
-    return Tuner(Knobs(optimizers, rule, workers), world, Mailbox(settings.log, each=alone), monitor.note, each=alone)
+    return Tuner(
+        Tunables(optimizers, rule, workers), world, RequestFiles(settings.log, each=alone), monitor.note, each=alone
+    )
 
 
 def _elastic_engine(context: RunContext, membership: flow.Membership, state: RunState) -> flow.ElasticEngine:

@@ -21,7 +21,7 @@ from paceline.run import assembly, validation
 from paceline.run.messages import Messages
 from paceline.run.part_attribute import PartAttribute
 from paceline.run.resume import resume_run
-from paceline.tuning.request import Request
+from paceline.tuning.request import TuneRequest
 from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.settings import Settings
@@ -160,7 +160,7 @@ class Run:
         self._check_open()
         return self._parts.sinks.serve(address)
 
-    def tune(self, *, revert: bool = False, **settings: Any) -> Request:
+    def tune(self, *, revert: bool = False, **settings: Any) -> TuneRequest:
         """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
 
         It takes effect when the next exchange is over, between two steps; under overlap, when the next exchange that

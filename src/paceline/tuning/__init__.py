@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from paceline.tuning.batch_growth import BatchGrowth
     from paceline.tuning.exchange_time import PeriodFromExchange
     from paceline.tuning.newbob import Newbob
-    from paceline.tuning.request import Request
+    from paceline.tuning.request import TuneRequest
     from paceline.tuning.warm_up import WarmUp
 else:
     __getattr__, __dir__ = lazily(
@@ -20,9 +20,9 @@ else:
             "BatchGrowth": "batch_growth",
             "Newbob": "newbob",
             "PeriodFromExchange": "exchange_time",
-            "Request": "request",
+            "TuneRequest": "request",
             "WarmUp": "warm_up",
         },
     )
 
-__all__ = ["BatchGrowth", "Newbob", "PeriodFromExchange", "Request", "WarmUp"]
+__all__ = ["BatchGrowth", "Newbob", "PeriodFromExchange", "TuneRequest", "WarmUp"]

@@ -24,7 +24,7 @@ from paceline.rules.codec import Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.timers import Clocked, Real, Still, Stopwatch
+from paceline.tuning.timers import NoTimer, SimulatedTimer, Timer, WallTimer
 
 logger = logging.getLogger("paceline")
 
@@ -37,7 +37,7 @@ Said = tuple[bool, float, float]
 """Whether a look is due, e in seconds, c in seconds."""
 
 
-class Pacer:
+class PeriodController:
     """What one worker has to say about the period.
 
     Args:
@@ -47,7 +47,7 @@ class Pacer:
         held: whether somebody has set the period by hand, which stays then.
     """
 
-    def __init__(self, stopwatch: Stopwatch) -> None:
+    def __init__(self, stopwatch: Timer) -> None:
         self._stopwatch = stopwatch
         self._blocks, self._next, self._settled, self.held = 0, FIRST, False, False
 
@@ -105,7 +105,9 @@ class Pacer:
         self._stopwatch.restart()
 
 
-def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]) -> Pacer | None:
+def pacer_for(
+    rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
+) -> PeriodController | None:
     """What one of several workers needs under a rule whose period follows measured times; None under other rules,
     and where there is one period to choose from.
 
@@ -114,23 +116,23 @@ def pacer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exch
         transport: the connection.
         owned: (optimizer, its named parameters) pairs.
         buffers: elements of averaged buffers.
-        exchanged: as for :class:`paceline.tuning.timers.Real`.
+        exchanged: as for :class:`paceline.tuning.timers.WallTimer`.
     """
     if not rule.schedule.follows_times:
         return None
     world, cluster = transport.world, transport.cluster
     if cluster is None:
-        return Pacer(Real(exchanged))
+        return PeriodController(WallTimer(exchanged))
     if cluster.timed:
         nbytes = _bytes_sent(rule, transport, owned, buffers)
-        return Pacer(Clocked(cluster.clock, rule.blocks, world.rank, world.size, nbytes))
+        return PeriodController(SimulatedTimer(cluster.clock, rule.blocks, world.rank, world.size, nbytes))
     if world.rank == 0:
         logger.warning(
             "virtual workers have no times of their own, so the period stays at %d; "
             "simulate(.., clock=Clock(..)) gives them a clock",
             rule.schedule.period,
         )
-    return Pacer(Still())
+    return PeriodController(NoTimer())
 
 
 def _bytes_sent(rule: Rule, transport: Transport, owned: Owned, buffers: int) -> int:

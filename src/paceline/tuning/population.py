@@ -29,7 +29,7 @@ TOGETHER = ("gain", "outer_momentum", "outer_lr")
 
 
 @dataclass(frozen=True)
-class Member:
+class PopulationMember:
     """A group in a round.
 
     Attributes:
@@ -46,14 +46,14 @@ class Member:
     measure: float | None = None
     failed: str = ""
 
-    def done(self, measure: float | None, failed: str = "") -> Member:
+    def done(self, measure: float | None, failed: str = "") -> PopulationMember:
         """What came of it; a measure that is not finite is a failure."""
         if not failed and (measure is None or not math.isfinite(measure)):
             return replace(self, measure=None, failed=f"it came to {measure}")
         return replace(self, measure=None if failed else measure, failed=failed)
 
 
-def first_round(space: Space, groups: int, seed: int) -> list[Member]:
+def first_round(space: Space, groups: int, seed: int) -> list[PopulationMember]:
     """Values for a fresh start: of each range, one from each of G equal parts, in an order of its own."""
     if groups < 2:
         raise RuleError(f"a search needs at least 2 groups, got {groups}")
@@ -63,10 +63,10 @@ def first_round(space: Space, groups: int, seed: int) -> list[Member]:
         parts = generator.sample(range(groups), groups)
         for group, part in enumerate(parts):
             drawn[group][name] = values.at((part + generator.random()) / groups)
-    return [Member(values, dict(values)) for values in drawn]
+    return [PopulationMember(values, dict(values)) for values in drawn]
 
 
-def ranking(members: Sequence[Member], maximize: bool) -> list[int]:
+def ranking(members: Sequence[PopulationMember], maximize: bool) -> list[int]:
     """Groups, the best first; those that failed are last, and of equals the first stays before."""
 
     def key(group: int) -> tuple[bool, float]:
@@ -76,7 +76,7 @@ def ranking(members: Sequence[Member], maximize: bool) -> list[int]:
     return sorted(range(len(members)), key=key)
 
 
-def copies(members: Sequence[Member], maximize: bool) -> dict[int, int]:
+def copies(members: Sequence[PopulationMember], maximize: bool) -> dict[int, int]:
     """Who takes whose checkpoint: loser -> winner; nothing where all have failed."""
     order = ranking(members, maximize)
     healthy = [group for group in order if members[group].measure is not None]
@@ -87,7 +87,9 @@ def copies(members: Sequence[Member], maximize: bool) -> dict[int, int]:
     return {loser: winners[number % len(winners)] for number, loser in enumerate(losers)} if winners else {}
 
 
-def next_round(members: Sequence[Member], maximize: bool, propose: Callable[[Values], Values]) -> list[Member]:
+def next_round(
+    members: Sequence[PopulationMember], maximize: bool, propose: Callable[[Values], Values]
+) -> list[PopulationMember]:
     """The round that follows one; `propose` gives values near a winner's."""
     taken = copies(members, maximize)
     if not taken:
@@ -95,11 +97,11 @@ def next_round(members: Sequence[Member], maximize: bool, propose: Callable[[Val
     found = []
     for group, member in enumerate(members):
         if group not in taken:
-            found.append(Member(member.values, {}, source=group))
+            found.append(PopulationMember(member.values, {}, source=group))
             continue
         winner = members[taken[group]].values
         values = propose(winner)
-        found.append(Member(values, changes(winner, values), source=taken[group]))
+        found.append(PopulationMember(values, changes(winner, values), source=taken[group]))
     return found
 
 
@@ -122,7 +124,7 @@ def changes(before: Values, after: Values) -> Changes:
     return asked
 
 
-def scores(members: Sequence[Member], maximize: bool) -> list[float]:
+def scores(members: Sequence[PopulationMember], maximize: bool) -> list[float]:
     """Of each group 0 for the best to 1 for the worst, whatever the round: measures of two rounds do not compare."""
     order = ranking(members, maximize)
     return [1.0 if m.measure is None else order.index(group) / (len(order) - 1) for group, m in enumerate(members)]

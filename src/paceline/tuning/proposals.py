@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.errors import UnsupportedError
 from paceline.tuning.population import Values
-from paceline.tuning.space import Choice, Numbers, Range, Space, Whole
+from paceline.tuning.space import NumberRange, OneOf, Range, Space, Whole
 
 DRAWS = 20
 """Until one differs from the winner's values."""
@@ -69,19 +69,19 @@ class Proposals:
     def _distribution(self, whole: Range, part: Range) -> Any:
         """Optuna's word for a part of a range; a choice is the number of its value."""
         kinds = self._optuna.distributions
-        if isinstance(part, Numbers):
+        if isinstance(part, NumberRange):
             return kinds.FloatDistribution(part.low, part.high, log=part.log)
         if isinstance(part, Whole):
             return kinds.IntDistribution(part.low, part.high)
-        assert isinstance(part, Choice) and isinstance(whole, Choice)
+        assert isinstance(part, OneOf) and isinstance(whole, OneOf)
         if not whole.ordered:
             return kinds.CategoricalDistribution(list(range(len(whole.values))))
         return kinds.IntDistribution(whole.values.index(part.values[0]), whole.values.index(part.values[-1]))
 
 
 def _inner(values: Range, value: Any) -> Any:
-    return values.values.index(value) if isinstance(values, Choice) else value
+    return values.values.index(value) if isinstance(values, OneOf) else value
 
 
 def _outer(values: Range, value: Any) -> Any:
-    return values.values[value] if isinstance(values, Choice) else value
+    return values.values[value] if isinstance(values, OneOf) else value

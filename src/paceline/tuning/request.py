@@ -10,7 +10,7 @@ from paceline.tuning.names import Changes
 
 
 @dataclass(eq=False)
-class Request:
+class TuneRequest:
     """Something that was asked for, and what has become of it.
 
     Attributes:

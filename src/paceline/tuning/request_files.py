@@ -35,7 +35,7 @@ LIMIT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Letter:
+class RequestFile:
     """A request that was found.
 
     Attributes:
@@ -51,7 +51,7 @@ class Letter:
     problem: str = ""
 
 
-class Mailbox:
+class RequestFiles:
     """A worker's view of the directory, at most once a second.
 
     Args:
@@ -76,7 +76,7 @@ class Mailbox:
             return []
         return sorted(name.removesuffix(REQUEST) for name in found if name.endswith(REQUEST))
 
-    def look(self, now: bool = False) -> list[Letter]:
+    def look(self, now: bool = False) -> list[RequestFile]:
         """The new requests; nothing, and no word to the file system, where less than a second has passed."""
         if self.folder is None or (not now and self._clock() - self._looked < LOOK_EVERY_S):
             return []
@@ -85,7 +85,7 @@ class Mailbox:
         self._seen.update(new)
         return [letter for name in new if (letter := self._take(name)) is not None]
 
-    def _take(self, name: str) -> Letter | None:
+    def _take(self, name: str) -> RequestFile | None:
         assert self.folder is not None
         path = self.folder / (name + REQUEST)
         if not self._each:
@@ -101,16 +101,16 @@ class Mailbox:
             if not isinstance(changes, dict):
                 raise RuleError(f"changes must be an object, got {changes!r}")
             revert = bool(body.get("revert"))
-            return Letter(name, flat(changes) if changes or not revert else {}, revert)
+            return RequestFile(name, flat(changes) if changes or not revert else {}, revert)
         except (OSError, ValueError) as error:
-            return Letter(name, {}, False, str(error))
+            return RequestFile(name, {}, False, str(error))
 
-    def put(self, changes: Changes, revert: bool) -> Letter:
+    def put(self, changes: Changes, revert: bool) -> RequestFile:
         """Ask all workers for something, from within the run."""
         assert self.folder is not None
         name = post(self.folder.parent, changes, revert)
         self._seen.add(name)
-        return Letter(name, changes, revert)
+        return RequestFile(name, changes, revert)
 
     def answer(self, name: str, body: dict[str, Any]) -> None:
         """Say what has become of a request; the first answer stays."""

@@ -43,7 +43,7 @@ class Range(Protocol):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberRange:
     """Numbers from `low` to `high`, even in their logarithm where `log` says so."""
 
     low: float
@@ -55,7 +55,7 @@ class Numbers:
             return self._within(self.low * (self.high / self.low) ** part)
         return self._within(self.low + (self.high - self.low) * part)
 
-    def near(self, value: Any) -> Numbers:
+    def near(self, value: Any) -> NumberRange:
         wide = (self.high - self.low) * NEAR
         ends = (value / TIMES, value * TIMES) if self.log else (value - wide, value + wide)
         return replace(self, low=self._within(ends[0]), high=self._within(ends[1]))
@@ -86,7 +86,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """Some values; those that are numbers in their order."""
 
     values: tuple[Any, ...]
@@ -99,11 +99,11 @@ class Choice:
     def at(self, part: float) -> Any:
         return self.values[min(len(self.values) - 1, int(len(self.values) * part))]
 
-    def near(self, value: Any) -> Choice:
+    def near(self, value: Any) -> OneOf:
         if not self.ordered:
             return self
         place = self.values.index(value)
-        return Choice(self.values[max(0, place - 1) : place + 2])
+        return OneOf(self.values[max(0, place - 1) : place + 2])
 
     def holds(self, value: Any) -> bool:
         return value in self.values
@@ -140,7 +140,7 @@ def _one(text: str) -> tuple[str, Range]:
         raise RuleError(f"{text!r}: there is no {kind}(..); {EXAMPLES}")
     values = _values(inside)
     found = _choice(text, values) if kind == "choice" else _between(text, kind, values)
-    for value in found.values if isinstance(found, Choice) else (found.at(0.0), found.at(1.0)):
+    for value in found.values if isinstance(found, OneOf) else (found.at(0.0), found.at(1.0)):
         try:
             checked(name, value)
         except RuleError as error:
@@ -148,11 +148,11 @@ def _one(text: str) -> tuple[str, Range]:
     return name, found
 
 
-def _choice(text: str, values: tuple[Any, ...]) -> Choice:
+def _choice(text: str, values: tuple[Any, ...]) -> OneOf:
     if len(values) < 2 or len({repr(value) for value in values}) < len(values):
         raise RuleError(f"{text!r}: a choice needs at least two values, all different; {EXAMPLES}")
-    found = Choice(values)
-    return Choice(tuple(sorted(values))) if found.ordered else found
+    found = OneOf(values)
+    return OneOf(tuple(sorted(values))) if found.ordered else found
 
 
 def _between(text: str, kind: str, values: tuple[Any, ...]) -> Range:
@@ -164,7 +164,7 @@ def _between(text: str, kind: str, values: tuple[Any, ...]) -> Range:
         return Whole(*values)
     if kind == "log" and not values[0] > 0:
         raise RuleError(f"{text!r}: log(a,b) needs numbers above 0; {EXAMPLES}")
-    return Numbers(float(values[0]), float(values[1]), kind == "log")
+    return NumberRange(float(values[0]), float(values[1]), kind == "log")
 
 
 def _values(inside: str) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ MOST = 64
 """Blocks that are looked at, the last ones."""
 
 
-class Stopwatch(Protocol):
+class Timer(Protocol):
     """Measures on one worker."""
 
     def stepped(self, blocks: int, steps: int) -> None:
@@ -42,7 +42,7 @@ class Stopwatch(Protocol):
         """Forget what was measured."""
 
 
-class Real:
+class WallTimer:
     """By the clock on the wall.
 
     Args:
@@ -83,7 +83,7 @@ class Real:
         self._skip, self._blocks = SKIPPED, -1
 
 
-class Clocked:
+class SimulatedTimer:
     """By the simulated clock.
 
     Args:
@@ -120,7 +120,7 @@ class Clocked:
         """Nothing is kept."""
 
 
-class Still:
+class NoTimer:
     """Virtual workers without a clock: the times of the one machine that runs them all mean nothing."""
 
     def stepped(self, blocks: int, steps: int) -> None:

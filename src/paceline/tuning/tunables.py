@@ -33,7 +33,7 @@ SCHEDULED = "initial_lr"
 """A scheduler of torch's marks its groups so."""
 
 
-class Knobs:
+class Tunables:
     """Checks, applies, shows and takes back.
 
     Args:

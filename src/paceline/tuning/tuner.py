@@ -25,14 +25,14 @@ from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
 from paceline.rules.rule import Rule
 from paceline.tuning.names import Changes, flat
-from paceline.tuning.period_controller import Pacer
-from paceline.tuning.request import Request
-from paceline.tuning.request_files import Letter, Mailbox
-from paceline.tuning.tunables import Knobs
+from paceline.tuning.period_controller import PeriodController
+from paceline.tuning.request import TuneRequest
+from paceline.tuning.request_files import RequestFile, RequestFiles
+from paceline.tuning.tunables import Tunables
 
 logger = logging.getLogger("paceline")
 
-Heard = tuple[list[Request], list[Any], list[Any]]
+Heard = tuple[list[TuneRequest], list[Any], list[Any]]
 """Requests of all workers, for each worker what is against them, and what it has measured."""
 
 KEPT = 100
@@ -51,17 +51,17 @@ class Tuner:
     """
 
     def __init__(
-        self, knobs: Knobs, world: World, mailbox: Mailbox, note: Callable[..., None], each: bool = False
+        self, knobs: Tunables, world: World, mailbox: RequestFiles, note: Callable[..., None], each: bool = False
     ) -> None:
         self.knobs, self._world, self._mailbox, self._note, self._each = knobs, world, mailbox, note, each
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """(blocks that have been exchanged, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Told of the rule when it has changed, where no exchange is waited for."""
-        self.pacer: Pacer | None = None
+        self.pacer: PeriodController | None = None
         """What measures for a period that follows measured times, where the rule has one."""
-        self._asked: list[Request] = []
-        self._decided: list[Request] = []
+        self._asked: list[TuneRequest] = []
+        self._decided: list[TuneRequest] = []
         self._stack: list[dict[str, Any]] = []
         self._numbers = itertools.count(1)
 
@@ -77,7 +77,7 @@ class Tuner:
         """Whether this worker has something to say to all."""
         return bool(self._asked) or (self.pacer is not None and self.pacer.due)
 
-    def ask(self, settings: Mapping[str, Any], revert: bool) -> Request:
+    def ask(self, settings: Mapping[str, Any], revert: bool) -> TuneRequest:
         """Ask for a change; `RuleError` or `UnsupportedError` where it cannot be, and nobody hears of it then."""
         if revert and settings:
             raise RuleError(f"revert=True undoes the last change and takes no settings, got {', '.join(settings)}")
@@ -86,7 +86,7 @@ class Tuner:
             self.knobs.check(changes)
         elif not self._stack and not any(not one.revert for one in [*self._asked, *self._decided]):
             raise RuleError(_NOTHING)
-        return self._take(Letter("", changes, revert))
+        return self._take(RequestFile("", changes, revert))
 
     def look(self, now: bool = False) -> None:
         """After every step: note where it is, and, at most once a second, take up what was asked for from outside."""
@@ -95,11 +95,11 @@ class Tuner:
         for letter in self._mailbox.look(now):
             self._take(letter)
 
-    def _take(self, letter: Letter) -> Request:
+    def _take(self, letter: RequestFile) -> TuneRequest:
         if self._each and not letter.name:
             self._check_seen()
             letter = self._mailbox.put(letter.changes, letter.revert)
-        request = Request(letter.changes, letter.revert, self._world.rank, letter=letter.name)
+        request = TuneRequest(letter.changes, letter.revert, self._world.rank, letter=letter.name)
         request.number = next(self._numbers)
         if letter.problem:
             self._refuse(request, letter.problem)
@@ -145,7 +145,7 @@ class Tuner:
         if self.pacer is not None:
             found = self.pacer.agree(measured, self.rule.paced, self.place()[0])
             if found is not None:
-                self._decided.append(Request({"period": found[0]}, False, 0, why=found[1]))
+                self._decided.append(TuneRequest({"period": found[0]}, False, 0, why=found[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -155,10 +155,10 @@ class Tuner:
             else:
                 self._decided.append(request)
 
-    def _request(self, rank: int, row: list[Any], mine: list[Request]) -> Request:
+    def _request(self, rank: int, row: list[Any], mine: list[TuneRequest]) -> TuneRequest:
         if rank == self._world.rank:
             return next(one for one in mine if one.number == row[2])
-        return Request(dict(row[0]), bool(row[1]), rank)
+        return TuneRequest(dict(row[0]), bool(row[1]), rank)
 
     def among(self, world: World) -> None:
         """The workers are others, each of them one that the rule counts."""
@@ -166,7 +166,7 @@ class Tuner:
         if self.pacer is not None:
             self.pacer.renew()
 
-    def _problem(self, request: Request) -> str:
+    def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot carry it out; nothing where it can."""
         if request.revert:
             return ""  # whether there is something to undo depends on what comes before it
@@ -189,13 +189,13 @@ class Tuner:
         for request in decided:
             self._make(request)
 
-    def _now(self, request: Request) -> None:
+    def _now(self, request: TuneRequest) -> None:
         before = self.rule
         self._make(request)
         if self.rule is not before:
             self.follow(self.rule)
 
-    def _make(self, request: Request) -> None:
+    def _make(self, request: TuneRequest) -> None:
         problem = self._problem(request)  # an earlier request may have changed what can be; the same on all
         if request.revert and not self._stack:
             problem = _NOTHING
@@ -229,7 +229,7 @@ class Tuner:
             self.pacer.held = self.pacer.held or "period" in changes
         return found
 
-    def _applied(self, request: Request) -> None:
+    def _applied(self, request: TuneRequest) -> None:
         request.applied = True
         about: dict[str, Any] = {"by": request.by, "revert": request.revert, "changes": request.values}
         about["block"] = request.block
@@ -241,7 +241,7 @@ class Tuner:
         if request.by == self._world.rank and request.letter:
             self._mailbox.answer(request.letter, {"applied": True, **about, "minibatch": request.minibatch})
 
-    def _refuse(self, request: Request, problem: str) -> None:
+    def _refuse(self, request: TuneRequest, problem: str) -> None:
         request.refused = problem
         if request.by != self._world.rank:
             return
@@ -276,7 +276,7 @@ class Tuner:
             if not asked:  # other workers than those that measured
                 self.pacer.renew()
         self._asked = [
-            Request(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
+            TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])
         ]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from paceline.forecast.doctor import Link, Machine, Measurements
+from paceline.forecast.doctor import Machine, MeasuredLink, Measurements
 
 GBIT = 125e6
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "paceline": "0.1.0", "system": "Linux 6.1"}
@@ -34,7 +34,7 @@ def cluster(size: int = 3, hosts: int | None = None) -> Measurements:
     """`size` workers on as many hosts, or fewer; all links alike."""
     names = [f"node{rank * (hosts or size) // size}" for rank in range(size)]
     links = [
-        Link(a, b, f"10.0.0.{b + 1}", latency_s=2e-4, bandwidth_bytes_s=GBIT, clock_s=1e-4)
+        MeasuredLink(a, b, f"10.0.0.{b + 1}", latency_s=2e-4, bandwidth_bytes_s=GBIT, clock_s=1e-4)
         for a in range(size)
         for b in range(size)
         if a != b

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from paceline.forecast.doctor import Place, place_from
+from paceline.forecast.doctor import ProbePlace, place_from
 from paceline.forecast.doctor.machine import examine, gloo_address
 from paceline.forecast.doctor.probe import transfers
 from paceline.forecast.doctor.wire import MOST_BYTES, Server, call, give, ping, receive, send
@@ -81,8 +81,8 @@ def test_of_several_workers_on_a_host_the_first_measures_the_cable() -> None:
 
 def test_the_place_is_the_launchers() -> None:
     assert place_from({}) is None
-    assert place_from(LAUNCHED) == Place(1, 4, "node0", 29500, False)
-    assert place_from(LAUNCHED | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Place(1, 4, "node0", 29500, True)
+    assert place_from(LAUNCHED) == ProbePlace(1, 4, "node0", 29500, False)
+    assert place_from(LAUNCHED | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == ProbePlace(1, 4, "node0", 29500, True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.forecast.planner import Link, LogNormal, Network, Workload
+from paceline.forecast.planner import LogNormal, Network, NetworkLink, Workload
 from paceline.rules.codec import Layout
 
 NUMEL = 1 << 20
@@ -21,8 +21,8 @@ def work(step_s: float = 0.1, spread: float = 0.0, **more: Any) -> Workload:
 def wire(model_s: float = 0.1, latency_s: float = 0.0, per_host: int = 1, faster: float = 100.0) -> Network:
     """A network over which the model's bytes take `model_s`, one worker to another, and within a host so many times
     less."""
-    across = Link(latency_s, MIB / model_s)
-    return Network("made", across, Link(0.0, faster * MIB / model_s), per_host)
+    across = NetworkLink(latency_s, MIB / model_s)
+    return Network("made", across, NetworkLink(0.0, faster * MIB / model_s), per_host)
 
 
-NOTHING = Network("nothing", Link())
+NOTHING = Network("nothing", NetworkLink())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import RuleError
-from paceline.forecast.doctor.measured import Link as Seen
 from paceline.forecast.doctor.measured import Machine, Measurements
-from paceline.forecast.planner import PRESETS, Link, Network, network_from_text
+from paceline.forecast.doctor.measured import MeasuredLink as Seen
+from paceline.forecast.planner import PRESETS, Network, NetworkLink, network_from_text
 
 
 def test_presets_go_by_their_names() -> None:
@@ -25,10 +25,10 @@ def test_presets_go_by_their_names() -> None:
 
 def test_a_measure_in_words() -> None:
     found = network_from_text("link(mbit=8, ms=2, per_host=4, within_mbit=80)")
-    assert found.across == Link(2e-3, 1e6) and found.within == Link(0.0, 1e7) and found.per_host == 4
+    assert found.across == NetworkLink(2e-3, 1e6) and found.within == NetworkLink(0.0, 1e7) and found.per_host == 4
     assert found.across.seconds(500_000) == 0.502
     assert network_from_text("link(ms=1)").across.bandwidth_bytes_s == 125e6
-    assert "no limit" in Network("x", Link()).describe()
+    assert "no limit" in Network("x", NetworkLink()).describe()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def written(path: Path, values: Any) -> str:
 def test_a_network_of_a_file(tmp_path: Path) -> None:
     values = {"across": {"latency_s": 1e-3, "bandwidth_bytes_s": 1e6}, "within": {"latency_s": 0}, "per_host": 2}
     found = network_from_text(written(tmp_path / "office.json", values))
-    assert found == Network("office", Link(1e-3, 1e6), Link(), 2)
+    assert found == Network("office", NetworkLink(1e-3, 1e6), NetworkLink(), 2)
     for wrong, says in (([], "JSON object"), ({"x": 1}, "neither"), ({"across": {"speed": 1}}, "must be an object")):
         with pytest.raises(RuleError, match=says):
             network_from_text(written(tmp_path / "wrong.json", wrong))
@@ -80,12 +80,14 @@ def test_what_the_doctor_measured(tmp_path: Path) -> None:
         if i != j
     ]
     found = network_from_text(written(tmp_path / "doctor.json", Measurements(4, machines, links).to_json()))
-    assert found == Network("doctor", Link(1e-3, 1e8 - 3), Link(1e-5, 1e9), 2)
+    assert found == Network("doctor", NetworkLink(1e-3, 1e8 - 3), NetworkLink(1e-5, 1e9), 2)
 
 
 def test_the_doctor_on_one_host(tmp_path: Path) -> None:
     measured = Measurements(2, {0: Machine(0, "a"), 1: Machine(1, "a")}, [seen(0, 1, 2e-5, 1e9), seen(1, 0, 2e-5, 2e9)])
-    assert network_from_text(written(tmp_path / "one.json", measured.to_json())) == Network("one", Link(1e-5, 1e9))
+    assert network_from_text(written(tmp_path / "one.json", measured.to_json())) == Network(
+        "one", NetworkLink(1e-5, 1e9)
+    )
     with pytest.raises(RuleError, match="no link with a bandwidth"):
         network_from_text(written(tmp_path / "none.json", {"links": [{"source": 0, "target": 1}]}))
     with pytest.raises(RuleError, match="not measurements"):
@@ -93,5 +95,5 @@ def test_the_doctor_on_one_host(tmp_path: Path) -> None:
 
 
 def test_a_shared_link() -> None:
-    assert Link(1.0, 8.0).shared(4) == Link(1.0, 2.0)
-    assert math.isinf(Link().shared(2).bandwidth_bytes_s)
+    assert NetworkLink(1.0, 8.0).shared(4) == NetworkLink(1.0, 2.0)
+    assert math.isinf(NetworkLink().shared(2).bandwidth_bytes_s)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.forecast.planner import Link, Network
+from paceline.forecast.planner import Network, NetworkLink
 from paceline.forecast.planner.timing import (
     ALL_TO_ALL,
     SUM,
-    Exchange,
-    Operation,
+    ExchangeTime,
+    OperationTime,
     chunked_s,
     exchange,
     operation,
@@ -42,30 +42,30 @@ def test_the_codecs_say_what_they_do() -> None:
 def test_a_ring_by_hand() -> None:
     """4 workers, 6 steps of 1 ms, and 2 (N-1)/N = 1.5 of 100 ms of bytes."""
     found = operation(SUM, Dense().bytes_sent(FLAT, 4, 0), wire(0.1, 1e-3), 4)
-    assert found == Operation(pytest.approx(6e-3), pytest.approx(0.15))
+    assert found == OperationTime(pytest.approx(6e-3), pytest.approx(0.15))
 
 
 def test_an_all_to_all_by_hand() -> None:
     """All messages are under way at once; each costs the processor its part."""
-    network = Network("x", Link(1e-3, 1e6, 1e-4))
-    assert operation(ALL_TO_ALL, 1e6, network, 11) == Operation(pytest.approx(2e-3), pytest.approx(1.0))
+    network = Network("x", NetworkLink(1e-3, 1e6, 1e-4))
+    assert operation(ALL_TO_ALL, 1e6, network, 11) == OperationTime(pytest.approx(2e-3), pytest.approx(1.0))
 
 
 def test_workers_of_a_host_share_its_link() -> None:
     """4 workers on 2 hosts, each sends 3 bytes to 3 others: 2 x 2 bytes leave a host."""
-    network = Network("x", Link(0, 1.0), Link(0, 10.0), per_host=2)
+    network = Network("x", NetworkLink(0, 1.0), NetworkLink(0, 10.0), per_host=2)
     assert scattered_s(3, network, 4) == 4
     assert scattered_s(1, network, 2) == 0.1
-    assert scattered_s(3, Network("x", Link(0, 1.0)), 4) == 3
+    assert scattered_s(3, Network("x", NetworkLink(0, 1.0)), 4) == 3
 
 
 def test_chunks_run_beside_each_other() -> None:
-    one = [Operation(1.0, 8.0)]
+    one = [OperationTime(1.0, 8.0)]
     assert chunked_s(one, 1) == 9
     assert chunked_s(one, 8, in_flight=1) == 16  # every chunk waits for its latency
     assert chunked_s(one, 8, in_flight=2) == 9  # the wire is always busy
-    assert chunked_s([Operation(3.0, 8.0)], 8, in_flight=2) == 4 + 7 * 2
-    assert chunked_s([Operation(0.0, 8.0)], 8) == 8
+    assert chunked_s([OperationTime(3.0, 8.0)], 8, in_flight=2) == 4 + 7 * 2
+    assert chunked_s([OperationTime(0.0, 8.0)], 8) == 8
 
 
 def test_one_worker_exchanges_nothing() -> None:
@@ -111,16 +111,16 @@ def test_rank_order_takes_two_all_to_alls() -> None:
 
 
 def test_a_backward_pass_hides_what_fits() -> None:
-    found = Exchange(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
+    found = ExchangeTime(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
     assert found.exposed_behind(0.0) == pytest.approx(0.8)  # nothing to hide behind
     assert found.exposed_behind(0.4) == pytest.approx(0.8 - 0.4 * 7 / 8)
     assert found.exposed_behind(10.0) == pytest.approx(0.1)  # the last chunk leaves when all is over
-    late = Exchange(payload_s=0.8, header_s=2.0, footer_s=0.5, chunks=8, sent_bytes=0)
+    late = ExchangeTime(payload_s=0.8, header_s=2.0, footer_s=0.5, chunks=8, sent_bytes=0)
     assert late.exposed_behind(0.4) == pytest.approx(1.6 + 0.5)
 
 
 def test_the_formula_is_that_of_a_queue() -> None:
-    found = Exchange(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
+    found = ExchangeTime(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
     for backward_s in (0.1, 0.5, 0.9, 1.5):
         free_s = 0.0
         for k in range(1, 9):

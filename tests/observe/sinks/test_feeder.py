@@ -10,9 +10,9 @@ import pytest
 
 import paceline
 from paceline.core.world import World
-from paceline.observe.sinks.async_writer import Feeder
+from paceline.observe.sinks.async_writer import AsyncWriter
 from paceline.observe.sinks.base import Values, as_sink
-from paceline.observe.sinks.dispatcher import Outlets
+from paceline.observe.sinks.dispatcher import Dispatcher
 
 
 class Kept:
@@ -36,8 +36,8 @@ class Kept:
         self.closed = True
 
 
-def feeder(sink: Kept, room: int = 8) -> Feeder:
-    return Feeder(sink, "Kept", World(1, 4, host="alpha").sign, room)
+def feeder(sink: Kept, room: int = 8) -> AsyncWriter:
+    return AsyncWriter(sink, "Kept", World(1, 4, host="alpha").sign, room)
 
 
 def test_values_come_in_order_and_all_before_the_close() -> None:
@@ -91,7 +91,7 @@ def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_first_worker_alone_by_default_and_whoever_it_is_now() -> None:
     world, sink, other = World(0, 3), Kept(), Kept()
-    outlets = Outlets(lambda: world, lambda block: {"block": float(block), "minibatches": 4.0}, lambda: {"lr": 0.5})
+    outlets = Dispatcher(lambda: world, lambda block: {"block": float(block), "minibatches": 4.0}, lambda: {"lr": 0.5})
     outlets.add_feeder(sink, World().sign, 0.0, False)
     outlets.add_feeder(other, World().sign, 0.0, True)
     outlets.said({"loss": 2.0}, 3)
@@ -107,7 +107,7 @@ def test_the_first_worker_alone_by_default_and_whoever_it_is_now() -> None:
 
 def test_the_own_numbers_come_no_more_often_than_asked_for() -> None:
     sink = Kept()
-    outlets = Outlets(World, lambda block: {"block": float(block)}, dict)
+    outlets = Dispatcher(World, lambda block: {"block": float(block)}, dict)
     outlets.add_feeder(sink, World().sign, 1e9, False)
     outlets.stands(1, 4)
     outlets.said({"loss": 1.0}, 4)

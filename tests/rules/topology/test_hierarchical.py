@@ -19,7 +19,7 @@ from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Flat, Hierarchical
-from paceline.rules.topology.hierarchical import Plan
+from paceline.rules.topology.hierarchical import DimensionPlan
 from tests.rules.topology.test_routes import finish, inputs, total_of
 
 SHAPES: list[tuple[Any, list[str]]] = [
@@ -144,7 +144,7 @@ def test_a_lossy_codec_sees_the_sums_of_the_fast_dimensions_only(dimensions: Any
     g = torch.Generator().manual_seed(1)
     given = torch.rand(5, workers, elements, generator=g).mul_(64).round_().div_(64)  # sums of them are exact
     topology = Hierarchical(dimensions)
-    plan = Plan.near(hosts) if isinstance(dimensions, str) else Plan.grid(dimensions)
+    plan = DimensionPlan.near(hosts) if isinstance(dimensions, str) else DimensionPlan.grid(dimensions)
 
     def body(transport: virtual.VirtualTransport) -> tuple[Tensor, Tensor, list[int]]:
         route = topology.route(transport, 1)
@@ -183,16 +183,16 @@ def test_every_exchange_has_as_many_stages(dimensions: Any, hosts: list[str], el
 
 
 def test_plans() -> None:
-    assert Plan.grid((2, 2, 2)).levels == (
+    assert DimensionPlan.grid((2, 2, 2)).levels == (
         [[0, 1], [2, 3], [4, 5], [6, 7]],
         [[0, 2], [1, 3], [4, 6], [5, 7]],
         [[0, 4], [1, 5], [2, 6], [3, 7]],
     )
-    assert Plan.grid((1, 3, 1)).levels == ([[0, 1, 2]],)
-    assert Plan.near("abab").levels == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])
-    assert Plan.near("aaaabbc").levels == ([[0, 1, 2, 3], [4, 5], [6]], [[0, 4, 6], [1], [2], [3], [5]])
+    assert DimensionPlan.grid((1, 3, 1)).levels == ([[0, 1, 2]],)
+    assert DimensionPlan.near("abab").levels == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])
+    assert DimensionPlan.near("aaaabbc").levels == ([[0, 1, 2, 3], [4, 5], [6]], [[0, 4, 6], [1], [2], [3], [5]])
     for one in ("aaa", "abc", "a"):
-        assert Plan.near(one).levels == ([list(range(len(one)))],)
+        assert DimensionPlan.near(one).levels == ([list(range(len(one)))],)
 
 
 def test_alone() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cluster:
+class LaunchCluster:
     """How many hosts, which of them this is, and how many workers on each.
 
     Attributes:

@@ -20,18 +20,20 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from paceline.cli.console import err
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import Begun
 from paceline.cli.launch.rendezvous import meeting
-from paceline.cli.launch.signals import Listener
-from paceline.cli.launch.spawn import Command, Worker
+from paceline.cli.launch.signals import SignalListener
+from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.launch.workers import GRACE_S, LINGER_S, Agent
 
 LOOK_EVERY_S = 0.05
 SAY_AFTER_S = 3.0
 """After so long people hear whom the launcher waits for."""
 _KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
-Look = Callable[[list[Worker], bool, dict[int, int]], None]  # the workers so far, whether they are being stopped, lost
+Look = Callable[
+    [list[WorkerProcess], bool, dict[int, int]], None
+]  # the workers so far, whether they are being stopped, lost
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
 
 
@@ -43,14 +45,14 @@ class Outcome:
     lost: dict[int, int] = field(default_factory=dict)  # the same of those without whom the others went on
     stopped_by: signal.Signals | None = None
     error: BaseException | None = None  # the hosts did not find each other, or a bug of ours
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[WorkerProcess] = field(default_factory=list)
     stuck: bool = False  # torch did not give its thread back: leave without waiting for it
 
 
-def launch(cluster: Cluster, command: Command, look: Look, begun: Begun | None = None) -> Outcome:
+def launch(cluster: LaunchCluster, command: Command, look: Look, begun: Begun | None = None) -> Outcome:
     """Start the workers, unless they were `begun` already, and wait for all of them, calling `look` all the while."""
     _hush_torch()
-    with Listener() as listener:
+    with SignalListener() as listener:
         listener.heard += begun.signals.heard if begun is not None else []
         runner = _Runner(cluster, command, begun)
         runner.start()
@@ -69,7 +71,7 @@ def launch(cluster: Cluster, command: Command, look: Look, begun: Begun | None =
         return _outcome(runner, listener)
 
 
-def _waits_for(cluster: Cluster) -> str:
+def _waits_for(cluster: LaunchCluster) -> str:
     """Whom this launcher waits for, and how long."""
     host, port = cluster.master or ("", 0)
     where, until = f"{host}:{port}", f"{cluster.timeout_s:g} s at most (--timeout)"
@@ -82,10 +84,10 @@ def _waits_for(cluster: Cluster) -> str:
     )
 
 
-def side_by_side(cluster: Cluster, commands: Sequence[Command], look: Callable[[], None]) -> list[Outcome]:
+def side_by_side(cluster: LaunchCluster, commands: Sequence[Command], look: Callable[[], None]) -> list[Outcome]:
     """Several runs of one host at once, none of which minds another's end; a signal ends all."""
     _hush_torch()
-    with Listener() as listener:
+    with SignalListener() as listener:
         runners = [_Runner(cluster, command) for command in commands]
         for runner in runners:
             runner.start()
@@ -103,7 +105,7 @@ def side_by_side(cluster: Cluster, commands: Sequence[Command], look: Callable[[
         return [_outcome(runner, listener) for runner in runners]
 
 
-def _outcome(runner: _Runner, listener: Listener) -> Outcome:
+def _outcome(runner: _Runner, listener: SignalListener) -> Outcome:
     outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive())
     if listener.heard:
         outcome.stopped_by = listener.heard[0]
@@ -117,7 +119,7 @@ def _outcome(runner: _Runner, listener: Listener) -> Outcome:
 class _Runner(threading.Thread):
     """torchrun's agent in a thread."""
 
-    def __init__(self, cluster: Cluster, command: Command, begun: Begun | None = None) -> None:
+    def __init__(self, cluster: LaunchCluster, command: Command, begun: Begun | None = None) -> None:
         super().__init__(name="paceline-agent", daemon=True)
         self.cluster, self.command, self.begun = cluster, command, begun
         self.agent: Agent | None = None
@@ -126,7 +128,7 @@ class _Runner(threading.Thread):
         self.stopping = threading.Event()
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerProcess]:
         """The workers that have been started so far."""
         if self.agent is None:
             return [] if self.begun is None else list(self.begun.workers)
@@ -163,7 +165,7 @@ class _Runner(threading.Thread):
             self.agent.impatient = len(heard) > 1
 
 
-def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
+def _await_master(cluster: LaunchCluster, stopping: threading.Event) -> None:
     """Wait until host 0 listens. torch would wait too, but deaf to Ctrl-C and with pages of log."""
     if cluster.master is None or cluster.host_index == 0:
         return
@@ -179,7 +181,7 @@ def _await_master(cluster: Cluster, stopping: threading.Event) -> None:
     raise SignalException("stopped while waiting for host 0", signal.SIGTERM)
 
 
-def _spec(cluster: Cluster, begun: Begun | None) -> WorkerSpec:
+def _spec(cluster: LaunchCluster, begun: Begun | None) -> WorkerSpec:
     """torchrun's description of the run; ranks follow the host index."""
     return WorkerSpec(
         role="worker",

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline.cli.launch.cluster import Cluster
-from paceline.cli.launch.signals import Listener
-from paceline.cli.launch.spawn import Command, Worker, signal_session, spawn
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.signals import SignalListener
+from paceline.cli.launch.spawn import Command, WorkerProcess, signal_session, spawn
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048  # workers connect all at once
@@ -35,11 +35,11 @@ class Begun:
     """
 
     door: socket.socket
-    signals: Listener
+    signals: SignalListener
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[WorkerProcess] = field(default_factory=list)
 
-    def start(self, cluster: Cluster, command: Command) -> None:
+    def start(self, cluster: LaunchCluster, command: Command) -> None:
         """Start all workers."""
         master = (LOOPBACK, str(self.door.getsockname()[1]))
         for rank in range(cluster.workers):
@@ -55,7 +55,7 @@ class Begun:
 
 
 @contextlib.contextmanager
-def begun(cluster: Cluster, command: Command) -> Iterator[Begun | None]:
+def begun(cluster: LaunchCluster, command: Command) -> Iterator[Begun | None]:
     """The workers of a run on one host, started; None with several hosts, who have to find each other first.
 
     A signal that comes before somebody else listens is kept for him. No worker outlives the launcher's `with`.
@@ -63,7 +63,7 @@ def begun(cluster: Cluster, command: Command) -> Iterator[Begun | None]:
     if cluster.hosts > 1 or cluster.master is not None:
         yield None
         return
-    with Listener() as heard, socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as door:
+    with SignalListener() as heard, socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as door:
         it = Begun(door, heard)
         try:
             it.start(cluster, command)

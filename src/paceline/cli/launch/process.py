@@ -26,7 +26,7 @@ UNKNOWN = -int(signal.SIGKILL)
 
 
 @dataclass(frozen=True)
-class Files:
+class OutputFiles:
     """What a worker leaves.
 
     Attributes:
@@ -41,7 +41,7 @@ class Files:
     exchanged: Path
 
     @classmethod
-    def of(cls, output: Path, place: int, turn: int) -> Files:
+    def of(cls, output: Path, place: int, turn: int) -> OutputFiles:
         """The files of the `turn`-th process (from 1) at a place of this host, in the directory `output`."""
         name = f"place-{place:03d}" if turn == 1 else f"place-{place:03d}.{turn}"
         return cls(*(output / f"{name}.{kind}" for kind in ("out", "err", "json", "exchanged")))
@@ -78,12 +78,14 @@ class Process:
         child: the keeper, where this launcher started it.
     """
 
-    def __init__(self, identity: Identity, files: Files, child: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, identity: Identity, files: OutputFiles, child: subprocess.Popen[bytes] | None = None) -> None:
         self.identity, self.files = identity, files
         self._child, self._code = child, None if child is not None or identity.lives else self._last_code()
 
     @classmethod
-    def start(cls, command: Sequence[str], environment: Mapping[str, str], files: Files, folder: str = ".") -> Process:
+    def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], files: OutputFiles, folder: str = "."
+    ) -> Process:
         """Start `command` under a keeper in the directory `folder`, in a session of its own."""
         for path in (files.notes, Path(f"{files.notes}.new"), files.exchanged):
             with contextlib.suppress(OSError):
@@ -101,7 +103,7 @@ class Process:
         return cls(Identity(child.pid, exit_watcher.began(child.pid)), files, child)
 
     @classmethod
-    def find(cls, files: Files, identity: Identity | None) -> Process | None:
+    def find(cls, files: OutputFiles, identity: Identity | None) -> Process | None:
         """A process of an earlier launcher, living or not; None where none was started."""
         said = _notes(files)
         if identity is None and "keeper" in said:  # the launcher was killed before it wrote down whom it had started
@@ -156,7 +158,7 @@ def _as_shown(code: int) -> int:
     return 128 - code if code > 128 else code
 
 
-def _notes(files: Files) -> dict[str, Any]:
+def _notes(files: OutputFiles) -> dict[str, Any]:
     """What the keeper has written; empty where it has not, or where a crash of the host left the file damaged."""
     with contextlib.suppress(OSError, ValueError):
         said = json.loads(files.notes.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import Begun
 from paceline.communication.torch.store import LOOPBACK, open_store
 
@@ -33,7 +33,7 @@ class Meeting(StaticTCPRendezvous):
         return super().next_rendezvous()
 
 
-def meeting(cluster: Cluster, begun: Begun | None = None) -> Meeting:
+def meeting(cluster: LaunchCluster, begun: Begun | None = None) -> Meeting:
     """The meeting of a run's launchers: one host meets itself on a free port, several meet at the master."""
     if begun is not None:
         port = begun.door.getsockname()[1]

@@ -23,7 +23,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class SavedPlan:
     """What a launcher of an elastic run was asked for.
 
     Attributes:
@@ -98,7 +98,7 @@ def _plain(path: Path) -> IO[str]:
     return os.fdopen(file, "a+", encoding="utf-8")
 
 
-def write(directory: Path, plan: Plan, places: list[dict[str, Any]]) -> None:
+def write(directory: Path, plan: SavedPlan, places: list[dict[str, Any]]) -> None:
     """Write the record, whole or not at all."""
     text = json.dumps({"version": VERSION, "plan": asdict(plan), "places": places}, indent=1)
     path = directory / NAME
@@ -111,7 +111,7 @@ def write(directory: Path, plan: Plan, places: list[dict[str, Any]]) -> None:
     new.replace(path)
 
 
-def read(directory: Path) -> tuple[Plan, list[dict[str, Any]]]:
+def read(directory: Path) -> tuple[SavedPlan, list[dict[str, Any]]]:
     """The record of an earlier launcher.
 
     Raises:
@@ -128,7 +128,7 @@ def read(directory: Path) -> tuple[Plan, list[dict[str, Any]]]:
             raise ValueError(f"version {record['version']!r}, wanted {VERSION}")
         said = dict(record["plan"])
         said |= {"control": tuple(said["control"]), "bounds": tuple(said["bounds"])}
-        return Plan(**said), list(record["places"])
+        return SavedPlan(**said), list(record["places"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is no record of an elastic run ({type(error).__name__}: {error}): it was damaged, or is of "

@@ -11,7 +11,7 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Listener(AbstractContextManager["Listener"]):
+class SignalListener(AbstractContextManager["SignalListener"]):
     """Collects signals.
 
     Attributes:
@@ -22,7 +22,7 @@ class Listener(AbstractContextManager["Listener"]):
         self.heard: list[signal.Signals] = []
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> SignalListener:
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._hear)
         return self

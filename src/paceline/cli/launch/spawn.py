@@ -16,7 +16,7 @@ from paceline.cli.run.output_files import output_files
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerProcess:
     """One process and the two files that take its output."""
 
     rank: int
@@ -36,7 +36,7 @@ class Command:
     start: int = 0  # how often all were started before
 
 
-def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker:
+def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> WorkerProcess:
     """Start a worker, which is told by `coordinates` who it is."""
     restart = {"PACELINE_RESTART": str(command.start)}
     environment = {**os.environ, **command.environment, **restart, **coordinates}
@@ -51,10 +51,10 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
             stderr=err,
             start_new_session=True,
         )
-    return Worker(rank, process, stdout, stderr)
+    return WorkerProcess(rank, process, stdout, stderr)
 
 
-def signal_session(worker: Worker, which: signal.Signals) -> None:
+def signal_session(worker: WorkerProcess, which: signal.Signals) -> None:
     """Signal the worker and all its descendants in its process group."""
     try:
         os.killpg(worker.process.pid, which)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.launch.process import Files, Identity, Process
+from paceline.cli.launch.process import Identity, OutputFiles, Process
 
 EXPELLED = 75
 """Exit code of a worker that the control plane has given up: a fresh one may come."""
@@ -60,7 +60,7 @@ class Death:
 
 
 @dataclass
-class Place:
+class WorkerPlace:
     """Where one worker after another works.
 
     Attributes:
@@ -111,7 +111,7 @@ class Supervisor:
     ) -> None:
         self.what, self.clock = what, clock
         self.told, self.changed = told, changed
-        self.places = [Place() for _ in range(places)]
+        self.places = [WorkerPlace() for _ in range(places)]
         self.deaths: list[Death] = []
         self.over = False
 
@@ -125,7 +125,7 @@ class Supervisor:
             if place.due_at is not None and place.due_at <= self.clock() and may_start():
                 self._start(number, place)
 
-    def _see(self, number: int, place: Place) -> None:
+    def _see(self, number: int, place: WorkerPlace) -> None:
         code = None if place.process is None else place.process.poll()
         if place.process is None or code is None:
             return
@@ -138,10 +138,10 @@ class Supervisor:
         self.told("ended", {"place": number, "turn": place.turn, "code": code, "given_up": place.given_up})
         self.changed()
 
-    def _start(self, number: int, place: Place) -> None:
+    def _start(self, number: int, place: WorkerPlace) -> None:
         place.turn, place.due_at = place.turn + 1, None
         self.changed()  # before: a launcher that dies within the next line looks for this turn's files
-        files = Files.of(self.what.output, number, place.turn)
+        files = OutputFiles.of(self.what.output, number, place.turn)
         own = {"LOCAL_RANK": str(number), "PACELINE_EXCHANGED": str(files.exchanged.absolute())}
         environment = {**self.what.environment, **own}
         place.process = Process.start(self.what.arguments, environment, files, self.what.folder)
@@ -198,12 +198,14 @@ class Supervisor:
         self.over = any(place.ended_well for place in self.places)
         return sum(process.poll() is None for _, _, process in self.running)
 
-    def _taken(self, number: int, row: Mapping[str, Any]) -> Place:
-        place = Place(turn=int(row["turn"]), ended_well=bool(row["ended_well"]), fruitless=int(row.get("fruitless", 0)))
+    def _taken(self, number: int, row: Mapping[str, Any]) -> WorkerPlace:
+        place = WorkerPlace(
+            turn=int(row["turn"]), ended_well=bool(row["ended_well"]), fruitless=int(row.get("fruitless", 0))
+        )
         if place.ended_well:
             place.due_at = None
         elif place.turn and not row["due"] and not row["given_up"]:
             identity = None if row["process"] is None else Identity(**row["process"])
-            place.process = Process.find(Files.of(self.what.output, number, place.turn), identity)
+            place.process = Process.find(OutputFiles.of(self.what.output, number, place.turn), identity)
             place.due_at = 0.0 if place.process is None else None
         return place

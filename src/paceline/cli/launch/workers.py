@@ -27,9 +27,9 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import environment as of_torchrun
-from paceline.cli.launch.spawn import Command, Worker, signal_session, spawn
+from paceline.cli.launch.spawn import Command, WorkerProcess, signal_session, spawn
 from paceline.errors import PacelineError
 
 GRACE_S = 5.0  # between the request to stop and the order
@@ -51,7 +51,9 @@ class Agent(SimpleElasticAgent):
     rule lets the others go on without it, nobody is stopped, and the run is over when all have ended.
     """
 
-    def __init__(self, spec: WorkerSpec, command: Command, cluster: Cluster, workers: Sequence[Worker] = ()) -> None:
+    def __init__(
+        self, spec: WorkerSpec, command: Command, cluster: LaunchCluster, workers: Sequence[WorkerProcess] = ()
+    ) -> None:
         super().__init__(spec, exit_barrier_timeout=cluster.timeout_s)
         self.command = command
         self.cluster = cluster
@@ -115,7 +117,7 @@ class Agent(SimpleElasticAgent):
                 worker.process.wait()
                 self._gone.add(worker.rank)
 
-    def _poll(self, worker: Worker) -> int | None:
+    def _poll(self, worker: WorkerProcess) -> int | None:
         """The worker's exit code; when it is first seen, what the worker left behind is ended."""
         code = worker.process.poll()
         if code is not None and worker.rank not in self._gone:
@@ -164,7 +166,7 @@ class Agent(SimpleElasticAgent):
             raise SignalException(f"stopped by {self.stop_signal.name}", self.stop_signal)
 
 
-def _coordinates(cluster: Cluster, group: WorkerGroup, member: Any) -> dict[str, str]:
+def _coordinates(cluster: LaunchCluster, group: WorkerGroup, member: Any) -> dict[str, str]:
     """The variables by which a worker knows who it is, and torchrun's own."""
     spec = group.spec
     master = (str(group.master_addr), str(group.master_port))

@@ -87,9 +87,9 @@ def command(
     if parameters is not None:
         size = _size(parameters, "--parameters")
     own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
-    from paceline.cli.plan.inputs import Asked, workload  # here, because torch loads for seconds
+    from paceline.cli.plan.inputs import PlanInputs, workload  # here, because torch loads for seconds
 
-    asked = Asked(
+    asked = PlanInputs(
         script, own, step_time, size, moments, epoch, spread, step_times, codec_time, pack_time, steps, timeout
     )
     with refusing():

@@ -21,7 +21,7 @@ EPOCH = 1000.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanInputs:
     """The options about the work; see `paceline plan --help`. None where nothing was said."""
 
     script: Path | None
@@ -38,7 +38,7 @@ class Asked:
     timeout_s: float
 
 
-def workload(asked: Asked, notes: Console) -> Workload:
+def workload(asked: PlanInputs, notes: Console) -> Workload:
     """The work that is asked about: what was said goes before what was measured."""
     given, timed = _given_steps(asked), None  # before a program is run for minutes
     if asked.script is not None:
@@ -61,7 +61,7 @@ def workload(asked: Asked, notes: Console) -> Workload:
     )
 
 
-def _given_steps(asked: Asked) -> StepTimes | None:
+def _given_steps(asked: PlanInputs) -> StepTimes | None:
     """The distribution of a minibatch's time, where it was given."""
     if asked.times is not None:
         if asked.step_s is not None or asked.spread is not None:
@@ -70,7 +70,7 @@ def _given_steps(asked: Asked) -> StepTimes | None:
     return None if asked.step_s is None else LogNormal(asked.step_s, asked.spread or 0.0)
 
 
-def _timed_steps(asked: Asked, timed: Timed | None, notes: Console) -> StepTimes:
+def _timed_steps(asked: PlanInputs, timed: Timed | None, notes: Console) -> StepTimes:
     """The same, as it was measured."""
     if timed is None:
         raise RuleError("give a training program, or --step-time SECONDS with --parameters or --bytes")
@@ -79,7 +79,7 @@ def _timed_steps(asked: Asked, timed: Timed | None, notes: Console) -> StepTimes
     return LogNormal(found.mean_s, found.variation if asked.spread is None else asked.spread)
 
 
-def _layout(asked: Asked, timed: Timed | None) -> Layout:
+def _layout(asked: PlanInputs, timed: Timed | None) -> Layout:
     """The parameters; a square matrix and a rest where only their number is known."""
     if asked.parameters is not None:
         side = math.isqrt(asked.parameters)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.console import err, near, refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ JOB = "job.pem"
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 
 
-def environment(cluster: Cluster, tls: Path | None, in_the_clear: bool) -> dict[str, str]:
+def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool) -> dict[str, str]:
     """What the workers are told: the folder of this host's certificate, and where torch's libraries may listen.
 
     Args:
@@ -44,7 +44,7 @@ def environment(cluster: Cluster, tls: Path | None, in_the_clear: bool) -> dict[
     return added
 
 
-def for_workers(cluster: Cluster, directory: Path, job: Path | None, speaks: bool) -> Path | None:
+def for_workers(cluster: LaunchCluster, directory: Path, job: Path | None, speaks: bool) -> Path | None:
     """The certificate of this host's workers where nobody has named one; None where none is needed, or none can be."""
     if os.environ.get("PACELINE_TLS") or (cluster.workers * cluster.hosts == 1 and job is None):
         return None
@@ -52,7 +52,7 @@ def for_workers(cluster: Cluster, directory: Path, job: Path | None, speaks: boo
 
 
 def certificates(
-    cluster: Cluster, directory: Path, job: Path | None, joinable: bool, speaks: bool = True
+    cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, speaks: bool = True
 ) -> Path | None:
     """Make this host's certificate; the folder it is in, None where there is no authority to sign it.
 
@@ -149,7 +149,7 @@ def _load(job: Path) -> Authority:
     return found
 
 
-def _interface(cluster: Cluster) -> str | None:
+def _interface(cluster: LaunchCluster) -> str | None:
     """The name of the interface over which the workers reach each other, where that is sure."""
     from paceline.communication.torch.store import LOOPBACK, is_local, own_address
     from paceline.errors import UnsupportedError

@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from paceline.cli.console import err, refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.errors import PacelineError
 from paceline.observe.reports.read import LOG_NAME
 
@@ -24,7 +24,7 @@ CROWD = 8
 """So many workers for a processor are nobody's wish, but on a host of GPUs."""
 
 
-def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> Cluster:
+def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> LaunchCluster:
     if workers < 1:
         refuse(f"--workers must be at least 1, got {workers}")
     if hosts < 1:
@@ -36,7 +36,7 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
     if hosts > 1 and master is None:
         refuse(f"--hosts {hosts} needs --master HOST:PORT, the address where the hosts meet")
     address = _address(master) if master is not None and hosts > 1 else None
-    return Cluster(workers, hosts, host_index, address, timeout_s)
+    return LaunchCluster(workers, hosts, host_index, address, timeout_s)
 
 
 def alone(ctx: typer.Context, option: str, *others: str) -> None:
@@ -107,7 +107,7 @@ def fresh(inside: str) -> Path:
     return directory
 
 
-def log_directory(asked: Path | None, cluster: Cluster, overwrite: bool) -> Path:
+def log_directory(asked: Path | None, cluster: LaunchCluster, overwrite: bool) -> Path:
     directory = fresh(LOGS) if asked is None else asked
     if asked is not None:
         _clear(directory, cluster, overwrite)
@@ -139,7 +139,7 @@ def crowd(workers: int, quiet: bool) -> None:
         )
 
 
-def free_port(cluster: Cluster) -> None:
+def free_port(cluster: LaunchCluster) -> None:
     """Refuse, on host 0, a port of `--master` that another program has, and a name that nobody knows."""
     if cluster.master is None:
         return
@@ -161,7 +161,7 @@ def free_port(cluster: Cluster) -> None:
                 refuse(f"--master {name}:{port}: this user may not listen at port {port}; choose one above 1023")
 
 
-def _clear(directory: Path, cluster: Cluster, overwrite: bool) -> None:
+def _clear(directory: Path, cluster: LaunchCluster, overwrite: bool) -> None:
     """No run is written into another's logs. On several hosts each minds its own ranks' files."""
     if directory.exists() and not directory.is_dir():
         refuse(f"--log {directory} is a file; give a directory")
@@ -175,7 +175,7 @@ def _clear(directory: Path, cluster: Cluster, overwrite: bool) -> None:
         path.unlink()
 
 
-def _ours(path: Path, cluster: Cluster) -> bool:
+def _ours(path: Path, cluster: LaunchCluster) -> bool:
     match = LOG_NAME.fullmatch(path.name)
     if not match:
         return False

@@ -17,7 +17,7 @@ import typer
 from rich.live import Live as Screen
 
 from paceline.cli.console import out, refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import begun
 from paceline.cli.run import certificates as doors
 from paceline.cli.run import checks, dry_run, elastic_checks, failure, zero_lines
@@ -26,12 +26,12 @@ from paceline.cli.run import hosts as host_options
 from paceline.cli.run import output as lines
 from paceline.cli.run.conclusion import conclude, failed
 from paceline.cli.run.disk_full import Room
-from paceline.cli.run.status import Status
+from paceline.cli.run.status import RunStatus
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
-    from paceline.cli.launch.spawn import Command, Worker
+    from paceline.cli.launch.spawn import Command, WorkerProcess
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
@@ -145,19 +145,21 @@ def command(
     elif elastic is None or workers != 0:
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
     speaks = checks.check_rule(rule)
-    wishes = zero_lines.Wishes(as_is, force_zero_lines, random_data)
+    wishes = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     doors.check(tls, job, in_the_clear)
     if elastic is not None or join is not None:
         zero_lines.refuse_elastic(script, wishes)
         if elastic is not None:
             host_options.one_launcher()
-        asked = elastic_run.Asked(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
+        asked = elastic_run.ElasticOptions(
+            elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace
+        )
         what = [] if script is None else program(script, arguments or [])
         if print_only:
             return elastic_run.show(asked, what, environment, log, (tls, job, in_the_clear))
         raise typer.Exit(_elastic(asked, what, (log, overwrite), (tls, job, in_the_clear), quiet))
     assert script is not None
-    cluster, found = host_options.cluster(host_options.Asked(workers, hosts, host_index, master), timeout)
+    cluster, found = host_options.cluster(host_options.HostOptions(workers, hosts, host_index, master), timeout)
     bare = zero_lines.serves(script, wishes, cluster.size)
     what = program(script, arguments or [], bare)
     log = log or host_options.logs(found)
@@ -187,7 +189,7 @@ def command(
 
 
 def _elastic(
-    asked: elastic_run.Asked,
+    asked: elastic_run.ElasticOptions,
     what: list[str],
     logs: tuple[Path | None, bool],
     door: tuple[Path | None, Path | None, bool],
@@ -198,14 +200,14 @@ def _elastic(
     elastic_run.check_secret(asked, door)
     if logs[0] is not None:
         elastic_checks.vacant(logs[0], logs[1])
-    cluster = Cluster(max(1, asked.workers), timeout_s=asked.timeout_s)
+    cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.timeout_s)
     directory = checks.log_directory(logs[0], cluster, logs[1])
     tls = elastic_run.certificates(asked, directory, *door, quiet)
     added = environment(cluster, asked.rule, directory)
     return elastic_run.begin(asked, place, what, added, tls, directory, partial(shown, quiet=quiet), quiet)
 
 
-def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str, str]:
+def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> dict[str, str]:
     """What the workers' environment has that the launcher's has not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
@@ -220,7 +222,7 @@ def environment(cluster: Cluster, rule: str | None, directory: Path) -> dict[str
 
 
 def _run(
-    cluster: Cluster,
+    cluster: LaunchCluster,
     arguments: list[str],
     added: dict[str, str],
     directory: Path,
@@ -258,18 +260,18 @@ def shown(directory: Path, workers: int, quiet: bool, first_alone: bool = False)
     if quiet:
         yield show
     else:
-        status = Status(Live(directory), workers)
+        status = RunStatus(Live(directory), workers)
         with Screen(status, console=console, transient=True, refresh_per_second=4):
             yield show
 
 
-def follow(cluster: Cluster, what: Command, show: lines.Show) -> Outcome:
+def follow(cluster: LaunchCluster, what: Command, show: lines.Show) -> Outcome:
     """Launch, and show all that the workers print, to the last line."""
     tails, room = lines.Tails(show), Room(what.output.parent)
 
     told: set[int] = set()
 
-    def look(workers: list[Worker], stopping: bool, lost: dict[int, int]) -> None:
+    def look(workers: list[WorkerProcess], stopping: bool, lost: dict[int, int]) -> None:
         tails.mute_errors = stopping  # N tracebacks of KeyboardInterrupt say nothing new
         for worker in workers[len(tails) :]:
             tails.follow(worker.rank, worker.stdout, worker.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import failure
 from paceline.errors import PacelineError
 from paceline.observe.reports.read import has_run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
 
-def conclude(outcome: Outcome, cluster: Cluster, directory: Path, seconds: float, quiet: bool) -> int:
+def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
     """Say how it ended; the exit code."""
     console = err()
     if outcome.codes:
@@ -77,7 +77,7 @@ def _ended_elsewhere(error: BaseException) -> None:
     err().print(error_panel("the run ended", *parts))
 
 
-def _not_started(error: BaseException, cluster: Cluster) -> None:
+def _not_started(error: BaseException, cluster: LaunchCluster) -> None:
     cause = f"{type(error).__name__}: {error}"
     if cluster.master is None:
         err().print(error_panel("no worker was started", Text(cause, style="bold red")))

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from paceline.cli.console import near
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.run import certificates as doors
 from paceline.cli.run import checks
@@ -27,7 +27,7 @@ def directory(asked: Path | None) -> Path:
     return (checks.fresh(checks.LOGS) if asked is None else asked).absolute()
 
 
-def certificate(place: Path, cluster: Cluster, joinable: bool = False) -> Path | None:
+def certificate(place: Path, cluster: LaunchCluster, joinable: bool = False) -> Path | None:
     """Where the certificate would be that `paceline run` makes for this host; None where it would make none."""
     if os.environ.get("PACELINE_TLS") or (cluster.size == 1 and not joinable):
         return None
@@ -36,7 +36,7 @@ def certificate(place: Path, cluster: Cluster, joinable: bool = False) -> Path |
 
 def run(
     ctx: typer.Context,
-    cluster: Cluster,
+    cluster: LaunchCluster,
     found: Hosts | None,
     command: list[str],
     added: dict[str, str],
@@ -103,7 +103,7 @@ def _needs_secret(ctx: typer.Context, added: dict[str, str], place: Path) -> boo
     return made and (ctx.params["job"] is not None or ctx.params["host_index"] in (None, 0))
 
 
-def _others(ctx: typer.Context, cluster: Cluster, place: Path, secret: bool) -> None:
+def _others(ctx: typer.Context, cluster: LaunchCluster, place: Path, secret: bool) -> None:
     print("\non the other hosts:")
     if secret and ctx.params["job"] is None:
         print(f"  first, once host 0 has begun, there: scp {near(place / 'door' / JOB)} HOST:{JOB}")
@@ -128,7 +128,7 @@ def _again(ctx: typer.Context, index: int, secret: bool) -> list[str]:
     return [*words, str(ctx.params["script"]), *(ctx.params["arguments"] or [])]
 
 
-def environment(cluster: Cluster, tls: Path | None, in_the_clear: bool, place: Path) -> dict[str, str]:
+def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool, place: Path) -> dict[str, str]:
     """What the door adds to the workers' environment, with the certificate that would be made."""
     if not in_the_clear and tls is None:
         tls = certificate(place, cluster)

@@ -14,9 +14,9 @@ from typing import Any
 
 from paceline.cli.console import err, refuse
 from paceline.cli.launch import saved_plan
-from paceline.cli.launch.cluster import Cluster
-from paceline.cli.launch.saved_plan import Plan
-from paceline.cli.launch.signals import Listener
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.saved_plan import SavedPlan
+from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates as doors
 from paceline.cli.run import dry_run, elastic_checks, elastic_messages, output
 from paceline.cli.run.disk_full import Room
@@ -28,7 +28,7 @@ Shown = Callable[[Path, int], contextlib.AbstractContextManager[output.Show]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ElasticOptions:
     """What the command line said of an elastic run.
 
     Attributes:
@@ -81,9 +81,9 @@ class Asked:
 
 
 def show(
-    asked: Asked,
+    asked: ElasticOptions,
     command: list[str],
-    environment: Callable[[Cluster, str | None, Path], dict[str, str]],
+    environment: Callable[[LaunchCluster, str | None, Path], dict[str, str]],
     log: Path | None,
     door: tuple[Path | None, Path | None, bool],
 ) -> None:
@@ -91,7 +91,7 @@ def show(
     where = asked.where()
     check_secret(asked, door)
     place = dry_run.directory(log)
-    cluster = Cluster(max(1, asked.workers), timeout_s=asked.timeout_s)
+    cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.timeout_s)
     added = environment(cluster, asked.rule, place)
     tls = door[0] or _ambient()
     if tls is None and not door[2]:
@@ -103,7 +103,7 @@ def show(
     dry_run.elastic(leads, f"{where[0]}:{port}", asked.workers, command, added, place, secret)
 
 
-def check_secret(asked: Asked, door: tuple[Path | None, Path | None, bool]) -> None:
+def check_secret(asked: ElasticOptions, door: tuple[Path | None, Path | None, bool]) -> None:
     """Who joins has to be let in."""
     if asked.join is not None and not any(door) and _ambient() is None:
         refuse(
@@ -118,7 +118,7 @@ def _ambient() -> Path | None:
 
 
 def certificates(
-    asked: Asked, directory: Path, tls: Path | None, job: Path | None, in_the_clear: bool, quiet: bool
+    asked: ElasticOptions, directory: Path, tls: Path | None, job: Path | None, in_the_clear: bool, quiet: bool
 ) -> Path | None:
     """The folder of this host's certificate; None where all is in the clear.
 
@@ -137,12 +137,12 @@ def certificates(
     named = tls or _ambient()
     if named is not None:
         return named
-    cluster = Cluster(max(1, asked.workers), 2, 0 if asked.join is None else 1, timeout_s=asked.timeout_s)
+    cluster = LaunchCluster(max(1, asked.workers), 2, 0 if asked.join is None else 1, timeout_s=asked.timeout_s)
     return doors.certificates(cluster, directory, job, asked.listen is not None, not quiet and asked.listen is not None)
 
 
 def begin(
-    asked: Asked,
+    asked: ElasticOptions,
     place: tuple[tuple[int, int], tuple[str, int]],
     command: list[str],
     environment: dict[str, str],
@@ -152,7 +152,7 @@ def begin(
     quiet: bool,
 ) -> int:
     """Run until the end; the exit code."""
-    plan = Plan(
+    plan = SavedPlan(
         command=command if asked.workers else [],
         environment=environment,
         folder=os.getcwd(),
@@ -177,7 +177,7 @@ def again(directory: Path, shown: Shown, quiet: bool) -> int:
     return _run(plan, directory, places, shown, quiet)
 
 
-def _run(plan: Plan, directory: Path, places: list[dict[str, Any]] | None, shown: Shown, quiet: bool) -> int:
+def _run(plan: SavedPlan, directory: Path, places: list[dict[str, Any]] | None, shown: Shown, quiet: bool) -> int:
     (directory / "output").mkdir(exist_ok=True)
     started = time.monotonic()
     try:
@@ -186,7 +186,7 @@ def _run(plan: Plan, directory: Path, places: list[dict[str, Any]] | None, shown
                 launcher = Launcher(plan, directory, events, server, output.Tails(show))
                 _begin(launcher, places, quiet)
                 news = _News(events, launcher, show, quiet)
-                with Listener() as listener:
+                with SignalListener() as listener:
                     ending: Ending = launcher.follow(listener, news.tell)
     except PacelineError as error:
         refuse(str(error))
@@ -214,7 +214,7 @@ def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool)
         err().print(_how_to_join(plan), markup=False, soft_wrap=True)
 
 
-def _how_to_join(plan: Plan) -> str:
+def _how_to_join(plan: SavedPlan) -> str:
     """What a launcher elsewhere has to say; where no secret was made for other hosts, this one's certificate serves."""
     secret = plan.tls is not None and (Path(plan.tls).parent / "job.pem").exists()
     here = plan.control[0] in ("127.0.0.1", "::1", "localhost") and not secret
@@ -235,7 +235,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _events(plan: Plan, directory: Path) -> Iterator[Events]:
+def _events(plan: SavedPlan, directory: Path) -> Iterator[Events]:
     events = Events(directory / saved_plan.EVENTS, plan.unix_s)
     try:
         yield events

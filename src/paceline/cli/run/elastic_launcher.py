@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.cli.launch import saved_plan
-from paceline.cli.launch.process import Files
-from paceline.cli.launch.saved_plan import Plan
-from paceline.cli.launch.signals import Listener
+from paceline.cli.launch.process import OutputFiles
+from paceline.cli.launch.saved_plan import SavedPlan
+from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.supervisor import Death, Supervisor, What
 from paceline.cli.run import failure
 from paceline.cli.run import output as lines
@@ -106,7 +106,7 @@ def _appending(path: Path) -> tuple[int, Path]:
 
 
 @contextlib.contextmanager
-def control(plan: Plan, directory: Path, events: Events) -> Iterator[tuple[Plan, ControlPlane | None]]:
+def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[SavedPlan, ControlPlane | None]]:
     """Host the control plane, if that is ours; the plan with the port where it listens."""
     if not plan.leads:
         yield plan, None
@@ -114,12 +114,12 @@ def control(plan: Plan, directory: Path, events: Events) -> Iterator[tuple[Plan,
     server = host(plan, directory / saved_plan.CONTROL, events.write)
     try:
         server.start()
-        yield Plan(**{**vars(plan), "control": (plan.control[0], server.port)}), server
+        yield SavedPlan(**{**vars(plan), "control": (plan.control[0], server.port)}), server
     finally:
         server.close()
 
 
-def host(plan: Plan, record: Path, told: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
+def host(plan: SavedPlan, record: Path, told: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
     """The control plane of a run, from its record where there is one."""
     from paceline.communication.sockets.tls import TLS
     from paceline.flow.control import Control, Terms  # here, because torch loads for seconds and --help must not wait
@@ -137,7 +137,7 @@ def host(plan: Plan, record: Path, told: Callable[[str, dict[str, Any]], None]) 
     return server
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment(plan: SavedPlan) -> dict[str, str]:
     """All of a worker's environment, but for its place."""
     mine = {
         name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith("TORCHELASTIC")
@@ -172,7 +172,7 @@ class Launcher:
     """
 
     def __init__(
-        self, plan: Plan, directory: Path, events: Events, server: ControlPlane | None, output: lines.Tails
+        self, plan: SavedPlan, directory: Path, events: Events, server: ControlPlane | None, output: lines.Tails
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
         what = What(plan.command, environment(plan), directory / "output", plan.folder)
@@ -193,7 +193,7 @@ class Launcher:
         self._write()
         return running
 
-    def follow(self, listener: Listener, look: Callable[[], None] = lambda: None) -> Ending:
+    def follow(self, listener: SignalListener, look: Callable[[], None] = lambda: None) -> Ending:
         """Until all is over, or a signal ends it; `look` is called all the while."""
         self._write()
         self._ask()
@@ -275,7 +275,7 @@ class Launcher:
         """Whether workers of other hosts still need the control plane that we host."""
         return self.server is not None and bool(self.status.get("members") or self.status.get("waiting"))
 
-    def _end(self, listener: Listener) -> Ending:
+    def _end(self, listener: SignalListener) -> Ending:
         ending = Ending(stopped_by=listener.heard[0] if listener.heard else None)
         ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)
         ending.why = str(self.status.get("ended", ""))
@@ -302,6 +302,6 @@ class Launcher:
             if place.turn and self._shown.get(number) != place.turn:
                 self.output.drop(number)
                 self._shown[number] = place.turn
-                files = Files.of(self.workers.what.output, number, place.turn)
+                files = OutputFiles.of(self.workers.what.output, number, place.turn)
                 self.output.follow(number, files.stdout, files.stderr)
         self.output.read()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.console import refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Hosts
@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 
 
 @dataclass(frozen=True)
-class Asked:
+class HostOptions:
     """What the command line says of hosts; None where it says nothing.
 
     Attributes:
@@ -37,7 +37,7 @@ class Asked:
         return self.hosts == 1 or None not in (self.hosts, self.host_index, self.master)
 
 
-def cluster(asked: Asked, timeout_s: float) -> tuple[Cluster, Hosts | None]:
+def cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster, Hosts | None]:
     """The shape of the run, and who said what the options did not."""
     known = _found(asked)
     found = known or Hosts("nobody")
@@ -53,7 +53,7 @@ def cluster(asked: Asked, timeout_s: float) -> tuple[Cluster, Hosts | None]:
     return checks.cluster(workers, count, index, master, timeout_s), known
 
 
-def _found(asked: Asked) -> Hosts | None:
+def _found(asked: HostOptions) -> Hosts | None:
     """What the scheduler says, where the options leave something open; contradictions are refused."""
     if asked.complete:
         return None

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.reports.live import Live, Snapshot
+from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.summary import delay_text, ranks_text, seconds_text, value_text
 
 DATA_SHARE = 0.01
@@ -20,13 +20,13 @@ DATA_SHARE = 0.01
 POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
 
 
-class Status:
+class RunStatus:
     """Renders the newest snapshot; reads the logs at most every `POLL_EVERY_S`."""
 
     def __init__(self, live: Live, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.live, self.workers, self.clock = live, workers, clock
         self.spinner = Spinner("dots")
-        self.snapshot = Snapshot()
+        self.snapshot = LiveSnapshot()
         self._read_at = -POLL_EVERY_S
 
     def __rich__(self) -> RenderableType:
@@ -35,7 +35,7 @@ class Status:
             self.snapshot, self._read_at = self.live.poll(), now
         return self._line(self.snapshot)
 
-    def _line(self, shot: Snapshot) -> RenderableType:
+    def _line(self, shot: LiveSnapshot) -> RenderableType:
         row = Table.grid(padding=(0, 1))
         cells: list[RenderableType] = [self.spinner]
         if shot.epoch_done is not None:
@@ -45,7 +45,7 @@ class Status:
         return row
 
 
-def _left(shot: Snapshot) -> str:
+def _left(shot: LiveSnapshot) -> str:
     """How much of a pass is done, and when it will be over."""
     if shot.epoch_done is None:
         return ""
@@ -53,7 +53,7 @@ def _left(shot: Snapshot) -> str:
     return f" ({100 * shot.epoch_done:.0f} %{soon})"
 
 
-def describe(shot: Snapshot, workers: int) -> Text:
+def describe(shot: LiveSnapshot, workers: int) -> Text:
     """A snapshot in words: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
     elastic = [] if shot.standing is None else [shot.standing.text]
     if not shot.size:

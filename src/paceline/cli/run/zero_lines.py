@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.doors.zero import cluster_detection, framework_doors, hashing
 from paceline.run import attach_marker
 
@@ -20,7 +20,7 @@ SEED = "PACELINE_SEED"  # of paceline.doors.zero.seeds, which loads torch
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ZeroLineOptions:
     """What the options say about zero lines.
 
     Attributes:
@@ -34,7 +34,7 @@ class Wishes:
     random_data: bool = False
 
 
-def serves(script: Path, wishes: Wishes, workers: int) -> bool:
+def serves(script: Path, wishes: ZeroLineOptions, workers: int) -> bool:
     """Whether zero lines go around the program; says why not, where a user may wonder.
 
     Refused is what would do the whole job on each of several workers, where that is known before it begins.
@@ -76,7 +76,9 @@ def _why(other: str) -> str:
     return f"uses {other}, which makes a cluster itself" if other else "attaches paceline itself, or does not use torch"
 
 
-def all_alone(directory: Path, wishes: Wishes, arguments: Sequence[str] | None, workers: int, rule: str | None) -> bool:
+def all_alone(
+    directory: Path, wishes: ZeroLineOptions, arguments: Sequence[str] | None, workers: int, rule: str | None
+) -> bool:
     """Whether each of several workers has done the whole job, though nobody wished it; says so.
 
     Args:
@@ -99,7 +101,7 @@ def all_alone(directory: Path, wishes: Wishes, arguments: Sequence[str] | None, 
     return True
 
 
-def environment(cluster: Cluster, bare: bool, random_data: bool) -> dict[str, str]:
+def environment(cluster: LaunchCluster, bare: bool, random_data: bool) -> dict[str, str]:
     """For the workers of a program with zero lines around it: what makes them draw alike, and whether they are not to.
 
     Several hosts cannot agree on a seed that is drawn here; their workers make one of what names the start.
@@ -114,7 +116,7 @@ def environment(cluster: Cluster, bare: bool, random_data: bool) -> dict[str, st
     return added
 
 
-def refuse_elastic(script: Path | None, wishes: Wishes) -> None:
+def refuse_elastic(script: Path | None, wishes: ZeroLineOptions) -> None:
     """Workers that come and go need a program that attaches."""
     for option, given in (("--random-data", wishes.random_data), ("--force-zero-lines", wishes.force)):
         if given:

@@ -12,7 +12,7 @@ import typer.core
 import typer.main
 
 from paceline.cli.console import refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.program_options import ProgramCommand
 from paceline.cli.run import checks
 
@@ -77,7 +77,9 @@ def command(
     of the best quarter, and goes on with values near theirs. The program stays as it is; it has to call run.resume()
     before its training loop, and run.log(loss=...) within it.
     """
-    from paceline.cli.tune.search_plan import Plan  # here, because torch loads for seconds and --help must not wait
+    from paceline.cli.tune.search_plan import (
+        SearchPlan,  # here, because torch loads for seconds and --help must not wait
+    )
     from paceline.cli.tune.search_rounds import Search
 
     if again is not None:
@@ -96,7 +98,7 @@ def command(
     checks.cluster(workers, 1, 0, None, timeout)
     checks.check_script(script)
     own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
-    plan = Plan(
+    plan = SearchPlan(
         program=[str(script.resolve()), *own],
         search=search or [],
         groups=groups,
@@ -112,10 +114,10 @@ def command(
     )
     plan.check()
     checks.check_rule(rule)
-    raise typer.Exit(Search(_directory(log, Cluster(workers)), plan, []).play())
+    raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).play())
 
 
-def _directory(asked: Path | None, cluster: Cluster) -> Path:
+def _directory(asked: Path | None, cluster: LaunchCluster) -> Path:
     """A new directory for the search."""
     if asked is not None and asked.is_dir() and any(asked.iterdir()):
         refuse(f"--log {asked} is not empty; give another directory, or go on with paceline tune --again {asked}")

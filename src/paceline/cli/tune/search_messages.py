@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.tune.command import show
-from paceline.tuning.population import Member
+from paceline.tuning.population import PopulationMember
 
 
-def table(members: Sequence[Member], title: str, measure: str, busy: Collection[int]) -> Table:
+def table(members: Sequence[PopulationMember], title: str, measure: str, busy: Collection[int]) -> Table:
     """One row a group: its values, what it began with, and what came of it."""
     found = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("group", *members[0].values, "begins with"):
@@ -25,13 +25,13 @@ def table(members: Sequence[Member], title: str, measure: str, busy: Collection[
     return found
 
 
-def _begins(group: int, member: Member) -> str:
+def _begins(group: int, member: PopulationMember) -> str:
     if member.source is None:
         return "nothing"
     return "its own" if member.source == group else f"group {member.source}'s"
 
 
-def _result(member: Member, busy: bool) -> str:
+def _result(member: PopulationMember, busy: bool) -> str:
     if member.failed:
         return f"failed: {member.failed}"
     if member.measure is not None:
@@ -39,7 +39,7 @@ def _result(member: Member, busy: bool) -> str:
     return "trains" if busy else "waits"
 
 
-def best_text(member: Member, group: int, number: int, measure: str) -> str:
+def best_text(member: PopulationMember, group: int, number: int, measure: str) -> str:
     """Who was best, and with which values."""
     values = ", ".join(f"{name} {show(value)}" for name, value in member.values.items())
     result = "" if member.measure is None else f", {measure} {show(float(member.measure))}"

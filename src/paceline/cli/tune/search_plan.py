@@ -14,7 +14,7 @@ from paceline.tuning.space import Space, space
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What was asked for; see `paceline tune --search --help`."""
 
     program: list[str]

@@ -30,17 +30,17 @@ from rich.live import Live
 
 from paceline.checkpoint.store import Directory
 from paceline.cli.console import err, error_panel, near, out, refuse
-from paceline.cli.launch.cluster import Cluster
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome, side_by_side
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import certificates as doors
 from paceline.cli.run import failure
 from paceline.cli.run.command import environment
 from paceline.cli.tune.search_messages import best_text, table
-from paceline.cli.tune.search_plan import Plan
+from paceline.cli.tune.search_plan import SearchPlan
 from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import request_files
-from paceline.tuning.population import Member, copies, first_round, next_round, ranking, scores
+from paceline.tuning.population import PopulationMember, copies, first_round, next_round, ranking, scores
 from paceline.tuning.proposals import Proposals
 from paceline.tuning.search_round import Round
 
@@ -69,8 +69,8 @@ class Search:
     """
 
     directory: Path
-    plan: Plan
-    rounds: list[list[Member]]
+    plan: SearchPlan
+    rounds: list[list[PopulationMember]]
     ended: str = ""
     _busy: set[int] = field(default_factory=set)
 
@@ -82,8 +82,10 @@ class Search:
             told = json.loads(path.read_text(encoding="utf-8"))
             if told["format"] != FORMAT:
                 raise ValueError(f"its format is {told['format']!r}, and this paceline reads {FORMAT}")
-            plan = Plan(**told["plan"])
-            found = cls(directory, plan, [[Member(**one) for one in row] for row in told["rounds"]], told["ended"])
+            plan = SearchPlan(**told["plan"])
+            found = cls(
+                directory, plan, [[PopulationMember(**one) for one in row] for row in told["rounds"]], told["ended"]
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             refuse(f"{near(path)} is no record of a search ({type(error).__name__}: {error})")
         plan.check()
@@ -112,7 +114,7 @@ class Search:
             return stop.code
         return self._conclude()
 
-    def _next(self) -> list[Member]:
+    def _next(self) -> list[PopulationMember]:
         members, maximize = self.rounds[-1], self.plan.maximize
         trials = [
             (member.values, score)
@@ -152,7 +154,7 @@ class Search:
 
     def _train(self, groups: list[int]) -> None:
         """Some groups side by side."""
-        cluster = Cluster(self.plan.workers, timeout_s=self.plan.timeout_s)
+        cluster = LaunchCluster(self.plan.workers, timeout_s=self.plan.timeout_s)
         commands = [self._command(group, cluster) for group in groups]
         self._busy = set(groups)
         outcomes = side_by_side(cluster, commands, lambda: None)
@@ -180,7 +182,7 @@ class Search:
         numbers = shelf.numbers()
         return shelf.path(numbers[-1]) if numbers else None
 
-    def _command(self, group: int, cluster: Cluster) -> Command:
+    def _command(self, group: int, cluster: LaunchCluster) -> Command:
         """What a group's workers run in the present round."""
         number, plan = len(self.rounds), self.plan
         member, place = self.rounds[-1][group], self._place(number, group)

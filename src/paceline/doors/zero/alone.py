@@ -25,7 +25,7 @@ from paceline.run.run import Run
 INSIDERS = ("paceline", "torch")
 
 
-class Alone:
+class ClusterHidden:
     """Hides the cluster from the program.
 
     Args:

@@ -22,11 +22,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.doors.zero import module_discovery, refusals, schedules
 from paceline.doors.zero.agreement import Agreement
-from paceline.doors.zero.alone import Alone
+from paceline.doors.zero.alone import ClusterHidden
 from paceline.doors.zero.loaders import Loaders
 from paceline.doors.zero.models import GlobalView, StateDicts
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import Place
+from paceline.doors.zero.rank_discovery import RankPlace
 from paceline.doors.zero.seeds import Streams
 from paceline.doors.zero.words import Words, here
 from paceline.run.attach import attach
@@ -48,7 +48,7 @@ class Zero:
         streams: what this worker draws at random; None of a worker that is alone.
     """
 
-    def __init__(self, script: Path, place: Place, words: Words, streams: Streams | None = None) -> None:
+    def __init__(self, script: Path, place: RankPlace, words: Words, streams: Streams | None = None) -> None:
         self._script, self._place, self._words = script, place, words
         self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
@@ -71,7 +71,7 @@ class Zero:
         patches.hook(register_module_forward_pre_hook, self._before_forward)
         patches.replace(Optimizer, "__init__", self._noticing)
         self._loaders.install(patches)
-        Alone(self._here).install(patches)
+        ClusterHidden(self._here).install(patches)
         if self._place.size > 1:
             patches.replace(torch.autograd, "backward", self._backward)
             patches.hook(register_optimizer_step_post_hook, self._after_step)

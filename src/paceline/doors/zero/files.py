@@ -29,7 +29,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from paceline.doors.zero.listing import Entries, Entry
+from paceline.doors.zero.listing import Entries, OverlayEntry
 from paceline.doors.zero.overlay import Overlay, is_real_folder, missing, process_began
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.words import VIRTUAL
@@ -258,7 +258,7 @@ class Shadows:
             names = None if name is None else self._overlay.names(name)
             if name is None or names is None:
                 return Entries(sorted(original(self._overlay.to_read(path)), key=lambda entry: entry.name))
-            return Entries(Entry(path, one) for one in names)
+            return Entries(OverlayEntry(path, one) for one in names)
 
         return scans
 

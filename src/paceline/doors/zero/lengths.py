@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.doors.zero.passes import History, Pass, Passes, in_turn
+from paceline.doors.zero.passes import History, LoaderPass, Passes, in_turn
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.words import PACKAGE, TORCH, VIRTUAL, Words, asked_by_paceline
 
@@ -119,7 +119,7 @@ class Lengths:
             return training
         return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
 
-    def used(self, one: Pass) -> None:
+    def used(self, one: LoaderPass) -> None:
         """It is known what a pass is for: say where the length that was told before is that of the other kind."""
         asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
         if said_part != one.split and self._workers > 1:

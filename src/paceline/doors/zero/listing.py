@@ -34,7 +34,7 @@ class Entries:
         """Nothing is held."""
 
 
-class Entry:
+class OverlayEntry:
     """One of a directory that is seen through an overlay; as `os.DirEntry`.
 
     Args:

@@ -24,7 +24,7 @@ from paceline.data.sharing.shared_loader import Share
 from paceline.doors.zero import refusals
 from paceline.doors.zero.lengths import Lengths
 from paceline.doors.zero.models import GlobalView
-from paceline.doors.zero.passes import History, Pass, Passes, at_random
+from paceline.doors.zero.passes import History, LoaderPass, Passes, at_random
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.schedules import Schedules
 from paceline.doors.zero.words import Words, asked_by_paceline
@@ -149,7 +149,7 @@ class Loaders:
         if self._workers > 1:
             self._schedules.ended()
 
-    def _tell_schedules(self, one: Pass) -> None:
+    def _tell_schedules(self, one: LoaderPass) -> None:
         """A pass of training is over, from a loader whose part the program was never told."""
         whole = self._lengths.whole(one.loader)
         if whole and not one.asked:
@@ -207,19 +207,19 @@ class Loaders:
         new = self._history.trained and not self._history.uses(loader)
         return not new or at_random(loader) or view.run.share(loader).full_batch
 
-    def _begin(self, where: str, loader: DataLoader[Any], view: GlobalView, split: bool) -> Pass:
-        one = Pass(where, loader, view.trains, torch.is_grad_enabled(), split)
+    def _begin(self, where: str, loader: DataLoader[Any], view: GlobalView, split: bool) -> LoaderPass:
+        one = LoaderPass(where, loader, view.trains, torch.is_grad_enabled(), split)
         one.asked, one.told_part = self._lengths.was_asked(loader), self._lengths.was_told_part(loader)
         one.rates = self._schedules.begin()
         self._passes.open.append(one)
         return one
 
-    def _noted(self, one: Pass, batches: Iterator[Any]) -> Iterator[Any]:
+    def _noted(self, one: LoaderPass, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             self._passes.handed(one)
             yield batch
 
-    def _part(self, one: Pass, view: GlobalView) -> Iterator[Any]:
+    def _part(self, one: LoaderPass, view: GlobalView) -> Iterator[Any]:
         """This worker's part; behind it that of all others, where the pass turns out to be an evaluation."""
         share, epoch = view.run.share(one.loader), 0
         with self._around(view.run, one.loader, one.where), contextlib.closing(share.batches()) as batches:
@@ -237,11 +237,11 @@ class Loaders:
             self._say(one)
             yield from self._noted(one, share.rest(epoch, one.batches))
 
-    def _can_complete(self, one: Pass, share: Share) -> bool:
+    def _can_complete(self, one: LoaderPass, share: Share) -> bool:
         """Whether the program sees what it would see alone, or samples in any order in any order."""
         return share.completes and (at_random(one.loader) or (one.full and one.batches == 1))
 
-    def _close(self, one: Pass, complete: bool) -> None:
+    def _close(self, one: LoaderPass, complete: bool) -> None:
         """A pass is over; nothing can be raised here, where the program may have left it."""
         self._passes.close(one, complete)
         if one.steps or (not one.split and (complete or one.evaluates)):
@@ -249,13 +249,13 @@ class Loaders:
         if one.suspicious or (not complete and not one.steps and one.batches and self._was_cut(one)):
             self._passes.left.append(one)
 
-    def _was_cut(self, one: Pass) -> bool:
+    def _was_cut(self, one: LoaderPass) -> bool:
         """Whether the program left a pass where it was told that it ends, which is the end of a part only."""
         whole = self._lengths.whole(one.loader)
         told = one.told_part or (one.split and self._lengths.was_told_part(one.loader))
         return told and one.batches > 1 and one.batches == -(-whole // self._workers) < whole
 
-    def _ended(self, one: Pass, view: GlobalView) -> None:
+    def _ended(self, one: LoaderPass, view: GlobalView) -> None:
         """This worker has gone through its part."""
         if one.steps or not one.batches:
             if not one.batches:  # the others have some, and train from it
@@ -272,7 +272,7 @@ class Loaders:
         self._passes.unmerged = False
         view.merge()
 
-    def _say(self, one: Pass) -> None:
+    def _say(self, one: LoaderPass) -> None:
         """What it was taken for, once."""
         if one.said == one.split:
             return
@@ -293,5 +293,5 @@ def _samples(loader: DataLoader[Any]) -> str:
         return "a stream of samples"
 
 
-def _batches(one: Pass) -> str:
+def _batches(one: LoaderPass) -> str:
     return f"{one.batches} batches" if one.batches > 1 else "one batch"

@@ -28,7 +28,7 @@ AT_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 @dataclass(eq=False)
-class Pass:
+class LoaderPass:
     """One way through a loader.
 
     Attributes:
@@ -86,13 +86,13 @@ class Passes:
     """The passes that are under way, and those whose batches the next step is made of."""
 
     def __init__(self) -> None:
-        self.open: list[Pass] = []
-        self.left: list[Pass] = []
+        self.open: list[LoaderPass] = []
+        self.left: list[LoaderPass] = []
         """Split, over, and so far without a step; that is an error unless one follows."""
         self.unmerged = False
         """Whether a pass was left in which steps were made."""
-        self._since: list[Pass] = []  # that handed out a batch since the last step
-        self._last: list[Pass] = []  # the same of the last step: several may be made of one batch
+        self._since: list[LoaderPass] = []  # that handed out a batch since the last step
+        self._last: list[LoaderPass] = []  # the same of the last step: several may be made of one batch
 
     def install(self, patches: Patches) -> None:
         """Notice backward passes, and steps through a GradScaler, which leaves a step out where gradients overflow."""
@@ -119,7 +119,7 @@ class Passes:
         """How many passes are under way in which each worker gets its part."""
         return sum(1 for one in self.open if one.split)
 
-    def handed(self, one: Pass) -> None:
+    def handed(self, one: LoaderPass) -> None:
         """A batch goes to the program."""
         one.batches += 1
         if one not in self._since:
@@ -137,7 +137,7 @@ class Passes:
         for one in self._since:
             one.backward = True
 
-    def whole_of_step(self) -> Pass | None:
+    def whole_of_step(self) -> LoaderPass | None:
         """The pass that every worker made in whole, and of which a step is being made all the same."""
         split = any(one.split for one in self._since)
         for one in reversed(self._since):
@@ -149,7 +149,7 @@ class Passes:
                 return one  # its loss was summed up, and its gradients come behind it
         return None
 
-    def stepped(self) -> list[Pass]:
+    def stepped(self) -> list[LoaderPass]:
         """A step was made: of what that was split."""
         self._last = [one for one in self._since if one.split] or self._last
         for one in self._last:
@@ -160,7 +160,7 @@ class Passes:
         self._since.clear()
         return self._last
 
-    def close(self, one: Pass, complete: bool) -> None:
+    def close(self, one: LoaderPass, complete: bool) -> None:
         """A pass is over."""
         one.over, one.complete = True, complete
         self.open.remove(one)
@@ -174,13 +174,13 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._numbers = Numbers()
+        self._numbers = PassNumbers()
         self._seen: dict[tuple[str, tuple[str, int], bool], set[bool]] = {}  # line, what it goes through, mode
         self._of: dict[tuple[str, int], set[tuple[bool, bool]]] = {}  # what is gone through -> (mode, whether trained)
         self.trained = False
         """Whether anything was."""
 
-    def add(self, one: Pass, trained: bool) -> None:
+    def add(self, one: LoaderPass, trained: bool) -> None:
         """A pass is over."""
         self.trained = self.trained or trained
         for thing in self._keys(one.loader):
@@ -221,7 +221,7 @@ class History:
         return [("loader", own), ("data", self._numbers.of(loader.dataset) or -own), ("samples", length), ("any", 0)]
 
 
-class Numbers:
+class PassNumbers:
     """Gives each object a number of its own, without keeping the object."""
 
     def __init__(self) -> None:

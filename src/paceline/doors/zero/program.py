@@ -20,7 +20,7 @@ from paceline.doors.zero.attachment import Zero
 from paceline.doors.zero.files import Shadows
 from paceline.doors.zero.listing import in_order
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import Place, from_environment, own_device
+from paceline.doors.zero.rank_discovery import RankPlace, from_environment, own_device
 from paceline.doors.zero.seeds import Streams
 from paceline.doors.zero.words import PACKAGE, TORCH, Words
 from paceline.errors import PacelineError
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def zero_lines(script: Path, place: Place, patches: Patches, began: float | None = None) -> Iterator[None]:
+def zero_lines(script: Path, place: RankPlace, patches: Patches, began: float | None = None) -> Iterator[None]:
     """Around the program of one worker.
 
     Args:

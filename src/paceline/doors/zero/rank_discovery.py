@@ -11,7 +11,7 @@ from paceline.communication import schedulers
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """A worker as its launcher numbers it.
 
     Attributes:
@@ -29,15 +29,15 @@ class Place:
     random_data: bool
 
 
-def from_environment(environment: Mapping[str, str]) -> Place:
+def from_environment(environment: Mapping[str, str]) -> RankPlace:
     """One of several where a launcher or a scheduler says so, else alone."""
     worker, log = schedulers.worker(environment), environment.get("PACELINE_LOG")
     rank, size, local_rank = (0, 1, 0) if worker is None else (worker.rank, worker.size, worker.local_rank)
     random_data = environment.get("PACELINE_RANDOM_DATA") == "1"
-    return Place(rank, size, local_rank, Path(log) if log else None, random_data)
+    return RankPlace(rank, size, local_rank, Path(log) if log else None, random_data)
 
 
-def own_device(place: Place, visible: str | None, devices: int) -> str | None:
+def own_device(place: RankPlace, visible: str | None, devices: int) -> str | None:
     """What CUDA_VISIBLE_DEVICES has to be, so that the program's "cuda" is a device of this worker alone.
 
     Args:

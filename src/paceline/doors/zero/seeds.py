@@ -26,7 +26,7 @@ import torch
 from paceline.core import rng
 from paceline.core.rng import mix
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import Place
+from paceline.doors.zero.rank_discovery import RankPlace
 
 VARIABLE = "PACELINE_SEED"
 SHARED = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
@@ -55,7 +55,7 @@ class Streams:
         place: this worker.
     """
 
-    def __init__(self, seed: int, place: Place) -> None:
+    def __init__(self, seed: int, place: RankPlace) -> None:
         self._place, self._pid = place, os.getpid()
         own = mix(seed, place.rank) if place.random_data else seed
         self._start, self._entropy = own, random.Random(mix(own, 1))

@@ -13,7 +13,7 @@ from paceline.communication.virtual import transport as virtual
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.program import zero_lines
-from paceline.doors.zero.rank_discovery import Place
+from paceline.doors.zero.rank_discovery import RankPlace
 
 
 class Versions(contextlib.ExitStack):
@@ -119,6 +119,6 @@ class Around:
     def worker(self, transport: VirtualTransport) -> Iterator[None]:
         """Around the script of the worker that runs this thread."""
         world = transport.world
-        place = Place(world.rank, world.size, 0, self._logs, self._random_data)
+        place = RankPlace(world.rank, world.size, 0, self._logs, self._random_data)
         with OwnPatches(self._versions, world.rank) as patches, zero_lines(self._script, place, patches, self._began):
             yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.doors.zero.rank_discovery import Place
+from paceline.doors.zero.rank_discovery import RankPlace
 
 # As they were imported, through links or not: so the names of files in frames begin.
 PACKAGE = str(Path(__file__).parents[2])
@@ -25,7 +25,7 @@ class Words:
         place: this worker.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self._place = place
         self._said: set[str] = set()
 

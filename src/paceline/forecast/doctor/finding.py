@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.forecast.doctor.measured import Link
+from paceline.forecast.doctor.measured import MeasuredLink
 
 Severity = Literal["wrong", "note", "good"]
 """`wrong` would stop a run or make it wait for one slow part; `note` is for a person; `good` was found in order."""
@@ -45,7 +45,7 @@ def latency_text(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
 
 
-def speeds(links: Iterable[Link]) -> list[float]:
+def speeds(links: Iterable[MeasuredLink]) -> list[float]:
     return [link.bandwidth_bytes_s for link in links if link.bandwidth_bytes_s]
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from paceline.forecast.doctor.finding import Finding, count, latency_text, rate_text, speeds
-from paceline.forecast.doctor.measured import Link, Measurements
+from paceline.forecast.doctor.measured import MeasuredLink, Measurements
 
 SLOW = 0.5  # of the median speed
 FAR, FAR_S = 5.0, 1e-3  # times the median round trip, and at least so long
@@ -27,14 +27,16 @@ def speed(found: Measurements) -> list[Finding]:
     return [Finding("good", "bandwidth", span)]
 
 
-def _usual(links: Sequence[Link]) -> float:
+def _usual(links: Sequence[MeasuredLink]) -> float:
     """What a worker can have: the median over the workers of their best link. The median over the links would be that
     of the slow ones as soon as one of three hosts is slow."""
     ranks = {end for link in links for end in (link.source, link.target)}
     return statistics.median(max(speeds(_of(rank, links))) for rank in ranks)
 
 
-def _slow(found: Measurements, slow: Sequence[Link], links: Sequence[Link], usual: float) -> list[Finding]:
+def _slow(
+    found: Measurements, slow: Sequence[MeasuredLink], links: Sequence[MeasuredLink], usual: float
+) -> list[Finding]:
     """Name the ranks that are slow with everybody, and for what is left the links."""
     findings, left = [], list(slow)
     while left:
@@ -54,7 +56,7 @@ def _slow(found: Measurements, slow: Sequence[Link], links: Sequence[Link], usua
     return findings
 
 
-def _slow_rank(found: Measurements, rank: int, links: Sequence[Link], usual: float) -> Finding:
+def _slow_rank(found: Measurements, rank: int, links: Sequence[MeasuredLink], usual: float) -> Finding:
     out, into = ([k for k in links if getattr(k, end) == rank] for end in ("source", "target"))
     ways = [f"sends at {rate_text(_middle(out))}"] if out else []
     ways += [f"receives at {rate_text(_middle(into))}"] if into else []
@@ -66,7 +68,7 @@ def _slow_rank(found: Measurements, rank: int, links: Sequence[Link], usual: flo
     return Finding("wrong", "bandwidth", sentence, advice, (rank,))
 
 
-def _of(rank: int, links: Sequence[Link]) -> list[Link]:
+def _of(rank: int, links: Sequence[MeasuredLink]) -> list[MeasuredLink]:
     """Those that begin or end at a rank."""
     return [link for link in links if rank in (link.source, link.target)]
 
@@ -116,5 +118,5 @@ def _ahead(found: Measurements) -> dict[int, float]:
     return {rank: seconds - middle for rank, seconds in seen.items()}
 
 
-def _middle(links: Sequence[Link]) -> float:
+def _middle(links: Sequence[MeasuredLink]) -> float:
     return statistics.median(speeds(links))

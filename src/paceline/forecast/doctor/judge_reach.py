@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.forecast.doctor.finding import Finding, count, hosts_text, ranks_text
-from paceline.forecast.doctor.measured import Link, Measurements
+from paceline.forecast.doctor.measured import MeasuredLink, Measurements
 
 ASK = "GLOO_SOCKET_IFNAME"
 
@@ -57,7 +57,7 @@ def reach(found: Measurements) -> list[Finding]:
     return findings
 
 
-def _culprit(broken: Sequence[Link], present: int) -> tuple[int, str | None]:
+def _culprit(broken: Sequence[MeasuredLink], present: int) -> tuple[int, str | None]:
     """A rank that explains several broken links, and how: it hears nobody, or is heard by nobody, or both."""
     others = present - 1
     ins = count(link.target for link in broken)
@@ -70,7 +70,7 @@ def _culprit(broken: Sequence[Link], present: int) -> tuple[int, str | None]:
     return -1, None
 
 
-def _cut_off(found: Measurements, rank: int, how: str, broken: Sequence[Link]) -> Finding:
+def _cut_off(found: Measurements, rank: int, how: str, broken: Sequence[MeasuredLink]) -> Finding:
     mine = [link for link in broken if rank in (link.source, link.target)]
     said = mine[0].problem
     sentence = {
@@ -81,7 +81,7 @@ def _cut_off(found: Measurements, rank: int, how: str, broken: Sequence[Link]) -
     return Finding("wrong", "connections", f"{sentence} ({said})", _open(found, rank, said), (rank,))
 
 
-def _pairs(found: Measurements, broken: Sequence[Link]) -> list[Finding]:
+def _pairs(found: Measurements, broken: Sequence[MeasuredLink]) -> list[Finding]:
     """A pair that is broken both ways is one finding."""
     ways = {(link.source, link.target): link for link in broken}
     findings = []

@@ -51,7 +51,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """What one worker sees of another.
 
     Attributes:
@@ -88,7 +88,7 @@ class Measurements:
 
     size: int
     machines: dict[int, Machine] = field(default_factory=dict)
-    links: list[Link] = field(default_factory=list)
+    links: list[MeasuredLink] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     timeout_s: float = 30.0
 
@@ -111,7 +111,7 @@ class Measurements:
         """Several of them."""
         return ", ".join(self.name(rank) for rank in ranks)
 
-    def across(self) -> list[Link]:
+    def across(self) -> list[MeasuredLink]:
         """Links between hosts; on a single host, all of them."""
         if len(self.hosts) < 2:
             return self.links
@@ -129,11 +129,11 @@ def machine_from_json(values: dict[str, Any]) -> Machine:
     return Machine(**_known(Machine, values))
 
 
-def link_from_json(values: dict[str, Any]) -> Link:
+def link_from_json(values: dict[str, Any]) -> MeasuredLink:
     """The inverse of `asdict`."""
-    return Link(**_known(Link, values))
+    return MeasuredLink(**_known(MeasuredLink, values))
 
 
-def _known(kind: type[Machine] | type[Link], values: dict[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Machine] | type[MeasuredLink], values: dict[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in values.items() if name in names}

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, PeerLostError
 from paceline.forecast.doctor.machine import examine
-from paceline.forecast.doctor.measured import Link, Machine, Measurements, link_from_json, machine_from_json
+from paceline.forecast.doctor.measured import Machine, MeasuredLink, Measurements, link_from_json, machine_from_json
 from paceline.forecast.doctor.wire import Server, call, give, ping
 
 c10d: Any = dist  # whose stubs leave the stores out
@@ -40,7 +40,7 @@ CALLS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class ProbePlace:
     """Where the workers meet and who this one is, from the launcher's variables."""
 
     rank: int
@@ -54,7 +54,7 @@ class MeetingError(PacelineError, RuntimeError):
     """The store at MASTER_ADDR cannot be reached, or rank 0 is gone; the message says what to look at."""
 
 
-def place_from(environment: Mapping[str, str]) -> Place | None:
+def place_from(environment: Mapping[str, str]) -> ProbePlace | None:
     """The place that a launcher names; None without one. Raises ValueError where the variables make no sense."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
@@ -66,7 +66,7 @@ def place_from(environment: Mapping[str, str]) -> Place | None:
     if not 0 <= rank < size:
         raise ValueError(f"RANK must lie in 0..WORLD_SIZE-1, got RANK={rank} and WORLD_SIZE={size}")
     agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Place(rank, size, environment["MASTER_ADDR"], port, agent)
+    return ProbePlace(rank, size, environment["MASTER_ADDR"], port, agent)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -85,7 +85,7 @@ class Probe:
         seconds: of each transfer whose speed is measured.
     """
 
-    def __init__(self, place: Place, timeout_s: float, seconds: float) -> None:
+    def __init__(self, place: ProbePlace, timeout_s: float, seconds: float) -> None:
         self.place, self.timeout_s, self.seconds = place, timeout_s, seconds
         self._store: Any = None
         self._peers: dict[int, socket.socket] = {}
@@ -182,7 +182,7 @@ class Probe:
         present = json.loads(self._store.get("present"))
         return {rank: self._get("card", rank) for rank in present}
 
-    def _measure(self, cards: dict[int, dict[str, Any]], token: str) -> list[Link]:
+    def _measure(self, cards: dict[int, dict[str, Any]], token: str) -> list[MeasuredLink]:
         others = [rank for rank in cards if rank != self.place.rank]
         if self.place.rank not in cards:
             raise MeetingError(f"rank {self.place.rank} came too late: the examination had begun")
@@ -206,10 +206,10 @@ class Probe:
         """The longest that an examination may take after all have come."""
         return CONNECT_S + self.place.size * self._round_s()
 
-    def _call(self, rank: int, card: dict[str, Any], token: str) -> Link:
+    def _call(self, rank: int, card: dict[str, Any], token: str) -> MeasuredLink:
         """Try gloo's address of a worker, then the others; keep the connection."""
         machine = machine_from_json(card["machine"])
-        link, problems = Link(self.place.rank, rank), []
+        link, problems = MeasuredLink(self.place.rank, rank), []
         for address in _addresses(machine):
             try:
                 self._peers[rank] = call(address, int(card["port"]), rank, token, CONNECT_S)
@@ -220,7 +220,7 @@ class Probe:
             return replace(link, address=address, gloo_problem=beside)
         return replace(link, problem=problems[0] if problems else "it has no address")
 
-    def _talk(self, link: Link, transfer: bool) -> Link:
+    def _talk(self, link: MeasuredLink, transfer: bool) -> MeasuredLink:
         """Round trips, clocks and, for some pairs, the speed."""
         peer = self._peers[link.target]
         try:
@@ -280,7 +280,7 @@ def _said(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
-def _store(place: Place, timeout_s: float) -> Any:
+def _store(place: ProbePlace, timeout_s: float) -> Any:
     """The store at MASTER_ADDR; rank 0 opens it, unless torchrun has."""
     serves = place.rank == 0 and not place.agent_store
     if not serves:
@@ -299,7 +299,7 @@ def _store(place: Place, timeout_s: float) -> Any:
     return c10d.PrefixStore(f"paceline-doctor-{attempt}", store)
 
 
-def _await_master(place: Place, timeout_s: float) -> None:
+def _await_master(place: ProbePlace, timeout_s: float) -> None:
     """Wait until the store can be reached, and say why it cannot: torch would say less, later."""
     until, problem = time.monotonic() + timeout_s, "no answer"
     while True:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from paceline.forecast.doctor.finding import Finding, latency_text, rate_text
 from paceline.forecast.doctor.judge import exchange_s, fit, slowest_bytes_s
-from paceline.forecast.doctor.measured import Link, Measurements
+from paceline.forecast.doctor.measured import MeasuredLink, Measurements
 from paceline.observe.reports import page
 from paceline.observe.reports.canvas import new_figure, style
 from paceline.observe.reports.summary import seconds_text
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 12  # of a table on the terminal
 STYLES = {"wrong": "bold red", "note": "yellow", "good": "green"}
-Value = Callable[[Link], float | None]
+Value = Callable[[MeasuredLink], float | None]
 
 
-def bandwidth(link: Link) -> float | None:
+def bandwidth(link: MeasuredLink) -> float | None:
     return link.bandwidth_bytes_s
 
 
-def latency(link: Link) -> float | None:
+def latency(link: MeasuredLink) -> float | None:
     return link.latency_s
 
 
@@ -90,7 +90,7 @@ def _print_matrix(
     console.print()
 
 
-def _cell(link: Link | None, value: Value, show: Callable[[float], str]) -> Text:
+def _cell(link: MeasuredLink | None, value: Value, show: Callable[[float], str]) -> Text:
     if link is None:
         return Text("")
     if link.problem:

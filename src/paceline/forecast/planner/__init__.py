@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from paceline.forecast.planner.advice import Advice, recommend
 from paceline.forecast.planner.forecast import Forecast, forecast, forecasts
-from paceline.forecast.planner.network import PRESETS, Link, Network, network_from_text
+from paceline.forecast.planner.network import PRESETS, Network, NetworkLink, network_from_text
 from paceline.forecast.planner.stragglers import LogNormal, Measured, StepTimes
 from paceline.forecast.planner.workload import Conditions, Workload
 
@@ -28,10 +28,10 @@ __all__ = [
     "Advice",
     "Conditions",
     "Forecast",
-    "Link",
     "LogNormal",
     "Measured",
     "Network",
+    "NetworkLink",
     "StepTimes",
     "Workload",
     "forecast",

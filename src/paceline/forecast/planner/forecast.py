@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from paceline.errors import RuleError
-from paceline.forecast.planner.lockstep import Block, barrier, overlapped
+from paceline.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline.forecast.planner.network import Network
 from paceline.forecast.planner.pushes import Trip, block_s
 from paceline.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
@@ -81,7 +81,7 @@ class Forecast:
 class _Pace:
     """A block and what one worker sends in it."""
 
-    block: Block
+    block: BlockTime
     sent_bytes: float
 
 
@@ -197,12 +197,12 @@ def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _
     return _Pace(block, parts * found.sent_bytes + schedule.period * inner_bytes)
 
 
-def _stops(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> Block:
+def _stops(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> BlockTime:
     """A block of one or several fragments, each of which ends with an exchange that all wait for."""
     ends = [0, *(schedule.ends(e) for e in range(schedule.fragments))]
     made = [after - before for before, after in pairwise(ends)]
     parts = [barrier(workload.steps, steps, exposed_s, workers) for steps in made]
-    return Block(*(sum(getattr(one, name) for one in parts) for name in ("compute_s", "wait_s", "exchange_s")))
+    return BlockTime(*(sum(getattr(one, name) for one in parts) for name in ("compute_s", "wait_s", "exchange_s")))
 
 
 def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> tuple[float, float]:
@@ -228,7 +228,7 @@ def _alone(rule: Rule, workload: Workload, network: Network, workers: int) -> _P
     compute_s = schedule.period * workload.step_s
     total_s = max(compute_s, block_s(schedule, workload.steps, trip, workers))  # a mean of draws may lie below
     exposed_s = min(max(0.0, total_s - compute_s), _left_s(schedule, workload.step_s, trip))
-    return _Pace(Block(compute_s, total_s - compute_s - exposed_s, exposed_s), sent)
+    return _Pace(BlockTime(compute_s, total_s - compute_s - exposed_s, exposed_s), sent)
 
 
 def _left_s(schedule: Bounded, step_s: float, trip: Trip) -> float:

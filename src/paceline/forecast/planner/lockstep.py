@@ -30,7 +30,7 @@ FORGOTTEN = 16
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockTime:
     """Seconds of a block, in the mean.
 
     Attributes:
@@ -49,13 +49,13 @@ class Block:
         return self.compute_s + self.wait_s + self.exchange_s
 
 
-def barrier(steps: StepTimes, made: int, exposed_s: float, workers: int) -> Block:
+def barrier(steps: StepTimes, made: int, exposed_s: float, workers: int) -> BlockTime:
     """A block that ends with an exchange of which all wait for so many seconds."""
     compute_s = made * steps.mean_s
-    return Block(compute_s, max(0.0, steps.slowest(made, workers) - compute_s), exposed_s)
+    return BlockTime(compute_s, max(0.0, steps.slowest(made, workers) - compute_s), exposed_s)
 
 
-def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> Block:
+def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> BlockTime:
     """A block whose exchanges run behind the steps that follow.
 
     Args:
@@ -69,7 +69,7 @@ def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, worker
     alone_s = total_s
     if steps.variation:  # what would be left if all were equally fast
         alone_s = max(compute_s, min(total_s, _pace(schedule, LogNormal(steps.mean_s), exchange_s, 1)))
-    return Block(compute_s, total_s - alone_s, alone_s - compute_s)
+    return BlockTime(compute_s, total_s - alone_s, alone_s - compute_s)
 
 
 def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> float:

@@ -3,8 +3,8 @@
 
     time of a message of n bytes = latency + n / bandwidth             (Hockney's alpha-beta model)
 
-A `Link` has the latency from one worker to another, one way, and the bandwidth in each direction. Where several workers
-share a host, they share its link to the others; among themselves they have the link `within`.
+A `NetworkLink` has the latency from one worker to another, one way, and the bandwidth in each direction. Where several
+workers share a host, they share its link to the others; among themselves they have the link `within`.
 
 Bandwidths of presets are what a program gets, not what is printed on the box: of a frame of 1538 bytes on an Ethernet
 wire, 1448 are TCP's payload (94 %).
@@ -25,8 +25,8 @@ from typing import Any
 
 from paceline.core.parse import like, read_call
 from paceline.errors import RuleError
-from paceline.forecast.doctor.measured import Link as Seen
 from paceline.forecast.doctor.measured import Machine, link_from_json, machine_from_json
+from paceline.forecast.doctor.measured import MeasuredLink as Seen
 
 ETHERNET = 1448 / 1538
 """Share of an Ethernet wire that is payload of TCP, at the usual frame of 1500 bytes."""
@@ -38,7 +38,7 @@ def _number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """The way from one worker to another.
 
     Attributes:
@@ -62,9 +62,9 @@ class Link:
         """Seconds of a message of so many bytes."""
         return self.latency_s + nbytes / self.bandwidth_bytes_s
 
-    def shared(self, by: int) -> Link:
+    def shared(self, by: int) -> NetworkLink:
         """What each of so many workers has of it when all use it at once."""
-        return Link(self.latency_s, self.bandwidth_bytes_s / by, self.message_s)
+        return NetworkLink(self.latency_s, self.bandwidth_bytes_s / by, self.message_s)
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Network:
     """
 
     name: str
-    across: Link
-    within: Link = Link()
+    across: NetworkLink
+    within: NetworkLink = NetworkLink()
     per_host: int = 1
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Network:
         return words
 
 
-def _link_words(link: Link) -> str:
+def _link_words(link: NetworkLink) -> str:
     speed = link.bandwidth_bytes_s * 8
     scale, unit = (1e9, "Gbit/s") if speed >= 1e9 else (1e6, "Mbit/s")
     rate = "no limit of bandwidth" if math.isinf(speed) else f"{speed / scale:.3g} {unit}"
@@ -117,11 +117,13 @@ def _link_words(link: Link) -> str:
 PRESETS: dict[str, Network] = {
     network.name: network
     for network in (
-        Network("1gbe", Link(50e-6, ETHERNET * GIGABIT, 5e-6)),
-        Network("10gbe", Link(25e-6, ETHERNET * 10 * GIGABIT, 5e-6)),
-        Network("infiniband", Link(2e-6, 0.97 * 100 * GIGABIT, 1e-6)),
-        Network("nvlink", Link(15e-6, ETHERNET * 25 * GIGABIT, 3e-6), Link(3e-6, 240e9, 1e-6), per_host=8),
-        Network("wan", Link(25e-3, ETHERNET * 0.2 * GIGABIT, 5e-6)),
+        Network("1gbe", NetworkLink(50e-6, ETHERNET * GIGABIT, 5e-6)),
+        Network("10gbe", NetworkLink(25e-6, ETHERNET * 10 * GIGABIT, 5e-6)),
+        Network("infiniband", NetworkLink(2e-6, 0.97 * 100 * GIGABIT, 1e-6)),
+        Network(
+            "nvlink", NetworkLink(15e-6, ETHERNET * 25 * GIGABIT, 3e-6), NetworkLink(3e-6, 240e9, 1e-6), per_host=8
+        ),
+        Network("wan", NetworkLink(25e-3, ETHERNET * 0.2 * GIGABIT, 5e-6)),
     )
 }
 """By name: Ethernet of 1 and 10 Gbit/s through one switch; InfiniBand of 100 Gbit/s; eight GPUs on NVLink a host and 25
@@ -154,8 +156,8 @@ def network_from_text(text: str) -> Network:
             raise RuleError(f"link has no setting {name!r}{like(name, list(known))}; it has {', '.join(known)}")
         if not _number(value):
             raise RuleError(f"{name} in {text!r} must be a number, got {value!r}")
-    across = Link(given.get("ms", 0.0) / 1e3, given.get("mbit", 1000.0) * 1e6 / 8)
-    within = Link(given.get("within_ms", 0.0) / 1e3, given.get("within_mbit", math.inf) * 1e6 / 8)
+    across = NetworkLink(given.get("ms", 0.0) / 1e3, given.get("mbit", 1000.0) * 1e6 / 8)
+    within = NetworkLink(given.get("within_ms", 0.0) / 1e3, given.get("within_mbit", math.inf) * 1e6 / 8)
     return Network(text, across, within, given.get("per_host", 1))
 
 
@@ -200,7 +202,7 @@ def network_from_doctor(values: Mapping[str, Any], name: str = "measured") -> Ne
     if not outside:  # one host: its workers stand for hosts
         return Network(name, _slowest(inside, name))
     per_host = max(_counts(machines).values(), default=1)
-    within = _slowest(inside, name) if inside and per_host > 1 else Link()
+    within = _slowest(inside, name) if inside and per_host > 1 else NetworkLink()
     return Network(name, _slowest(outside, name), within, per_host)
 
 
@@ -211,7 +213,7 @@ def _counts(machines: list[Machine]) -> dict[str, int]:
     return found
 
 
-def _slowest(links: list[Seen], name: str) -> Link:
+def _slowest(links: list[Seen], name: str) -> NetworkLink:
     speeds = [link.bandwidth_bytes_s for link in links if link.bandwidth_bytes_s]
     trips = [link.latency_s for link in links if link.latency_s is not None]
     if not speeds or not trips:
@@ -219,11 +221,11 @@ def _slowest(links: list[Seen], name: str) -> Link:
             f"the measurements {name} hold no link with a bandwidth and a latency; run paceline doctor --json with at "
             "least two workers that reach each other"
         )
-    return Link(median(trips) / 2, min(speeds))
+    return NetworkLink(median(trips) / 2, min(speeds))
 
 
-def _link(values: Any, path: Path) -> Link:
-    known = [field.name for field in fields(Link)]
+def _link(values: Any, path: Path) -> NetworkLink:
+    known = [field.name for field in fields(NetworkLink)]
     if not isinstance(values, dict) or not set(values) <= set(known):
         raise RuleError(f"a link in {path} must be an object with {', '.join(known)}, got {values!r}")
-    return Link(**values)
+    return NetworkLink(**values)

@@ -47,7 +47,7 @@ SUM, ALL_TO_ALL = "sum", "all_to_all"
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationTime:
     """What one operation on the wire takes, before it is cut into chunks.
 
     Attributes:
@@ -60,7 +60,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTime:
     """One exchange among all workers, after all have come to it.
 
     Attributes:
@@ -125,7 +125,7 @@ def operations_of(codec: Codec) -> tuple[str, ...]:
     return tuple(wire.kinds)
 
 
-def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: int) -> Exchange:
+def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: int) -> ExchangeTime:
     """What exchanging so many numbers takes under a rule by which workers exchange together.
 
     Args:
@@ -136,7 +136,7 @@ def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: 
         workers: N.
     """
     if workers == 1:
-        return Exchange(0.0, 0.0, 0.0, 1, 0.0)
+        return ExchangeTime(0.0, 0.0, 0.0, 1, 0.0)
     chunks, payload_s, sent = 0, 0.0, 0.0
     for codec, part in ((rule.codec.at(LATER), layout), (Dense(), Layout.vector(dense))):
         if part.numel:
@@ -148,10 +148,10 @@ def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: 
     link = network.within if network.one_host(workers) else network.across
     ring_s = [(workers - 1) * link.seconds(nbytes) for nbytes in (HEADER_BYTES, FOOTER_BYTES)]
     footer_s = ring_s[1] if rule.schedule.sends_footer else 0.0
-    return Exchange(payload_s, ring_s[0], footer_s, max(1, chunks), sent + overhead_bytes(rule, workers))
+    return ExchangeTime(payload_s, ring_s[0], footer_s, max(1, chunks), sent + overhead_bytes(rule, workers))
 
 
-def chunked_s(operations: list[Operation], chunks: int, in_flight: int = IN_FLIGHT) -> float:
+def chunked_s(operations: list[OperationTime], chunks: int, in_flight: int = IN_FLIGHT) -> float:
     """T of the head of this file: operations follow one another, chunks run beside each other."""
     latency_s = sum(operation.latency_s for operation in operations)
     bytes_s = sum(operation.bytes_s for operation in operations) / chunks
@@ -159,7 +159,7 @@ def chunked_s(operations: list[Operation], chunks: int, in_flight: int = IN_FLIG
     return alone_s + (chunks - 1) * max(bytes_s, alone_s / min(in_flight, chunks))
 
 
-def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, workers: int) -> Iterator[Operation]:
+def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, workers: int) -> Iterator[OperationTime]:
     """The operations of one exchange over the rule's route."""
     topology, hosts = rule.common, network.hosts(workers)
     sent = topology.bytes_sent(codec, layout, hosts, 0)
@@ -174,7 +174,9 @@ def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, work
     if sent > slow:
         link = network.within if network.per_host > 1 else network.across
         for _ in range(2):
-            yield Operation(link.latency_s + (near - 1) * link.message_s, (sent - slow) / 2 / link.bandwidth_bytes_s)
+            yield OperationTime(
+                link.latency_s + (near - 1) * link.message_s, (sent - slow) / 2 / link.bandwidth_bytes_s
+            )
     if sent == slow:  # one dimension only: a flat exchange
         between, members = network, workers
     else:
@@ -183,14 +185,14 @@ def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, work
         yield operation(kind, slow / len(kinds), between, members)
 
 
-def operation(kind: str, sent: float, network: Network, workers: int) -> Operation:
+def operation(kind: str, sent: float, network: Network, workers: int) -> OperationTime:
     """One operation in which each of N workers sends so many bytes; see the head of this file."""
     if workers == 1:
-        return Operation(0.0, 0.0)
+        return OperationTime(0.0, 0.0)
     link = network.within if network.one_host(workers) else network.across
     if kind == SUM:
-        return Operation(2 * (workers - 1) * link.latency_s, sent / link.bandwidth_bytes_s)
-    return Operation(link.latency_s + (workers - 1) * link.message_s, scattered_s(sent, network, workers))
+        return OperationTime(2 * (workers - 1) * link.latency_s, sent / link.bandwidth_bytes_s)
+    return OperationTime(link.latency_s + (workers - 1) * link.message_s, scattered_s(sent, network, workers))
 
 
 def scattered_s(sent: float, network: Network, workers: int) -> float:

@@ -32,7 +32,7 @@ GRACE_S = 5.0
 """After the failure of a worker, for the others to come to their end."""
 
 
-class Failure:
+class ProgramFailure:
     """The first worker that failed, if any.
 
     Args:
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     lines, script, own = arguments[3], Path(arguments[4]), list(arguments[5:])
     allow_files(256 + 3 * workers)
     sys.path.pop(0)  # the working directory, which Python puts there for -m; a script has its own folder instead
-    failure = Failure(output, script)
+    failure = ProgramFailure(output, script)
     before = sys.stdout, sys.stderr
     streams = Output(sys.stdout, output, "out"), Output(sys.stderr, output, "err")
     sys.stdout, sys.stderr = streams

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.observe.reports.events import Exchange, Value
+from paceline.observe.reports.events import ExchangeEvent, Value
 from paceline.observe.reports.log import RunLog, WorkerLog
 
 Points = npt.NDArray[np.float64]
@@ -143,7 +143,7 @@ def _progress(worker: WorkerLog, samples: bool) -> tuple[list[float], list[float
     """Moments of one worker's events and what it had done by then itself, samples or minibatches."""
     before = worker.inherited_samples if samples else worker.inherited
     seen: dict[float, float] = {worker.began_s: 0.0}
-    lines: list[Exchange | Value] = [*worker.exchanges, *worker.values]
+    lines: list[ExchangeEvent | Value] = [*worker.exchanges, *worker.values]
     for line in lines:
         done = line.total_samples if samples else line.total_minibatches
         if done is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochEvent:
     """A worker began a pass over its share of the data."""
 
     at_s: float
@@ -17,7 +17,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeEvent:
     """One or several exchanges of a worker, and the work since the line before."""
 
     at_s: float
@@ -47,7 +47,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceReads:
     """What the caches of a run, or one of them, did with the files of one source."""
 
     hits: int = 0  # files that were there when they were opened
@@ -63,8 +63,8 @@ class Source:
         opened = self.hits + self.misses
         return self.hits / opened if opened else 0.0
 
-    def __add__(self, other: Source) -> Source:
-        return Source(
+    def __add__(self, other: SourceReads) -> SourceReads:
+        return SourceReads(
             self.hits + other.hits,
             self.misses + other.misses,
             self.bytes + other.bytes,
@@ -80,7 +80,7 @@ class Cached:
 
     at_s: float
     cache: str  # its name among the caches of the host
-    sources: dict[str, Source]
+    sources: dict[str, SourceReads]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationEvent:
     """A worker of an elastic run became a member of a generation."""
 
     at_s: float
@@ -138,7 +138,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Moment:
+class OtherEvent:
     """What else happened to a worker, such as an error, a checkpoint, or a pause."""
 
     at_s: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from paceline.observe.reports.events import Exchange, Value
+from paceline.observe.reports.events import ExchangeEvent, Value
 from paceline.observe.reports.log import WorkerLog
 
 MOST_LINES = 50_000
@@ -49,9 +49,9 @@ class Folding:
         self._every, self._log.values = 2 * self._every, kept
 
 
-def pairs(lines: list[Exchange]) -> list[Exchange]:
+def pairs(lines: list[ExchangeEvent]) -> list[ExchangeEvent]:
     """Each two lines of one generation as one."""
-    folded: list[Exchange] = []
+    folded: list[ExchangeEvent] = []
     rest = list(reversed(lines))
     while rest:
         first = rest.pop()
@@ -59,7 +59,7 @@ def pairs(lines: list[Exchange]) -> list[Exchange]:
     return folded
 
 
-def both(first: Exchange, second: Exchange) -> Exchange:
+def both(first: ExchangeEvent, second: ExchangeEvent) -> ExchangeEvent:
     """What the two lines say together."""
     data = [line.data_s for line in (first, second) if line.data_s is not None]
     counted = [line.samples for line in (first, second) if line.samples is not None]

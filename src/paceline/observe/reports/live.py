@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's logs while they still grow: what a progress line shows.
 
-`Live(directory).poll()` reads what was appended since the last call and returns a `Snapshot`. `Live.workers` has what
-is known of each worker, and `Live.news` what happened. Nothing is raised for what a half-written file holds: an
+`Live(directory).poll()` reads what was appended since the last call and returns a `LiveSnapshot`. `Live.workers` has
+what is known of each worker, and `Live.news` what happened. Nothing is raised for what a half-written file holds: an
 incomplete line waits for its end, and a line that is no event is passed over, since the report will say so.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from paceline.observe.processes import is_gone
 from paceline.observe.reports import elastic_events
 from paceline.observe.reports.elastic_events import Standing
-from paceline.observe.reports.events import Exchange
+from paceline.observe.reports.events import ExchangeEvent
 from paceline.observe.reports.log import WorkerLog
 from paceline.observe.reports.notices import CONTROL, Collected, Growing, of_control, of_worker
 from paceline.observe.reports.read import LOG_NAME, take
@@ -32,7 +32,7 @@ WINDOW_S = 10.0  # the rate is that of the last ten seconds of the log
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class LiveSnapshot:
     """A run at one moment.
 
     Attributes:
@@ -85,14 +85,14 @@ class Live:
         self._followers: dict[int, Follower] = {}
         self._control = _Control(self.directory / CONTROL, debug)
 
-    def poll(self) -> Snapshot:
+    def poll(self) -> LiveSnapshot:
         """Read what is new, and sum up."""
         self._look_for_files()
         start_s = self._start_s()
         for follower in self._followers.values():
             follower.read(self.news, start_s)
         self._control.read(self.news, start_s)
-        found = _sum_up(self.workers, self._control.lost) if self._followers else Snapshot()
+        found = _sum_up(self.workers, self._control.lost) if self._followers else LiveSnapshot()
         return replace(found, standing=self._control.standing)
 
     def _start_s(self) -> float:
@@ -197,7 +197,7 @@ class Follower:
         self.failed, self.block, self.at_s = False, 0, 0.0
         self.touched_s = 0.0  # when the log last grew, seconds of the wall clock
         self.left_out: Counter[int] = Counter()  # rank -> contributions, of all workers
-        self.spent: deque[tuple[float, Exchange]] = deque()  # lines of the log, of the last window
+        self.spent: deque[tuple[float, ExchangeEvent]] = deque()  # lines of the log, of the last window
         self.curve: list[float] = []  # the loss, thinned out
         self.began_unix_s = self.ahead_s = 0.0  # when its log began; how much later than the run
         self.inherited = 0  # minibatches that its count began with
@@ -252,7 +252,7 @@ class Follower:
                     self._draw(value.value)
             self._advance(value.at_s, value.total_minibatches)
 
-    def _count(self, line: Exchange) -> None:
+    def _count(self, line: ExchangeEvent) -> None:
         """Find out with which count it began: that of a checkpoint, or of the worker that gave it its state."""
         self._own += line.minibatches
         more = line.total_minibatches - self._own - self.inherited if line.minibatches else 0
@@ -274,7 +274,7 @@ class Follower:
         while self.track[0][0] < at_s - WINDOW_S and len(self.track) > 2:
             self.track.popleft()
 
-    def _push(self, line: Exchange) -> None:
+    def _push(self, line: ExchangeEvent) -> None:
         """Keep the delays of a line, and of those before it what lies in the window."""
         if line.delays:
             delays = sum(delay * count for delay, count in line.delays.items())
@@ -282,7 +282,7 @@ class Follower:
         while self.pushes and self.pushes[0][0] < line.at_s - WINDOW_S:
             self.pushes.popleft()
 
-    def _spend(self, line: Exchange) -> None:
+    def _spend(self, line: ExchangeEvent) -> None:
         """Keep where the time of the last window went."""
         self.left_out.update(line.left_out)
         self.block = max(self.block, line.block)
@@ -348,7 +348,7 @@ def _seconds(event: dict[str, Any]) -> float:
         return 0.0
 
 
-def _sum_up(logs: list[Follower], gone: set[int]) -> Snapshot:
+def _sum_up(logs: list[Follower], gone: set[int]) -> LiveSnapshot:
     busy = sum(log.busy_s for log in logs)
     lost = set().union(gone, *(log.lost for log in logs))
     at_work = [log for log in logs if log.rank not in lost]
@@ -357,7 +357,7 @@ def _sum_up(logs: list[Follower], gone: set[int]) -> Snapshot:
     done = [log.epoch_done for log in at_work if log.epoch == epoch and log.epoch_done is not None]
     here = [log for log in at_work if log.epoch == epoch and not log.closed]
     left = [log.epoch_left_s for log in here if log.epoch_left_s is not None]
-    return Snapshot(
+    return LiveSnapshot(
         size=max(log.size for log in logs),
         rule=next((log.rule for log in logs if log.rule), ""),
         minibatches={log.rank: log.minibatches for log in logs},

@@ -15,13 +15,13 @@ from typing import Any
 from paceline.observe.reports.elastic_events import Event
 from paceline.observe.reports.events import (
     Cached,
-    Epoch,
-    Exchange,
-    Generation,
+    EpochEvent,
+    ExchangeEvent,
+    GenerationEvent,
     LeftOut,
     Lost,
-    Moment,
-    Source,
+    OtherEvent,
+    SourceReads,
     Takeover,
     Tuned,
     Value,
@@ -35,16 +35,16 @@ class WorkerLog:
     path: Path
     rank: int
     attach: dict[str, Any] = field(default_factory=dict)
-    epochs: list[Epoch] = field(default_factory=list)
-    exchanges: list[Exchange] = field(default_factory=list)
+    epochs: list[EpochEvent] = field(default_factory=list)
+    exchanges: list[ExchangeEvent] = field(default_factory=list)
     caches: dict[str, Cached] = field(default_factory=dict)  # name -> its latest totals
     values: list[Value] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
-    generations: list[Generation] = field(default_factory=list)  # of an elastic run
+    moments: list[OtherEvent] = field(default_factory=list)
+    generations: list[GenerationEvent] = field(default_factory=list)  # of an elastic run
     began_s: float = 0.0  # when this log began, on the clock of the run
     errors: list[str] = field(default_factory=list)
     saves: int = 0
@@ -62,7 +62,7 @@ class WorkerLog:
         return str(self.attach.get("host", "?"))
 
     @property
-    def _latest(self) -> list[Exchange | Value]:
+    def _latest(self) -> list[ExchangeEvent | Value]:
         return [*self.exchanges[-1:], *self.values[-1:]]
 
     @property
@@ -236,7 +236,7 @@ class RunLog:
         return any(worker.tells_data for worker in self.workers)
 
     @property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, SourceReads]:
         """What the caches of all workers did, by source; a cache that several workers have counts once."""
         latest: dict[tuple[str, str], Cached] = {}
         for worker in self.workers:
@@ -244,10 +244,10 @@ class RunLog:
                 before = latest.get((worker.host, name))
                 if before is None or line.at_s > before.at_s:
                     latest[worker.host, name] = line
-        total: dict[str, Source] = {}
+        total: dict[str, SourceReads] = {}
         for line in latest.values():
             for source, counts in line.sources.items():
-                total[source] = total.get(source, Source()) + counts
+                total[source] = total.get(source, SourceReads()) + counts
         return dict(sorted(total.items()))
 
     @property

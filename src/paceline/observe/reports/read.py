@@ -22,13 +22,13 @@ from paceline.observe.reports import elastic_events
 from paceline.observe.reports.elastic_clock import put_together
 from paceline.observe.reports.events import (
     Cached,
-    Epoch,
-    Exchange,
-    Generation,
+    EpochEvent,
+    ExchangeEvent,
+    GenerationEvent,
     LeftOut,
     Lost,
-    Moment,
-    Source,
+    OtherEvent,
+    SourceReads,
     Takeover,
     Tuned,
     Value,
@@ -143,7 +143,7 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
         log.attach = event
     elif kind == "epoch":
         batches = event.get("batches")
-        log.epochs.append(Epoch(at_s, int(event.get("epoch", 0)), None if batches is None else int(batches)))
+        log.epochs.append(EpochEvent(at_s, int(event.get("epoch", 0)), None if batches is None else int(batches)))
     elif kind == "exchange":
         log.exchanges.append(_exchange(at_s, event, log.generations[-1].number if log.generations else 0))
     elif kind == "value":
@@ -161,7 +161,7 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
     elif kind == "tune":
         log.tuned.append(_tuned(at_s, event))
     elif kind == "generation":
-        log.generations.append(Generation(at_s, int(event.get("number", 0)), int(event.get("size", 0))))
+        log.generations.append(GenerationEvent(at_s, int(event.get("number", 0)), int(event.get("size", 0))))
     elif kind == "gap":
         log.gaps += int(event.get("events", 0))
     elif kind == "save":
@@ -177,8 +177,8 @@ def take(log: WorkerLog, event: dict[str, Any]) -> None:
     log.last_at_s = max(log.last_at_s, at_s)
 
 
-def _exchange(at_s: float, event: dict[str, Any], generation: int) -> Exchange:
-    return Exchange(
+def _exchange(at_s: float, event: dict[str, Any], generation: int) -> ExchangeEvent:
+    return ExchangeEvent(
         at_s=at_s,
         block=int(event.get("block", 0)),
         exchanges=int(event.get("exchanges", 1)),
@@ -205,13 +205,13 @@ def _cached(at_s: float, event: dict[str, Any]) -> Cached:
     return Cached(at_s, str(event["cache"]), {str(name): _source(row) for name, row in event["sources"].items()})
 
 
-def _moment(at_s: float, kind: str, event: dict[str, Any]) -> Moment:
+def _moment(at_s: float, kind: str, event: dict[str, Any]) -> OtherEvent:
     said = event.get(MOMENTS[kind], "")
-    return Moment(at_s, kind, said if isinstance(said, str) else json.dumps(said))
+    return OtherEvent(at_s, kind, said if isinstance(said, str) else json.dumps(said))
 
 
-def _source(row: dict[str, Any]) -> Source:
-    return Source(
+def _source(row: dict[str, Any]) -> SourceReads:
+    return SourceReads(
         hits=int(row.get("hits", 0)),
         misses=int(row.get("misses", 0)),
         bytes=int(row.get("bytes", 0)),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.observe.reports.clocks import Clocks
-from paceline.observe.reports.events import Exchange
+from paceline.observe.reports.events import ExchangeEvent
 from paceline.observe.reports.log import RunLog, WorkerLog
 
 Event = dict[str, Any]
@@ -77,12 +77,12 @@ def spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folded
         before = max(before, end)
 
 
-def _part(line: Exchange, name: str) -> float:
+def _part(line: ExchangeEvent, name: str) -> float:
     seconds = {"data": line.data_s or 0.0, "compute": line.compute_s, "wait": line.wait_s, "exchange": line.exchange_s}
     return max(0.0, seconds[name])
 
 
-def _facts(lines: Sequence[Exchange]) -> Event:
+def _facts(lines: Sequence[ExchangeEvent]) -> Event:
     return {
         "block": lines[-1].block,
         "exchanges": sum(line.exchanges for line in lines),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.observe.reports.elastic_events import story
-from paceline.observe.reports.events import Source, Tuned
+from paceline.observe.reports.events import SourceReads, Tuned
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import (
     NOTHING,
@@ -115,7 +115,7 @@ def _changes_text(line: Tuned) -> str:
     return f"undone: {text}" if line.revert else text
 
 
-def source_facts(counts: Source) -> dict[str, str]:
+def source_facts(counts: SourceReads) -> dict[str, str]:
     """What the caches did with the files of a source, ready to show."""
     return {
         "hits": count_text(counts.hits),

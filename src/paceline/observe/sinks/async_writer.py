@@ -20,7 +20,7 @@ PATIENCE_S = 10.0
 """So long is a sink waited for at the end of a run."""
 
 
-class Feeder:
+class AsyncWriter:
     """Carries values to one sink.
 
     Args:

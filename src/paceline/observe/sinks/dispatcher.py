@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.world import World
-from paceline.observe.sinks.async_writer import Feeder
+from paceline.observe.sinks.async_writer import AsyncWriter
 from paceline.observe.sinks.base import PREFIX, Values, as_sink
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Outlet:
         return {f"{name}_per_s": (totals[name] - self.totals.get(name, 0.0)) / span for name in RATES if name in totals}
 
 
-class Outlets:
+class Dispatcher:
     """All receivers of one worker.
 
     Args:
@@ -51,7 +51,7 @@ class Outlets:
     ) -> None:
         self._world, self._totals, self._settings = world, totals, settings
         self._outlets: list[_Outlet] = []
-        self._closing: list[Feeder | Metrics] = []
+        self._closing: list[AsyncWriter | Metrics] = []
 
     def add(self, take: Take, every_s: float, each: bool) -> None:
         """One more receiver, whose `take` returns at once."""
@@ -59,7 +59,7 @@ class Outlets:
 
     def add_feeder(self, thing: Any, sign: Callable[[str], str], every_s: float, each: bool) -> None:
         """A sink, or what is taken for one, behind a thread of its own."""
-        feeder = Feeder(as_sink(thing), type(thing).__name__, sign)
+        feeder = AsyncWriter(as_sink(thing), type(thing).__name__, sign)
         self._closing.append(feeder)
         self.add(feeder.offer, every_s, each)
 

@@ -151,7 +151,7 @@ class TwoSided(ABC):
         for piece in pieces:
             piece.of(total).add_(self.read(piece.codes(payload), piece.levels(levels), piece.length))
 
-    def _pieces(self, layout: Layout, device: torch.device) -> tuple[Piece, ...]:
+    def _pieces(self, layout: Layout, device: torch.device) -> tuple[GroupRun, ...]:
         return _cut(self, layout, _CACHED if device.type == "cpu" else _LAUNCHED)
 
     def payload_bytes(self, layout: Layout) -> int:
@@ -178,7 +178,7 @@ class Stripe:
 
 
 @dataclass(frozen=True)
-class Piece:
+class GroupRun:
     """Groups of one length that are worked on at a time: `rows` of `length` numbers.
 
     Attributes:
@@ -218,7 +218,7 @@ def _stripes(layout: Layout, workers: int) -> tuple[Stripe, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _cut(codec: TwoSided, layout: Layout, numbers: int) -> tuple[Piece, ...]:
+def _cut(codec: TwoSided, layout: Layout, numbers: int) -> tuple[GroupRun, ...]:
     """The groups of a layout in pieces of about so many numbers."""
     groups = codec.groups(layout)
     found, first, at = [], 0, 4 * codec.levels * sum(matrix.rows for matrix in groups)
@@ -226,10 +226,10 @@ def _cut(codec: TwoSided, layout: Layout, numbers: int) -> tuple[Piece, ...]:
         width, most = codec.code_bytes(matrix.columns), max(1, numbers // matrix.columns)
         for row in range(0, matrix.rows, most):
             rows = min(most, matrix.rows - row)
-            found.append(Piece(matrix.offset + row * matrix.columns, rows, matrix.columns, first, at, width))
+            found.append(GroupRun(matrix.offset + row * matrix.columns, rows, matrix.columns, first, at, width))
             first, at = first + rows, at + rows * width
     return tuple(found)
 
 
-def _groups(pieces: tuple[Piece, ...]) -> int:
+def _groups(pieces: tuple[GroupRun, ...]) -> int:
     return pieces[-1].first + pieces[-1].rows if pieces else 0

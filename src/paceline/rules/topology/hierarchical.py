@@ -90,7 +90,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DimensionPlan:
     """Who meets whom, dimension by dimension, the slowest last.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan:
     levels: tuple[Groups, ...]
 
     @classmethod
-    def grid(cls, dimensions: Sequence[int]) -> Plan:
+    def grid(cls, dimensions: Sequence[int]) -> DimensionPlan:
         """Ranks count along the first dimension first; dimensions of 1 are left out."""
         workers, stride, levels = prod(dimensions), 1, []
         for p in dimensions:
@@ -111,7 +111,7 @@ class Plan:
         return cls(tuple(levels) or ([[0]],))
 
     @classmethod
-    def near(cls, places: Sequence[object]) -> Plan:
+    def near(cls, places: Sequence[object]) -> DimensionPlan:
         """First among the workers of a place, then across the places; `places` says where each rank is."""
         found: dict[object, list[int]] = {}
         for rank, place in enumerate(places):
@@ -166,7 +166,7 @@ class HierarchicalRoute:
         ordered: whether the slowest dimension is summed in rank order.
     """
 
-    def __init__(self, transport: Transport, plan: Plan, operations: int, ordered: bool) -> None:
+    def __init__(self, transport: Transport, plan: DimensionPlan, operations: int, ordered: bool) -> None:
         self.plan, self._rank, self._ordered = plan, transport.world.rank, ordered
         self._fast = [transport.part(groups) for groups in plan.levels[:-1]]
         for part in self._fast:
@@ -271,19 +271,19 @@ class Hierarchical:
         """The route over `transport`, with connections of its own along each dimension."""
         world = transport.world
         if self.dimensions == "measured":
-            plan = Plan.near(neighbours(measure(transport)))
+            plan = DimensionPlan.near(neighbours(measure(transport)))
         else:
             plan = self._plan(world.hosts or (world.host,) * world.size)
         return HierarchicalRoute(transport, plan, operations, self.ordered)
 
-    def _plan(self, hosts: Sequence[str]) -> Plan:
+    def _plan(self, hosts: Sequence[str]) -> DimensionPlan:
         """Who meets whom, as far as it is known without asking the network."""
         if isinstance(self.dimensions, str):
-            return Plan.near(hosts)
+            return DimensionPlan.near(hosts)
         if prod(self.dimensions) != len(hosts):
             sizes = " x ".join(str(p) for p in self.dimensions)
             raise RuleError(f"dimensions {sizes} make {prod(self.dimensions)} workers, and there are {len(hosts)}")
-        return Plan.grid(self.dimensions)
+        return DimensionPlan.grid(self.dimensions)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """Bytes that `rank` sends; "measured" is taken to find the hosts (its route knows: `route.plan`)."""
