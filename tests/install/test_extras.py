@@ -30,6 +30,7 @@ EXTRAS = {
     "lightning": "lightning",
     "matplotlib": "report",
     "obstore": "remote",
+    "prometheus_client": "metrics",
     "optuna": "search",
     "pyarrow": "parquet",
     "sklearn": "sklearn",
@@ -38,7 +39,11 @@ EXTRAS = {
     "zstandard": "zstd",
 }
 """Module -> extra."""
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "google_crc32c": "google-crc32c"}
+DISTRIBUTIONS = {
+    "google_crc32c": "google-crc32c",
+    "prometheus_client": "prometheus-client",
+    "sklearn": "scikit-learn",
+}
 FOR_DEVELOPERS = {"dev", "dist", "docs", "test"}
 DOORS = {
     "accelerate": ("accelerate", "accelerate"),

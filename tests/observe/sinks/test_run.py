@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import math
+import sys
 import urllib.error
 import urllib.request
 from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 import paceline
-from paceline.observe.sinks.exposition import text
-from paceline.observe.sinks.metrics import split
+from paceline.core.extras import MissingExtraError
+from paceline.observe.sinks.metrics import families, split
 from tests.observe.sinks.test_feeder import Kept
 
 OWN = {
@@ -96,8 +98,6 @@ def test_prometheus_reads_the_page_of_a_run() -> None:
     assert found["paceline_setting", (("name", "lr"), ("rank", "0"))] == 0.01
     assert found["paceline_seconds_total", (("part", "computing"), ("rank", "0"))] > 0
     assert math.isnan(found["paceline_value", (("name", "loss"), ("rank", "0"))])
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://{address}/secrets", timeout=30)
     run.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://{address}/metrics", timeout=30)
@@ -118,14 +118,86 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         split(address)
 
 
-def test_strange_names_and_numbers_are_text_that_can_be_read() -> None:
-    values = {'a "b"\\\n': 1.5, "up": math.inf, "down": -math.inf, "big": 1e300, "paceline/sample": 2.0}
-    page = text(values, {"host": 'x"y'})
-    (family, setting) = text_string_to_metric_families(page)
-    assert [(s.labels["name"], s.labels["host"], s.value) for s in family.samples] == [
-        ('a "b"\\\n', 'x"y', 1.5), ("up", 'x"y', math.inf), ("down", 'x"y', -math.inf), ("big", 'x"y', 1e300)
+PAGE = r"""
+# HELP paceline_block Number of the last block that was exchanged; under asynchronous rules, pushes.
+# TYPE paceline_block gauge
+paceline_block{rank="3",host="alpha"} 1
+# HELP paceline_exchanges_total Exchanges that this worker took part in.
+# TYPE paceline_exchanges_total counter
+paceline_exchanges_total{rank="3",host="alpha"} 2
+# HELP paceline_minibatches_total Minibatches of this worker.
+# TYPE paceline_minibatches_total counter
+paceline_minibatches_total{rank="3",host="alpha"} 3
+# HELP paceline_samples_total Samples of this worker, counted by run.share.
+# TYPE paceline_samples_total counter
+paceline_samples_total{rank="3",host="alpha"} 4
+# HELP paceline_sent_bytes_total Bytes sent to other workers.
+# TYPE paceline_sent_bytes_total counter
+paceline_sent_bytes_total{rank="3",host="alpha"} 5
+# HELP paceline_left_out_total Contributions of any worker that were kept out of the mean.
+# TYPE paceline_left_out_total counter
+paceline_left_out_total{rank="3",host="alpha"} 6
+# HELP paceline_workers Workers of the run.
+# TYPE paceline_workers gauge
+paceline_workers{rank="3",host="alpha"} 7
+# HELP paceline_seconds_total Seconds of the thread that trains, by what it did.
+# TYPE paceline_seconds_total counter
+paceline_seconds_total{rank="3",host="alpha",part="computing"} 8
+paceline_seconds_total{rank="3",host="alpha",part="waiting"} 9
+paceline_seconds_total{rank="3",host="alpha",part="exchanging"} 10
+paceline_seconds_total{rank="3",host="alpha",part="data"} 11
+# HELP paceline_minibatches_per_second Minibatches a second, lately.
+# TYPE paceline_minibatches_per_second gauge
+paceline_minibatches_per_second{rank="3",host="alpha"} 12
+# HELP paceline_samples_per_second Samples a second, lately.
+# TYPE paceline_samples_per_second gauge
+paceline_samples_per_second{rank="3",host="alpha"} 13
+# HELP paceline_setting A setting that can be tuned, as it is at present.
+# TYPE paceline_setting gauge
+paceline_setting{rank="3",host="alpha",name="lr/0"} 0.1
+paceline_setting{rank="3",host="alpha",name="period"} 16
+# HELP paceline_value What the program gave to run.log last.
+# TYPE paceline_value gauge
+paceline_value{rank="3",host="alpha",name="loss"} 0.25
+paceline_value{rank="3",host="alpha",name="a \"b\"\\\n"} 1.5
+paceline_value{rank="3",host="alpha",name="up"} +Inf
+paceline_value{rank="3",host="alpha",name="big"} 1e+300
+"""
+
+
+def samples(page: str) -> dict[tuple[str, ...], float]:
+    """Name, kind, help and labels of each sample of a page -> its value."""
+    return {
+        (sample.name, family.type, family.documentation, *sorted(map("=".join, sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_the_page_has_the_names_labels_and_values_that_dashboards_know() -> None:
+    known = [
+        "block", "exchanges", "minibatches", "samples", "bytes_sent", "left_out", "workers", "computing_s",
+        "waiting_s", "exchanging_s", "waiting_for_data_s", "minibatches_per_s", "samples_per_s",
     ]  # fmt: skip
-    assert setting.name == "paceline_setting"
+    values = {f"paceline/{name}": float(count) for count, name in enumerate(known, 1)}
+    values |= {"paceline/lr/0": 0.1, "paceline/period": 16.0}
+    values |= {"loss": 0.25, 'a "b"\\\n': 1.5, "up": math.inf, "big": 1e300}
+
+    class Given:
+        def collect(self) -> Any:
+            return families(values, {"rank": "3", "host": "alpha"})
+
+    registry = CollectorRegistry()
+    registry.register(Given())
+    assert samples(generate_latest(registry).decode()) == samples(PAGE)
+
+
+def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    run = paceline.attach(*made())
+    with pytest.raises(MissingExtraError, match=r"pip install 'paceline\[metrics\]'"):
+        run.serve_metrics("127.0.0.1:0")
+    run.close()
 
 
 def test_settings_by_group_where_groups_differ() -> None:

@@ -6,10 +6,9 @@
     base          what a sink is, and what is taken for one
     async_writer  a queue and a thread: whoever logs never waits for a sink
     dispatcher    the sinks of a run, and what each is told when
-    exposition    numbers as the text that Prometheus reads
-    metrics       that text over HTTP
+    metrics       numbers over HTTP for Prometheus, by prometheus_client
 
-No package is imported here: TensorBoard, Weights & Biases, trackio and MLflow are known by what they can do.
+No tracker is imported here: TensorBoard, Weights & Biases, trackio and MLflow are known by what they can do.
 """
 
 from __future__ import annotations

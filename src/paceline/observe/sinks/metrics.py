@@ -1,28 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of one worker over HTTP, at `/metrics`, for Prometheus to scrape."""
+"""The numbers of one worker over HTTP, for Prometheus to scrape, served by prometheus_client."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.communication.sockets.rejected import neighbourhood
+from paceline.core.extras import needed
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
-from paceline.observe.sinks.base import Values
-from paceline.observe.sinks.exposition import CONTENT_TYPE, text
+from paceline.observe.sinks.base import PREFIX, Values
 
-WHOLE_S = 10.0
-"""Seconds that a client has for its whole request and for taking the answer, however little it sends at a time."""
-CLIENTS = 32
-"""Connections at a time; for another one the oldest is cut off of the host that has most."""
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+
+class Family(NamedTuple):
+    """A metric of Prometheus; the name of a counter ends in `_total`."""
+
+    name: str
+    help: str
+
+
+SECONDS = Family("paceline_seconds_total", "Seconds of the thread that trains, by what it did.")
+SETTING = Family("paceline_setting", "A setting that can be tuned, as it is at present.")
+VALUE = Family("paceline_value", "What the program gave to run.log last.")
+
+KNOWN = {
+    "block": Family("paceline_block", "Number of the last block that was exchanged; under asynchronous rules, pushes."),
+    "exchanges": Family("paceline_exchanges_total", "Exchanges that this worker took part in."),
+    "minibatches": Family("paceline_minibatches_total", "Minibatches of this worker."),
+    "samples": Family("paceline_samples_total", "Samples of this worker, counted by run.share."),
+    "bytes_sent": Family("paceline_sent_bytes_total", "Bytes sent to other workers."),
+    "left_out": Family("paceline_left_out_total", "Contributions of any worker that were kept out of the mean."),
+    "workers": Family("paceline_workers", "Workers of the run."),
+    "minibatches_per_s": Family("paceline_minibatches_per_second", "Minibatches a second, lately."),
+    "samples_per_s": Family("paceline_samples_per_second", "Samples a second, lately."),
+}
+PARTS = {"computing_s": "computing", "waiting_s": "waiting", "exchanging_s": "exchanging", "waiting_for_data_s": "data"}
+"""The run's own numbers by name, and what its seconds went to; all others of its own are settings."""
 
 
 class Metrics:
@@ -37,40 +54,68 @@ class Metrics:
 
     Raises:
         UnsupportedError: the address is none, or cannot be had.
+        MissingExtraError: prometheus_client is not installed.
     """
 
     def __init__(self, address: str, world: Callable[[], World]) -> None:
+        with needed("run.serve_metrics", "metrics"):
+            from prometheus_client import CollectorRegistry, start_http_server
+
         self._world, self._lock, self._values = world, threading.Lock(), dict[str, float]()
         host, port = split(address)
         if port:
             port += world().local_rank
+        registry = CollectorRegistry()
+        registry.register(self)
         try:
-            self._server = _Server((host, port), _handler(self.page))
+            self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             raise UnsupportedError(
                 world().sign(f"cannot serve metrics at {host}:{port}: {error}; choose another address or port")
             ) from error
-        self.address = f"{address.rpartition(':')[0]}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="paceline-metrics", daemon=True)
-        self._thread.start()
+        self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
 
     def take(self, values: Values, step: int) -> None:
         """Keep the values for the next scrape."""
         with self._lock:
             self._values |= values
 
-    def page(self) -> str:
-        """What a scrape gets."""
+    def collect(self) -> Iterator[Metric]:
+        """What a scrape gets, as prometheus_client asks for it."""
         with self._lock:
             values = dict(self._values)
         world = self._world()
-        return text(values, {"rank": str(world.rank), "host": world.host})
+        return iter(families(values, {"rank": str(world.rank), "host": world.host}))
 
     def close(self) -> None:
         """Listen no longer."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def families(values: Values, labels: dict[str, str]) -> list[Metric]:
+    """Every value with `labels`, by family."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    found: dict[Family, Any] = {}
+    for name, value in values.items():
+        family, own = _place(name)
+        if family not in found:
+            make = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
+            found[family] = make(family.name, family.help, labels=[*labels, *own])
+        found[family].add_metric([*labels.values(), *own.values()], value)
+    return list(found.values())
+
+
+def _place(name: str) -> tuple[Family, dict[str, str]]:
+    """The family of a value, and its labels of its own."""
+    if not name.startswith(PREFIX):
+        return VALUE, {"name": name}
+    own = name.removeprefix(PREFIX)
+    if own in PARTS:
+        return SECONDS, {"part": PARTS[own]}
+    return (KNOWN[own], {}) if own in KNOWN else (SETTING, {"name": own})
 
 
 def split(address: str) -> tuple[str, int]:
@@ -81,75 +126,3 @@ def split(address: str) -> tuple[str, int]:
             f"metrics are served at HOST:PORT, such as 127.0.0.1:9400 (0.0.0.0 for all interfaces), got {address!r}"
         )
     return host.strip("[]"), int(port)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._clients: dict[Any, tuple[str, float]] = {}  # connection -> of which host, and until when
-        self._changing = threading.Lock()
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        """Bind, without looking up the name of the host, which may take seconds."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a client in a thread of its own, of which there are not too many."""
-        with self._changing:
-            if len(self._clients) >= CLIENTS:
-                self._cut_off(self._most_crowded())
-            self._clients[request] = (neighbourhood(str(client_address[0])), time.monotonic() + WHOLE_S)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """A client was served, or has left."""
-        with self._changing:
-            self._clients.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Cut off who takes too long; called twice a second."""
-        with self._changing:
-            for request in [request for request, (_, until) in self._clients.items() if time.monotonic() > until]:
-                self._cut_off(request)
-
-    def _most_crowded(self) -> Any:
-        """The oldest connection of where most come from."""
-        most = Counter(where for where, _ in self._clients.values()).most_common(1)[0][0]
-        return next(request for request, (where, _) in self._clients.items() if where == most)
-
-    def _cut_off(self, request: Any) -> None:
-        """Its thread finds the connection closed."""
-        del self._clients[request]
-        with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle is no news."""
-
-
-def _handler(page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = WHOLE_S
-
-        def do_GET(self) -> None:
-            """`/metrics`, and nothing else."""
-            if self.path.partition("?")[0] != "/metrics":
-                self.send_error(404)
-                return
-            body = page().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *about: Any) -> None:
-            """A scrape every few seconds is no news."""
-
-    return Handler
