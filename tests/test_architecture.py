@@ -56,7 +56,7 @@ FLOORS = (
 """Every folder has a floor of its own, and imports from the floors before it only."""
 DEEP = ("communication", "doors", "forecast", "update")
 """Folders of several floors."""
-FACE = {"cli.console", "cli.workers", "observe.reports.page", "observe.reports.canvas"}
+FACE = {"core.lazy", "cli.console", "cli.workers", "observe.reports.page", "observe.reports.canvas"}
 """What a distribution that adds commands may import beside `paceline` itself: docs/your_command.md."""
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
 SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select", "gain")

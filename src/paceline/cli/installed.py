@@ -9,6 +9,7 @@ Commands of paceline itself are found first, without a look at what is installed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -42,24 +43,29 @@ def distribution(entry: EntryPoint) -> str:
 class Commands(TyperGroup):
     """The commands of paceline, then those of other distributions."""
 
+    @cached_property
+    def _offered(self) -> dict[str, list[EntryPoint]]:
+        """Looked up once, and never for a command of paceline itself."""
+        return offered()
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of `paceline --help`."""
         own = super().list_commands(ctx)
-        return [*own, *(name for name in offered() if name not in own)]
+        return [*own, *(name for name in self._offered if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; None where neither paceline nor a distribution has it."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        entries = offered().get(cmd_name, [])
+        entries = self._offered.get(cmd_name, [])
         return Installed(cmd_name, entries) if entries or cmd_name in WINGS else None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """What is below the list of commands: which of other distributions cannot be called."""
         super().format_epilog(ctx, formatter)
         own = super().list_commands(ctx)
-        hidden = [f"{entry.name} of {distribution(entry)}" for name in own for entry in offered().get(name, [])]
+        hidden = [f"{entry.name} of {distribution(entry)}" for name in own for entry in self._offered.get(name, [])]
         if hidden:
             formatter.write_paragraph()
             formatter.write_text(f"Not used, as paceline has a command of that name: {', '.join(hidden)}.")

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,13 @@ def test_watching_goes_on_until_the_training_is_over(tmp_path: Path, monkeypatch
     result = run("watch", tmp_path)
     assert result.exit_code == 0
     assert [line.split(" |")[0] for line in result.output.splitlines()] == ["step 0", "step 2", "step 9"]
+
+
+@pytest.mark.processes
+def test_help_loads_no_torch() -> None:
+    program = (
+        "import sys; from paceline_dual.commands.command import app; "
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -181,3 +182,13 @@ def test_workers_are_started_by_itself(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "out" / HISTORY).read_text())
     assert about["workers"] == 2 and about["rule"].startswith("bmuf") and len(about["rounds"]) == 2
     assert run("evaluate", tmp_path / "out", text).exit_code == 0
+
+
+@pytest.mark.processes
+def test_help_loads_no_torch() -> None:
+    program = (
+        "import sys; from paceline_lightrnn.commands.command import app; "
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
