@@ -112,7 +112,7 @@ def test_who_is_not_finite_or_brings_nothing_has_no_voice() -> None:
 def test_a_footer_carries_a_norm() -> None:
     for norm in (0.0, 1.5, 3e38, 1e300):
         footer = Footer(True, False, 7, 2, 9, usual=False, norm=norm)
-        back = Footer.unpack(footer.pack().tolist())
+        back = Footer.unpack(footer.row.tolist())
         assert back.norm == pytest.approx(min(norm, 3e38)) and (back.usual, back.finite) == (False, True)
 
 

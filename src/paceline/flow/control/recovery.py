@@ -21,7 +21,7 @@ def state(machine: StateMachine, now: float) -> dict[str, Any]:
         "exchange": machine.exchange,
         "committed_in": machine.committed_in,
         "next_worker": machine.next_worker,
-        "people": [one.state() for one in machine.workers.values()],
+        "people": [_saved(one) for one in machine.workers.values()],
         "fingerprint": machine.fingerprint,
         "gone": [[worker, why] for worker, why in machine.gone.items()],
         "finished": machine.finished,
@@ -29,6 +29,16 @@ def state(machine: StateMachine, now: float) -> dict[str, Any]:
         "run": machine.run,
         "restores": [machine.restores, machine.restored_from],
         "books": machine.ledger.state(now),
+    }
+
+
+def _saved(record: WorkerRecord) -> dict[str, Any]:
+    return {
+        "place": record.place.note(),
+        "secret": record.secret,
+        "member": record.member,
+        "holds": record.holds,
+        "told": record.told,
     }
 
 

@@ -106,13 +106,3 @@ class WorkerRecord:
     def idle(self) -> bool:
         """Whether it does nothing that an exchange would interrupt."""
         return self.dry or self.left or self.waits
-
-    def state(self) -> dict[str, Any]:
-        """For the record."""
-        return {
-            "place": self.place.note(),
-            "secret": self.secret,
-            "member": self.member,
-            "holds": self.holds,
-            "told": self.told,
-        }

@@ -181,7 +181,7 @@ class PendingHeader:
         self._lock = threading.Lock()
         self._summary = summary
         if summary is None:
-            self._pending, self._rows = exchanger.gather_row(header.pack())
+            self._pending, self._rows = exchanger.gather_row(header.row)
 
     def summary(self) -> ExchangeSummary:
         """All workers' headers; raises `DesyncError` or `MismatchError` where they do not fit together."""

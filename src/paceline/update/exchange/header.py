@@ -46,8 +46,9 @@ class Header:
     asks: bool = False
     merges: bool = False
 
-    def pack(self) -> Tensor:
-        """As int64, shape (10,)."""
+    @property
+    def row(self) -> Tensor:
+        """As it is sent: int64, shape (10,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
         values = [
             self.sequence,
@@ -63,7 +64,7 @@ class Header:
 
     @classmethod
     def unpack(cls, row: list[int]) -> Header:
-        """The inverse of `pack`."""
+        """The inverse of `row`."""
         finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
         flags = (bool(row[2]), bool(row[3]), finite)
         return cls(row[0], Kind(row[1]), *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)

@@ -121,7 +121,7 @@ def _passing(update: BlockUpdate) -> dict[str, Any]:
     return {
         "codec": codec,
         "flight": {
-            "said": [header.pack().tolist() for header in update.in_flight.headers],
+            "said": [header.row.tolist() for header in update.in_flight.headers],
             "coefficients": list(astuple(update.numbers.coefficients())),
             "left_out": update.left_out,
             "codec": [dict(state) for state in states],

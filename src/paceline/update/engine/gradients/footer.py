@@ -42,8 +42,9 @@ class Footer:
     overflowed: bool = False
     buffers: bool = True
 
-    def pack(self) -> Tensor:
-        """As int64, shape (5,)."""
+    @property
+    def row(self) -> Tensor:
+        """As it is sent: int64, shape (5,)."""
         (bits,) = struct.unpack("<I", struct.pack("<f", min(self.norm, 3e38)))
         condition = self.finite | self.usual << 1 | bits << 2
         flags = self.stale | self.overflowed << 1 | self.buffers << 2
@@ -51,7 +52,7 @@ class Footer:
 
     @classmethod
     def unpack(cls, row: list[int]) -> Footer:
-        """The inverse of `pack`."""
+        """The inverse of `row`."""
         (norm,) = struct.unpack("<f", struct.pack("<I", row[0] >> 2))
         finite, usual = (bool(row[0] >> bit & 1) for bit in range(2))
         stale, overflowed, buffers = (bool(row[1] >> bit & 1) for bit in range(3))

@@ -217,7 +217,7 @@ class GradientUpdate:
 
     def _conclude(self, pending_header: PendingHeader, footer: Footer) -> ExchangeSummary:
         """Say the footer, and apply what comes; or send all again where that is needed."""
-        pending, rows = self._exchanger.gather_row(footer.pack())
+        pending, rows = self._exchanger.gather_row(footer.row)
         self._pending_header = None
         summary, results = self._collect(pending_header)
         pending.wait()
