@@ -40,7 +40,7 @@ def elastic(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]
     """An elastic run of three workers after another."""
     found = []
     rows = (
-        [FIRST_EPOCH]
+        [FIRST_EPOCH[:3]]
         if quick
         else [FIRST_EPOCH, *plays(ELASTIC, kills, 6, seed, TRAINING | STEPS | CONTROL, LAST, NEEDS)]
     )
@@ -57,7 +57,11 @@ def restarts(directory: Path, kills: int, seed: int, quick: bool) -> list[Played
     """A run of two workers that is started again."""
     found = []
     first = [Kill("step", 0), Kill("stepped", 1, "all"), Kill("resume"), Kill("exchange", 2, "all")]
-    rows = [first] if quick else [first, *plays(RESTARTS, kills, 6, seed, TRAINING | STEPS, LAST, {"loaded": RESTORED})]
+    rows = (
+        [first[:2]]
+        if quick
+        else [first, *plays(RESTARTS, kills, 6, seed, TRAINING | STEPS, LAST, {"loaded": RESTORED})]
+    )
     for number, row in enumerate(rows):
         place = f"{directory}/restarts-{number}"
         job = Job(place, workers=2, checkpoint=f"{place}/steps", every_blocks=1, kills=row)

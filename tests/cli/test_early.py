@@ -24,6 +24,7 @@ def command(code: str, folder: Path) -> Command:
     return Command([sys.executable, "-c", code], {}, folder)
 
 
+@pytest.mark.processes
 def test_workers_know_who_they_are_and_where_the_store_will_be(tmp_path: Path) -> None:
     with begun(LaunchCluster(2), command(TELL, tmp_path)) as early:
         assert early is not None
@@ -41,6 +42,7 @@ def test_several_hosts_have_to_meet_first(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="torch"), begun(LaunchCluster(2), command(STAY, tmp_path)) as early:
         assert early is not None
@@ -49,6 +51,7 @@ def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
     assert all(worker.process.returncode is not None for worker in early.workers)
 
 
+@pytest.mark.processes
 def test_the_store_is_where_the_workers_look_for_it(tmp_path: Path) -> None:
     with begun(LaunchCluster(1), command("", tmp_path)) as early:
         assert early is not None

@@ -19,7 +19,7 @@ from paceline.cli import app
 from paceline.observe.reports.clocks import one_clock
 from paceline.observe.reports.read import read_runs
 from paceline.observe.reports.trace import write_trace
-from paceline.update.monitor import _Sums
+from paceline.update.monitor import LogLine
 
 from .conftest import BLOCKS, Event, pushing, waiting
 
@@ -139,12 +139,12 @@ def test_without_common_exchanges_the_clocks_are_left_alone(write_run: Write) ->
 def test_lines_that_end_elsewhere_still_name_the_same_exchanges() -> None:
     named = []
     for seed in (1, 2):
-        noise, sums, met = random.Random(seed), _Sums(), set()
+        noise, sums, met = random.Random(seed), LogLine(), set()
         for number in range(1, 2001):
             sums.meets(number, float(number))
             if noise.random() < 0.05:
                 assert sums.met is not None and sums.met[1] == sums.met[0]
                 met.add(sums.met[0])
-                sums = _Sums()
+                sums = LogLine()
         named.append(met)
     assert len(named[0] & named[1]) > 0.4 * len(named[0])
