@@ -220,7 +220,7 @@ def test_mail_is_bounded() -> None:
     with ring(2) as members:
         found = everywhere(members, body)
         assert "wait for exchanges that have not begun here" in found[0]
-        assert members[0]._connections._mail._bytes[1] == 0
+        assert members[0]._connections._unmatched._bytes[1] == 0
 
 
 def test_bits_that_come_twice() -> None:

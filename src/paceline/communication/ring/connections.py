@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from paceline.communication.ring.failure_cause import Broken, Case, Evidence, Word, judge
 from paceline.communication.ring.link import Link, Out, abandon
 from paceline.communication.ring.listener import LABEL, Door
-from paceline.communication.ring.op_sequence import Letter, Mail, OpSequence
+from paceline.communication.ring.op_sequence import OpSequence, UnmatchedPiece, UnmatchedReceives
 from paceline.communication.ring.operation import Operation, describe
 from paceline.communication.ring.plans import Plan
 from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
@@ -65,7 +65,7 @@ class Connections:
         self._over = threading.Event()  # closed: nobody needs to be dialled
         self._operations: dict[Key, Operation] = {}
         self._slots: dict[int, OpSequence[Operation]] = {}
-        self._mail = Mail()
+        self._unmatched = UnmatchedReceives()
         self._words: dict[int, Word] = {}
         self._broken: Broken | None = None
         self._closed = False
@@ -165,12 +165,12 @@ class Connections:
         if waiting is not None:
             self._begin(further, *waiting, here=False)
 
-    def _enter(self, operation: Operation) -> tuple[list[Letter], dict[int, int]]:
+    def _enter(self, operation: Operation) -> tuple[list[UnmatchedPiece], dict[int, int]]:
         self._operations[operation.key] = operation
         operation.slot.begins(operation)
-        return self._mail.take(operation.key)
+        return self._unmatched.take(operation.key)
 
-    def _begin(self, operation: Operation, letters: list[Letter], grants: dict[int, int], here: bool) -> None:
+    def _begin(self, operation: Operation, pieces: list[UnmatchedPiece], grants: dict[int, int], here: bool) -> None:
         members = operation.slot.ranks if operation.key.role == COLLECTIVE else [operation.key.peer]
         for rank in members:
             link = self._links.get(rank)
@@ -181,9 +181,9 @@ class Connections:
         try:  # before anything is sent: who has it all may say goodbye
             for rank, said in grants.items():
                 operation.granted(rank, said)
-            for letter in letters:
-                rank = letter.rank
-                operation.arrived(*letter)
+            for piece in pieces:
+                rank = piece.rank
+                operation.arrived(*piece)
         except MismatchError as error:
             self.break_off(f"{self.world.name(rank)}: {error}", [rank], self._case(operation), True)
             return
@@ -227,9 +227,9 @@ class Connections:
             raise MismatchError(f"a frame of kind {frame.kind} for exchange {key.number}, which is over")
         said, step, index = frame.numbers[3:6]
         if frame.body is None:
-            self._mail.grant(key, rank, said)
+            self._unmatched.grant(key, rank, said)
         else:
-            self._mail.keep(key, rank, said, step, index, frame.body)
+            self._unmatched.keep(key, rank, said, step, index, frame.body)
 
     # -- failures ---------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Connections:
     def _drop(self) -> list[Operation]:
         ended = [*self._operations.values(), *(one for slot in self._slots.values() for one in slot.deferred)]
         self._operations.clear()
-        self._mail.clear()
+        self._unmatched.clear()
         for slot in self._slots.values():
             slot.deferred.clear()
         return ended

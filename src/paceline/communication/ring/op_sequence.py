@@ -11,9 +11,9 @@ from torch import Tensor
 from paceline.communication.ring.wire import COLLECTIVE, EAGER, RECEIVING, WINDOW, Key, slot_id
 from paceline.errors import MismatchError
 
-MAIL_BYTES = 1 << 24
+UNMATCHED_BYTES = 1 << 24
 """Bytes of small pieces from one worker that wait here for operations not begun yet, at most."""
-MAIL_COST = 512
+UNMATCHED_COST = 512
 """Bytes that each of them counts besides its body, for what keeping it costs."""
 GRANTS = 1 << 16
 """Grants from one worker for operations not begun yet, at most."""
@@ -82,7 +82,7 @@ class OpSequence(Generic[OperationT]):
         return found
 
 
-class Letter(NamedTuple):
+class UnmatchedPiece(NamedTuple):
     """A small piece for an operation that has not begun here."""
 
     rank: int
@@ -92,24 +92,24 @@ class Letter(NamedTuple):
     body: Tensor
 
 
-class Mail:
+class UnmatchedReceives:
     """What has come for operations not begun yet; bounded for every sender. Its owner's lock guards it."""
 
     def __init__(self) -> None:
-        self._letters: defaultdict[Key, list[Letter]] = defaultdict(list)
+        self._pieces: defaultdict[Key, list[UnmatchedPiece]] = defaultdict(list)
         self._grants: defaultdict[Key, dict[int, int]] = defaultdict(dict)
         self._bytes: Counter[int] = Counter()
         self._granted: Counter[int] = Counter()
 
     def keep(self, key: Key, rank: int, said: int, step: int, index: int, body: Tensor) -> None:
         """Copy a piece; MismatchError where no honest worker would have sent it."""
-        cost = body.nbytes + MAIL_COST
+        cost = body.nbytes + UNMATCHED_COST
         if key.role != COLLECTIVE or body.nbytes > EAGER:
             raise MismatchError(f"{body.nbytes} bytes of data come for which nobody has asked")
-        if self._bytes[rank] + cost > MAIL_BYTES:
-            raise MismatchError(f"more than {MAIL_BYTES} bytes wait for exchanges that have not begun here")
+        if self._bytes[rank] + cost > UNMATCHED_BYTES:
+            raise MismatchError(f"more than {UNMATCHED_BYTES} bytes wait for exchanges that have not begun here")
         self._bytes[rank] += cost
-        self._letters[key].append(Letter(rank, said, step, index, body.clone()))
+        self._pieces[key].append(UnmatchedPiece(rank, said, step, index, body.clone()))
 
     def grant(self, key: Key, rank: int, said: int) -> None:
         """Remember that `rank` has come."""
@@ -118,18 +118,18 @@ class Mail:
         self._granted[rank] += 1
         self._grants[key][rank] = said
 
-    def take(self, key: Key) -> tuple[list[Letter], dict[int, int]]:
+    def take(self, key: Key) -> tuple[list[UnmatchedPiece], dict[int, int]]:
         """What has come for an operation that begins: pieces, and the ranks that have come."""
-        letters, grants = self._letters.pop(key, []), self._grants.pop(key, {})
-        for letter in letters:
-            self._bytes[letter.rank] -= letter.body.nbytes + MAIL_COST
+        pieces, grants = self._pieces.pop(key, []), self._grants.pop(key, {})
+        for piece in pieces:
+            self._bytes[piece.rank] -= piece.body.nbytes + UNMATCHED_COST
         for rank in grants:
             self._granted[rank] -= 1
-        return letters, grants
+        return pieces, grants
 
     def clear(self) -> None:
         """Forget all of it."""
-        self._letters.clear()
+        self._pieces.clear()
         self._grants.clear()
         self._bytes.clear()
         self._granted.clear()

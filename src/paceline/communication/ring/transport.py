@@ -58,9 +58,7 @@ class RingTransport(Branching["RingTransport"]):
 
     def _further(self, label: str, ranks: list[int], world: World) -> RingTransport:
         """A connection of some or all of this one's members."""
-        made = RingTransport.__new__(RingTransport)
-        made._set_up(self._connections, world, f"{self._label}/{label}", ranks, self)
-        return made
+        return _RingBranch(self, label, ranks, world)
 
     @property
     def background(self) -> bool:
@@ -182,6 +180,13 @@ class RingTransport(Branching["RingTransport"]):
                 one.close()
         if self._parent is None:
             self._connections.close()
+
+
+class _RingBranch(RingTransport):
+    """A connection of some or all of the members of `parent`."""
+
+    def __init__(self, parent: RingTransport, label: str, ranks: list[int], world: World) -> None:
+        self._set_up(parent._connections, world, f"{parent._label}/{label}", ranks, parent)
 
 
 def _staged(x: Tensor) -> tuple[Tensor, Callable[[], None]]:

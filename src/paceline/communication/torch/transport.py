@@ -70,9 +70,7 @@ class ProcessTransport(Branching["ProcessTransport"]):
 
     def _further(self, label: str, ranks: list[int], world: World) -> ProcessTransport:
         """A connection of some or all of this one's members, over a group of its own."""
-        made = ProcessTransport.__new__(ProcessTransport)
-        made._set_up(self._connection, world, f"{self._label}/{label}", ranks, self)
-        return made
+        return _ProcessBranch(self, label, ranks, world)
 
     @property
     def background(self) -> bool:
@@ -152,6 +150,13 @@ class ProcessTransport(Branching["ProcessTransport"]):
 
     def _slots(self) -> list[Slot]:
         return [self._slot, *(slot for one in (*self._channels, *self._parts) for slot in one._slots())]
+
+
+class _ProcessBranch(ProcessTransport):
+    """A connection of some or all of the members of `parent`."""
+
+    def __init__(self, parent: ProcessTransport, label: str, ranks: list[int], world: World) -> None:
+        self._set_up(parent._connection, world, f"{parent._label}/{label}", ranks, parent)
 
 
 def _to_all(out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> Begin:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _END = object()
 
 
-class Course:
+class Iteration:
     """How the batches of a worker come about.
 
     Args:

@@ -18,7 +18,7 @@ from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.sampling.sampler import Plan
 from paceline.data.sampling.split import split_of
 from paceline.data.sharing.completion import can_complete
-from paceline.data.sharing.iteration import Course
+from paceline.data.sharing.iteration import Iteration
 from paceline.data.sharing.position import Position
 from paceline.data.sharing.run_data import RunData
 from paceline.errors import UnsupportedError
@@ -48,7 +48,7 @@ class Share:
     ) -> None:
         self.loader, self._position, self._feed, self._leases = loader, position, feed, leases
         position.leased = leases is not None
-        self._course = Course(loader, number, position, feed, leases)
+        self._iteration = Iteration(loader, number, position, feed, leases)
         self._before = (0, 0, 0)
         self.again = False
         """Whether its data had been shared before."""
@@ -90,14 +90,14 @@ class Share:
 
         Where work is leased, a worker's own steps do not tell how far all have come together.
         """
-        course = self._course
-        epoch, place = course.reached
-        if self._leases is None and course.shards is None:
+        iteration = self._iteration
+        epoch, place = iteration.reached
+        if self._leases is None and iteration.shards is None:
             return min(1.0, self._position.now.batches / max(1, self._length() or ENDLESS))
-        if course.shards is not None:
-            total = course.shards.places
+        if iteration.shards is not None:
+            total = iteration.shards.places
         else:
-            total = course.plan.places(epoch) if course.plan is not None else len(self.loader)  # type: ignore[arg-type]
+            total = iteration.plan.places(epoch) if iteration.plan is not None else len(self.loader)  # type: ignore[arg-type]
         return place / max(1, total) if epoch == self._position.epoch else 0.0
 
     def goes_by(self, position: Position) -> bool:
@@ -107,11 +107,11 @@ class Share:
     def __len__(self) -> int:
         """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
         self.measured = self.measured or sys._getframe(1).f_globals.get("__package__", "") != __package__
-        if self._course.plan is not None and not self._course.as_it_is:
-            return self._batches_of_plan(self._course.plan)
-        if self._course.listed is not None:
-            places = self._course.rest(len(self.loader)).total  # type: ignore[arg-type]
-            return self._course.listed.batches(places, self._world.size, self._world.rank)
+        if self._iteration.plan is not None and not self._iteration.as_it_is:
+            return self._batches_of_plan(self._iteration.plan)
+        if self._iteration.listed is not None:
+            places = self._iteration.rest(len(self.loader)).total  # type: ignore[arg-type]
+            return self._iteration.listed.batches(places, self._world.size, self._world.rank)
         length: int = len(self.loader)  # type: ignore[arg-type]
         return -(-length // self._world.size)
 
@@ -129,7 +129,7 @@ class Share:
     def _cut_up(self, plan: Plan, places: int) -> int:
         """Samples in the last, incomplete round of batches that a sampler made."""
         last = places // self._world.size * self._world.size
-        return len(plan.ids(Portion(self._position.epoch, self._course.rest(places).cut(last, places))))
+        return len(plan.ids(Portion(self._position.epoch, self._iteration.rest(places).cut(last, places))))
 
     # -- the pass ---------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Share:
         self._feed.ready()
         self._position.let_go()
         skip = self._position.begin()
-        batches = self._course.batches(skip, self._length())
+        batches = self._iteration.batches(skip, self._length())
         if self._leases is not None:
             self._position.course = batches
         self._before = self._feed.since
@@ -168,18 +168,18 @@ class Share:
     @property
     def completes(self) -> bool:
         """Whether `rest` can give what other workers have of the epoch."""
-        course = self._course
-        if course.plan is None or course.as_it_is or self._leases is not None:
+        iteration = self._iteration
+        if iteration.plan is None or iteration.as_it_is or self._leases is not None:
             return False
-        return can_complete(course.plan, self._position, self._world.size)
+        return can_complete(iteration.plan, self._position, self._world.size)
 
     @property
     def full_batch(self) -> bool:
         """Whether a worker's first batch is one of the loader's own, and no piece of one."""
-        course = self._course
-        if course.plan is None or course.as_it_is:
+        iteration = self._iteration
+        if iteration.plan is None or iteration.as_it_is:
             return True
-        return course.plan.places(self._position.epoch) >= course.plan.unit * self._world.size
+        return iteration.plan.places(self._position.epoch) >= iteration.plan.unit * self._world.size
 
     def rest(self, epoch: int, batches: int) -> Iterator[Any]:
         """What the other workers have of the pass in which this one has seen its first `batches`; nothing was trained.
@@ -187,7 +187,7 @@ class Share:
         The pass itself has to be over, or closed.
         """
         self._feed.untrained(self._before)
-        return self._course.rest_of(epoch, batches)
+        return self._iteration.rest_of(epoch, batches)
 
     def _length(self) -> int | None:
         try:
