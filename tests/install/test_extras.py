@@ -20,7 +20,7 @@ REPOSITORY = ROOT.parent.parent
 PYPROJECT = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
 CORE = {"torch", "numpy", "safetensors", "typer", "rich", "cryptography", "click"}
-OF_OTHERS = {"fsspec": "torch"}
+OF_OTHERS = {"fsspec": "torch", "typing_extensions": "torch"}
 """What a package of the core brings along."""
 EXTRAS = {
     "accelerate": "accelerate",
