@@ -82,7 +82,7 @@ def test_no_folder_is_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TLS", "")
     model = torch.nn.Linear(1, 1)
     with paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1), "asgd") as run_:
-        assert run_._settings.tls is None
+        assert run_._context.settings.tls is None
 
 
 def test_one_worker_needs_none_and_what_is_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
