@@ -111,7 +111,7 @@ class DirectoryClaim:
             try:
                 self._lock()
             except FileNotFoundError:
-                pass  # the directory was removed; whoever writes makes it again
+                pass  # the directory was removed; the next writer creates it again
             except OSError as error:
                 raise CheckpointError(f"{self._directory} cannot be written: {error}") from error
 
@@ -244,7 +244,7 @@ class Lease:
                 self._delete()
 
     def _await_end(self, first: dict[str, Any]) -> None:
-        """A lease that is not renewed for two and a half times as long as it should be belongs to nobody."""
+        """A lease that is not renewed for two and a half times its renewal period has expired."""
         logger.warning("%s: waiting to see whether process %s on %s still writes here", *self._who(first))
         until = time.monotonic() + 2.5 * RENEW_S
         while time.monotonic() < until:

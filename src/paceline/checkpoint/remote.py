@@ -226,7 +226,7 @@ class Remote:
         """What went wrong, if anything did."""
         try:
             action()
-        except Exception as error:  # the others are waiting for a word
+        except Exception as error:  # the other workers wait for a reply
             return _line(error)
         return ""
 

@@ -28,7 +28,7 @@ from paceline.errors import CheckpointError
 
 
 class _Tensors(dict[str, Tensor]):
-    """The tensors of a file, each read when it is asked for, and kept by nobody."""
+    """The tensors of a file, each read on access and not cached."""
 
     def __init__(self, manifest: dict[str, Any], name: str) -> None:
         super().__init__()

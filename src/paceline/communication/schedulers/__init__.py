@@ -20,7 +20,7 @@ THEIRS = ("SLURM_", "PMI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "PET_", "JOB_COMPLE
 
 
 def worker(environment: Environment) -> Worker | None:
-    """This process among all workers; None where nobody says that it is one of several.
+    """This process among all workers; None if no launcher says that there are several.
 
     Raises:
         UnsupportedError: what is said makes no sense, or not where the workers meet.
@@ -50,7 +50,7 @@ def _launched(environment: Environment) -> Worker:
 
 
 def hosts(environment: Environment) -> Hosts | None:
-    """The hosts of the job that this launcher is part of; None where nobody says so.
+    """The hosts of the job that this launcher is part of; None if unknown.
 
     Raises:
         UnsupportedError: what is said makes no sense, or this is no launcher for a whole host.

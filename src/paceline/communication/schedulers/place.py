@@ -10,7 +10,7 @@ from paceline.errors import UnsupportedError
 
 Environment = Mapping[str, str]
 PORTS = range(10_000, 30_000)
-"""Where jobs meet: below the ports that the kernel gives to whoever asks for any."""
+"""Where jobs meet: below the kernel's ephemeral ports."""
 
 
 @dataclass(frozen=True)

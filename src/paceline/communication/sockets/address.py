@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which address the others reach a worker that listens."""
+"""The address at which other workers reach a listening worker."""
 
 from __future__ import annotations
 

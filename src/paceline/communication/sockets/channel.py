@@ -69,7 +69,7 @@ class Listener:
         """The next connection; with TLS the next one whose handshake was good. A stranger keeps nobody waiting.
 
         Raises:
-            Late: nobody came in time.
+            Late: no connection arrived in time.
             Closed: `close` was called.
         """
         deadline = time.monotonic() + timeout_s
@@ -103,7 +103,7 @@ class Listener:
         """Take a connection from the queue: a channel, or with TLS a handshake that begins."""
         try:
             sock, where = self._sock.accept()
-        except (BlockingIOError, ConnectionError):  # nobody there, or gone again
+        except (BlockingIOError, ConnectionError):  # no connection, or closed again
             return None
         except OSError:
             if self._closed:
@@ -159,13 +159,13 @@ class Listener:
 
 
 def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | None = None) -> Channel:
-    """A channel to the listener at `address`, `port`; tries again until the deadline while nobody listens there.
+    """A channel to the listener at `address`, `port`; retries until the deadline.
 
     Args:
         peer: who that is, for messages.
 
     Raises:
-        Late: nobody took the connection before the deadline; the message has the last reason.
+        Late: no listener accepted before the deadline; the message has the last reason.
         Closed: the other end went away in the TLS handshake.
         MismatchError: the other end does not take this worker's certificate, shows a wrong one, or speaks no TLS.
     """

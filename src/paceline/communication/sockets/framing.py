@@ -152,7 +152,7 @@ class Channel:
                 return self._rest(begun, buffer, deadline if deadline is not None else time.monotonic() + self.stall_s)
             except BaseException as error:
                 if begun or not isinstance(error, Late):
-                    self.close()  # nobody knows any more where the next frame begins
+                    self.close()  # the start of the next frame is unknown
                 if isinstance(error, MismatchError):
                     raise MismatchError(f"from {self.peer}: {error}; the connection is closed") from error
                 raise
@@ -314,7 +314,7 @@ class Channel:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """While a thread uses the file descriptor it stays open, so that nobody else gets its number."""
+        """While a thread uses the file descriptor it stays open, so that its number is not reused."""
         with self._guard:
             if self._closed:
                 raise Closed(f"the connection to {self.peer} is closed")

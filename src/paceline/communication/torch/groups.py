@@ -249,7 +249,7 @@ class Connection:
                     asked = True
                     places.ask(rank for rank in range(size) if rank not in doing)
                 time.sleep(0.02)
-        except Exception:  # whatever the store raises: nobody can be named, and the error says so
+        except Exception:  # whatever the store raises: the error says that no worker can be named
             return None
         finally:
             self.drop()

@@ -25,12 +25,12 @@ _met: list[tuple[Any, str]] = []  # the store of this process, which must stay, 
 
 
 def found() -> Worker | None:
-    """This process among all workers, None where nobody says that it is one of several."""
+    """This process among all workers, None if no launcher says that there are several."""
     return schedulers.worker(os.environ)
 
 
 def address() -> str | None:
-    """Where the workers met, None where nobody says so."""
+    """Where the workers met, None if unknown."""
     if _met:
         return _met[0][1]
     return os.environ.get("MASTER_ADDR") or None
@@ -56,7 +56,7 @@ def _named(worker: Worker, timeout_s: float) -> tuple[Any, str]:
 
 
 def _agreed(worker: Worker, timeout_s: float) -> tuple[Any, str]:
-    """The store at a free port, which rank 0 tells the others over hydra."""
+    """The store at a free port, which rank 0 announces over hydra."""
     opened: list[Any] = []
 
     def opens(names: list[str]) -> str:
@@ -69,7 +69,7 @@ def _agreed(worker: Worker, timeout_s: float) -> tuple[Any, str]:
 
 
 def _reached_by(worker: Worker, names: list[str]) -> str:
-    """The address of this host that the others reach."""
+    """The address of this host that other workers reach."""
     others = [name for name in names if name != host_name()]
     if worker.local_size == worker.size or not others:
         return LOOPBACK

@@ -25,7 +25,7 @@ def open_store(host: str, port: int, timeout: timedelta, size: int | None = None
     """The store at that address, opened here.
 
     Args:
-        host: a name or an address of this host, by which the others reach it.
+        host: a name or an address of this host, by which other workers reach it.
         port: 0 for any; the store's `port` says which.
         timeout: of its operations.
         size: how many will use it, where that is known.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baton of virtual workers: whose turn it is, who waits for what, and where they meet.
+"""The scheduler of virtual workers: whose turn it is, who waits for what, and where they meet.
 
-One worker runs at a time, in a thread of its own. When it has to wait, it hands the baton to the next worker, in rank
+One worker runs at a time, in a thread of its own. When it has to wait, it hands the turn to the next worker, in rank
 order, that can go on: one that waits for nothing, or for what is there by now. When there is none, the cluster is
 broken, and everybody is told who waits for what. :mod:`paceline.communication.virtual.transport` makes a transport of
 it.
@@ -37,7 +37,7 @@ class Closable(Protocol):
 
 
 class Belonging(Protocol):
-    """More that a worker takes for its own process's: taken before it hands the baton on, put back when it returns."""
+    """More that a worker takes for its own process's: saved before it yields its turn, restored when it resumes."""
 
     def take(self) -> None: ...
 
@@ -45,7 +45,7 @@ class Belonging(Protocol):
 
 
 class _Globals:
-    """What one worker sees as its own process's state, taken and put back with the baton."""
+    """What one worker sees as its own process's state, saved and restored with its turn."""
 
     def __init__(self) -> None:
         self.belongings: list[Belonging] = []
@@ -93,7 +93,7 @@ class _Meeting:
 
 
 class Cluster:
-    """The workers, the baton and the exchanges under way.
+    """The workers, the turn and the exchanges under way.
 
     Args:
         size: number of workers.
@@ -109,7 +109,7 @@ class Cluster:
         self.shared: dict[str, Any] = {}  # what virtual workers put where others find it
         self.hosts = tuple(hosts) if hosts is not None else (World().host,) * size
         self.workers = [_Worker(rank, _Globals()) for rank in range(size)]
-        self.away_s = [0.0] * size  # seconds in which others had the baton, since each worker's first turn
+        self.away_s = [0.0] * size  # seconds in which other workers ran, since each worker's first turn
         self._meetings: dict[str, _Meeting] = {}
         self.mail: dict[tuple[str, int, int, int], Tensor] = {}  # (place, from, to, number) -> what was sent
         self._over = threading.Semaphore(0)
@@ -144,7 +144,7 @@ class Cluster:
         return meeting.results[rank]
 
     def wait(self, rank: int, label: str, ready: Callable[[], bool]) -> None:
-        """Let the others work until `ready()`."""
+        """Run other workers until `ready()`."""
         self.check()
         if not ready():
             worker = self.workers[rank]
@@ -153,7 +153,7 @@ class Cluster:
             worker.waits_for = None
 
     def keep(self, rank: int, belonging: Belonging) -> None:
-        """From now on `belonging` moves with the baton of worker `rank`."""
+        """From now on `belonging` moves with the turn of worker `rank`."""
         self.workers[rank].globals.belongings.append(belonging)
 
     def check(self) -> None:
@@ -170,7 +170,7 @@ class Cluster:
         meeting.results = dict(zip(meeting.members, results, strict=True))
 
     def _pass_on(self, rank: int) -> None:
-        """Give the baton to the next worker that can go on, and wait for its return."""
+        """Run the next worker that can continue, and wait for the turn to return."""
         heir = self._heir(rank)
         me = self.workers[rank]
         if heir is None:
@@ -213,7 +213,7 @@ class Cluster:
         target: Callable[[], Result],
         results: list[Result | None],
     ) -> None:
-        """The body of a worker's thread: wait for the baton, work, hand it on."""
+        """The body of a worker's thread: wait for its turn, work, yield."""
         me = self.workers[rank]
         me.go.acquire()
         me.globals.put()

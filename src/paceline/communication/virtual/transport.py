@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """N workers in one process: each its own thread, model and rank, one running at a time.
 
-A *baton* says whose turn it is. A worker keeps it until it comes to an exchange; there it lays down what it brings and
-hands the baton to the next worker, in rank order, that can go on. The last to arrive finishes the exchange for all,
-with sums taken in rank order; in a part of the cluster that is the last of the part. With the baton, what a program
+One worker has the turn. A worker keeps it until it comes to an exchange; there it lays down what it brings and
+hands the turn to the next worker, in rank order, that can go on. The last to arrive finishes the exchange for all,
+with sums taken in rank order; in a part of the cluster that is the last of the part. With one turn, what a program
 believes to own alone is swapped: the global random generators of torch (and of every CUDA device in use), NumPy and
 `random`, `sys.argv`, `sys.stdout` and the module `__main__`. So a run repeats bit for bit, and a program that was
 written for one process runs unchanged.
 
-There are no timeouts here: when nobody can go on, that is seen at once, and the error says who waits for what.
+There are no timeouts here: a deadlock is seen at once, and the error says who waits for what.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Receive:
         self._transport, self._x, self._source, self._number = transport, x, source, number
 
     def wait(self) -> None:
-        """Let the others work until the message is there."""
+        """Run other workers until the message is there."""
         if self._number >= 0:
             self._transport.take(self._x, self._source, self._number)
             self._number = -1
@@ -68,7 +68,7 @@ class VirtualTransport(Transport):
     name = "virtual"
 
     coarse = 16
-    """Each chunk is a round of the baton through all workers, and an operation is over when it was started."""
+    """Each chunk gives every worker one turn, and an operation is over when it was started."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class VirtualTransport(Transport):
         return False
 
     def clone(self) -> VirtualTransport:
-        """A connection with a byte count of its own; all of a worker's connections share the baton."""
+        """A connection with a byte count of its own; all of a worker's connections share its turn."""
         return VirtualTransport(self.cluster, self.members, self.world.rank)
 
     def _meet(self, label: str, brings: Any, combine: Combine) -> Any:

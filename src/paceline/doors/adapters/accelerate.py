@@ -37,7 +37,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
 
     Args:
         rule: as for `paceline.attach`.
-        settings: the others of `paceline.attach`, and the rule's, such as `period=16`.
+        settings: further settings of `paceline.attach`, and the rule's, such as `period=16`.
         accelerator: arguments of `Accelerator`, such as `{"mixed_precision": "bf16"}`.
     """
 
@@ -76,7 +76,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         return PreparedLoader(loader, self.door) if self.door.shared else run.share(loader)
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
-        """As Accelerator's; refuses data that nobody has shared."""
+        """As Accelerator's; refuses data that is not sharded."""
         if self.door.shared and not self.run.samples and not self.run.minibatches and self.run._context.loaders.idle:
             raise UnsupportedError(
                 self.door.world.sign(

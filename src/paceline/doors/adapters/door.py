@@ -52,7 +52,7 @@ class Door:
     Args:
         framework: its name, for messages.
         rule: as for `paceline.attach`.
-        settings: the others of `paceline.attach`.
+        settings: further settings of `paceline.attach`.
 
     Attributes:
         run: of the last training; None before the first.
@@ -168,7 +168,7 @@ class Door:
     # -- data -------------------------------------------------------------------------------------
 
     def part(self, loader: Any) -> Share:
-        """This worker's part of a loader, as many batches as the others have."""
+        """This worker's part of a loader, as many batches as every other worker has."""
         if self._open and self.run is not None:
             return self.run.share(loader, even=True)
         return Feed(self.world, self._settings.get("seed", 0), lambda epoch, batches: None).share(loader, even=True)

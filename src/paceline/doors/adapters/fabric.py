@@ -39,7 +39,7 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     Args:
         rule: as for `paceline.attach`.
         accelerator, checkpoint_io, precision: as for every strategy of Fabric.
-        settings: the others of `paceline.attach`, and the rule's, such as `period=16`.
+        settings: further settings of `paceline.attach`, and the rule's, such as `period=16`.
     """
 
     def __init__(
