@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all workers have the same training data before they train on it: else one would train on what another holds
-out.
+"""Checks that all workers have the same training data; else one worker could train on another's validation samples.
 
-Compared are where the random generators stand, the number of samples, the indices of every `Subset` and sampler, and,
-before the first step, a few thousand values of what the data sets hold. File names count without their folders, which
-may differ between hosts.
+Workers compare the states of the random generators, the number of samples, the indices of every `Subset` and sampler,
+and, before the first step, a few thousand values from the data sets. File names are compared without their folders,
+which may differ between hosts.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from paceline.doors.zero.seeds import Streams
 from paceline.run.run import Run
 
 VALUES = 1024
-"""Of a list or an array that are looked at; of one of indices all are."""
+"""How many values of a list or an array are compared; of index arrays, all are."""
 MOST_INDICES = 20_000_000
 DEEP = 5
 GENERATORS = ("torch", "NumPy", "Python")
 
 
 class Agreement:
-    """Around a worker's passes over training data: what was drawn before is alike, what is drawn inside is its own.
+    """Wraps passes over training data: random draws agree before a pass, and differ by worker inside it.
 
     Args:
-        streams: this worker's.
+        streams: this worker's random streams.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -45,7 +44,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def around(self, run: Run, loader: DataLoader[Any], where: str) -> Iterator[None]:
-        """A pass over `loader` that begins at `where`."""
+        """Context of a pass over `loader` that begins at `where`."""
         if not self._streams.apart:
             self.check(run, loader, where)
         self._streams.enter()
@@ -55,10 +54,10 @@ class Agreement:
             self._streams.leave()
 
     def check(self, run: Run, loader: DataLoader[Any], where: str) -> None:
-        """Before a pass in training; every worker comes here, or none.
+        """Compare the workers' data before a training pass; every worker calls it, or none.
 
         Raises:
-            Refusal: the workers differ, on every worker alike.
+            Refusal: the workers differ; raised on every worker.
         """
         if run.world.size == 1 or any(one is loader for one in self._asked):
             return
@@ -76,11 +75,11 @@ class Agreement:
 
 
 def fingerprint(loader: DataLoader[Any], contents: bool = True) -> str:
-    """Sixteen digits that differ where data do.
+    """A 16-digit hash of a loader's data.
 
     Args:
         loader: the program's.
-        contents: of what the data sets hold, too; else of indices and lengths only.
+        contents: also hash values from the data sets; else indices and lengths only.
     """
     walk = _Walk(contents)
     walk.add(loader.dataset, DEEP)
@@ -90,18 +89,18 @@ def fingerprint(loader: DataLoader[Any], contents: bool = True) -> str:
 
 
 class _Walk:
-    """Through what a data set or a sampler holds."""
+    """Hashes the attributes of a data set or a sampler, recursively."""
 
     def __init__(self, contents: bool) -> None:
         self.digest = hashlib.blake2b(digest_size=8)
         self._contents, self._seen = contents, set[int]()
 
     def say(self, *words: object) -> None:
-        """Take in what these are."""
+        """Add these to the hash."""
         self.digest.update(repr(words).encode())
 
     def add(self, value: Any, deep: int) -> None:
-        """Take in a value, if it is of a kind that says something."""
+        """Add a value to the hash; values of other types are skipped."""
         if isinstance(value, (Tensor, np.ndarray)):
             self._array(value)
         elif isinstance(value, (list, tuple, range)):
@@ -162,7 +161,7 @@ def _are_indices(values: Tensor | np.ndarray[Any, Any]) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """An object of the program's own, that may hold a sampler's indices."""
+    """Whether it is an object of the program that may hold a sampler's indices."""
     return hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type)) and not callable(value)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program is alone, as far as it can see: it is written for one device.
+"""Hides the cluster from a program that is written for one device.
 
-The launcher's variables (RANK, WORLD_SIZE, LOCAL_RANK, a scheduler's) are there only while the rule attaches, and
-torch.distributed is not initialized for anybody but paceline and torch itself: a library that asks would else make
-exchanges of its own among paceline's.
+The launcher's variables (RANK, WORLD_SIZE, LOCAL_RANK, a scheduler's) are set only while the rule attaches. Only
+paceline and torch see torch.distributed as initialized: another library that checks it would start collectives of its
+own between paceline's.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ClusterHidden:
         self._hidden: dict[str, str] = {}
 
     def install(self, patches: Patches) -> None:
-        """From here on, until the patches are taken back."""
+        """Hide it until the patches are undone."""
         environment = dict(os.environ)
         left = schedulers.alone(environment)
         self._hidden = {name: value for name, value in environment.items() if name not in left}
         patches.callback(os.environ.update, self._hidden)
         self._hide()
-        patches.replace(Run, "__init__", self._connecting)  # whoever attaches, zero lines or a library of the program
+        patches.replace(Run, "__init__", self._connecting)  # zero lines attach, or a library of the program
         if torch.distributed.is_available():
             patches.replace(torch.distributed, "is_initialized", self._initialized)
             patches.replace(torch.distributed, "init_process_group", self._starting)
@@ -54,7 +54,7 @@ class ClusterHidden:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside, the launcher's variables are there: a connection is made from them."""
+        """Context in which the launcher's variables are set, to connect from them."""
         os.environ.update(self._hidden)
         try:
             yield
@@ -81,7 +81,7 @@ class ClusterHidden:
 
 
 def _asked_by_an_insider() -> bool:
-    """Whether paceline or torch asks the function that asks this."""
+    """Whether the caller's caller is paceline or torch."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
         frame = frame.f_back

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the rule attaches to a program that does not know of it, and what every step then goes through.
+"""Attaches the rule to a program that does not import paceline, and checks every step.
 
-Optimizers are noticed when they are made. The rule attaches when one is there and the program comes to a loader, or to
-a forward pass in training: before the first gradient, so that all workers train from one start. A program that makes
-another optimizer and trains with that one (the next fold, the next phase) begins a new run.
+Optimizers are recorded when they are constructed. The rule attaches when there is one and the program iterates over a
+loader, or calls the model in training: before the first gradient, so that all workers train from one start. A program
+that constructs another optimizer and trains with it (the next fold, the next phase) begins a new run.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from paceline.run.run import Run
 from paceline.run.validation import MARK
 
 BY_HAND = 10
-"""Backward passes without any optimizer, after which it is clear that the program steps by hand."""
+"""After this many backward passes without an optimizer, the program is taken to step by hand."""
 
 
 class Zero:
-    """One worker of a program as it is.
+    """One worker of an unmodified program.
 
     Args:
         script: the program.
         place: this worker.
-        words: what is said.
-        streams: what this worker draws at random; None of a worker that is alone.
+        words: prints messages.
+        streams: this worker's random streams; None for a single worker.
     """
 
     def __init__(self, script: Path, place: RankPlace, words: Words, streams: Streams | None = None) -> None:
@@ -115,7 +115,7 @@ class Zero:
     # -- attaching --------------------------------------------------------------------------------
 
     def _comes(self) -> GlobalView | None:
-        """The program comes to where training may begin: attach, if there is something to attach to."""
+        """Called where training may begin: attach if an optimizer is waiting."""
         if not self._fresh or self._own or (self._view is not None and self._loaders.passes):
             return self._view
         waiting = [one for one in self._made if one not in self._served and module_discovery.trained(one)]
@@ -134,7 +134,7 @@ class Zero:
     def _attach(self, optimizers: list[Optimizer], roots: list[nn.Module]) -> None:
         if self._view is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             raise refusals.distributed(self._here())
-        with torch.inference_mode(False):  # where a program evaluates first; what is kept has to serve training
+        with torch.inference_mode(False):  # the program may evaluate first; kept tensors must be usable in training
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
             run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split")
         self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
@@ -192,11 +192,11 @@ class Zero:
 
     @property
     def run(self) -> Run | None:
-        """What was attached, if anything."""
+        """The attached run, or None."""
         return self._view.run if self._view is not None else None
 
     def finish(self) -> None:
-        """The program has come to its end: all workers end together."""
+        """The program has ended: end the run together with all workers."""
         if self._view is not None:
             self._loaders.finish()
             self._end_run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a program knows of a cluster, read from its source and that of the modules beside it; nothing is run."""
+"""Detects cluster code in a program from its source and that of modules beside it; runs none of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = (
     "hivemind",
     "mpi4py",
 )
-"""Libraries that make a cluster themselves."""
+"""Libraries that set up a cluster themselves."""
 ON_TORCH = (
     "torchvision",
     "torchaudio",
@@ -34,9 +34,9 @@ ON_TORCH = (
 )
 """Libraries by which a program uses torch without naming it."""
 REACHED = ("torch", "transformers")
-"""Modules whose attributes say what a program uses."""
+"""Modules of which attribute accesses are collected, too."""
 OWNERS = ("lightning", "pytorch_lightning", "transformers", "trl")
-"""Those that own the training loop."""
+"""Libraries that own the training loop."""
 MOST_FILES = 500
 
 
@@ -59,7 +59,7 @@ def _names(path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # whoever runs it says what is wrong
+        return  # Python reports the error when it runs the file
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,7 +71,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def _local(folder: Path, name: str) -> Iterator[Path]:
-    """Files beside the program that the name may stand for."""
+    """Files beside the program that the module name may refer to."""
     place = folder.joinpath(*name.split("."))
     for path in (place.with_suffix(".py"), place / "__init__.py"):
         if path.is_file():
@@ -85,9 +85,9 @@ def attaches(names: set[str]) -> bool:
 
 
 def other_cluster(names: set[str]) -> str:
-    """What the program makes a cluster by; empty where there is nothing.
+    """The library by which the program sets up a cluster; empty if there is none.
 
-    A framework that owns the training loop comes first: what it rests upon (accelerate) may be there, too.
+    A framework that owns the training loop takes precedence over its dependencies (accelerate).
     """
     found = [name for name in sorted(names) if _makes_cluster(name)]
     return next((name for name in found if name.split(".")[0] in OWNERS), found[0] if found else "")
@@ -101,12 +101,12 @@ def _makes_cluster(name: str) -> bool:
 
 
 def unaware(script: Path) -> bool:
-    """Whether it is a program for torch on one device that mentions neither paceline nor another cluster."""
+    """Whether it is a torch program for one device that imports neither paceline nor a cluster library."""
     return bare(imported(script))
 
 
 def bare(names: set[str]) -> bool:
-    """The same of the names that it imports."""
+    """As `unaware`, from the names that the program imports."""
     tops = {name.split(".")[0] for name in names}
     on_torch = "torch" in tops or not tops.isdisjoint(ON_TORCH)
     return on_torch and not (attaches(names) or other_cluster(names) or framework_doors.of_framework(names)[0])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's files are rank 0's: every other worker sees them through an overlay of its own (:mod:`.overlay`).
+"""Only rank 0 writes the program's files; every other worker has an overlay of its own (:mod:`.overlay`).
 
-Stood in for are Python's own `open` and the functions of `os` that take a path, which nearly everything is made of
-(`pathlib`, `shutil`, `glob`, `tempfile`, `logging`, NumPy, PIL, matplotlib, csv, TensorBoard's writer), and the native
-writers and readers of torch, safetensors and sqlite3. Other native libraries (HDF5, OpenCV) write where they are told.
-On all workers directories are listed in order, which on two hosts may differ.
+Patched are Python's `open` and the functions of `os` that take a path, on which most libraries build (`pathlib`,
+`shutil`, `glob`, `tempfile`, `logging`, NumPy, PIL, matplotlib, csv, TensorBoard's writer), and the native writers and
+readers of torch, safetensors and sqlite3. Other native libraries (HDF5, OpenCV) bypass the overlay. All workers list
+directories in sorted order, since the file system's order may differ between hosts.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.words import VIRTUAL
 
 FOLDER = "files"
-"""In the log directory, for the files of all ranks but 0."""
+"""Folder in the log directory for the files of all ranks but 0."""
 READS = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr")
-"""Functions of `os` that look at what their first argument names."""
+"""Functions of `os` that read the metadata of their first argument."""
 TOUCHES = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
-"""Functions that change what is known of a file, but not what it holds."""
+"""Functions that change a file's metadata, not its content."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 Function = Callable[..., Any]
 
 
 class Shadows:
-    """What stands in for the functions that take paths, on a worker other than rank 0.
+    """Replacements for the functions that take paths, on a worker other than rank 0.
 
     Args:
         logs: the run's log directory.
         rank: of this worker.
-        began: what was born later is not this worker's; None for when the process began.
-        alone: whether the process is this worker's.
+        began: files created later are hidden from this worker; None: when the process began.
+        alone: whether the process runs this worker only.
     """
 
     def __init__(self, logs: Path, rank: int, began: float | None = None, alone: bool = True) -> None:
         folder = Path(os.path.abspath(logs)) / FOLDER / f"rank-{rank:03d}"
-        shutil.rmtree(folder, ignore_errors=True)  # a restart goes on from what rank 0 kept
+        shutil.rmtree(folder, ignore_errors=True)  # a restart resumes from rank 0's files
         self._overlay = Overlay(folder, logs, process_began() if began is None else began, os.chdir if alone else None)
 
     # -- opening ----------------------------------------------------------------------------------
@@ -66,12 +66,12 @@ class Shadows:
         def opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             opener = kwargs.get("opener") or (args[5] if len(args) > 5 else None)
             if not isinstance(mode, str) or opener is not None:
-                return original(file, mode, *args, **kwargs)  # an opener is asked for the path that was given
+                return original(file, mode, *args, **kwargs)  # the opener gets the path as given
             if "x" in mode:
                 return original(self._overlay.to_make(file), mode, *args, **kwargs)
             if set(mode) & set("wa+"):
                 if not set(mode) & set("wa"):
-                    self._overlay.to_read(file)  # has to be there
+                    self._overlay.to_read(file)  # must exist
                 return original(self._overlay.to_write(file, keeps="w" not in mode), mode, *args, **kwargs)
             return original(self._overlay.to_open(file), mode, *args, **kwargs)
 
@@ -98,11 +98,11 @@ class Shadows:
         return opens
 
     def _is_temporary(self, path: Any) -> bool:
-        """Whether `tempfile` asks, for a name of its own, where everybody's files are."""
+        """Whether `tempfile` asks, for a file with a unique name in a shared folder."""
         name = self._overlay.name(path)
         if name is None or _asker() != "tempfile":
             return False
-        folder = os.path.dirname(name)  # may have a twin among the worker's own, and is everybody's all the same
+        folder = os.path.dirname(name)  # shared even if the worker has its own copy
         return self._overlay.sees(folder) or not self._overlay.is_own(folder)
 
     # -- functions of os --------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Shadows:
         return moves
 
     def _over(self, target: Any, new: str | None, there: Any) -> Any:
-        """Where something is moved to."""
+        """The real target of a move."""
         if new is not None and is_real_folder(there) and not self._overlay.is_own(new):
             if self._overlay.sees(new) and self._overlay.names(new):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
@@ -193,7 +193,7 @@ class Shadows:
         return self._overlay.to_write(target)
 
     def _copy_as(self, source: Any, old: str, target: Any, new: str | None) -> None:
-        """Move what was there before: rank 0 moves it, and this worker has a copy."""
+        """Move a file of rank 0: rank 0 moves it, and this worker keeps a copy."""
         if not self._overlay.sees(old):
             if new is not None and self._overlay.sees(new) and not self._overlay.was_removed(old):
                 return  # rank 0 has moved it already
@@ -268,7 +268,7 @@ class Shadows:
     # -- native writers ---------------------------------------------------------------------------
 
     def _native(self, place: int, writes: bool) -> Callable[[Function], Function]:
-        """A function that takes a path as its argument number `place`."""
+        """Redirect a function whose argument number `place` is a path."""
 
         def stands_in(original: Function) -> Function:
             def takes(*args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ class Shadows:
     # -- all together -----------------------------------------------------------------------------
 
     def install(self, patches: Patches) -> None:
-        """Stand in for what writes and reads files."""
+        """Patch the functions that write and read files."""
         for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
             patches.replace(owner, name, self._open)
         table: dict[str, Callable[[Function], Function]] = {
@@ -319,7 +319,7 @@ class Shadows:
             "getcwd": self._getcwd,
             "chdir": lambda original: self._overlay.go,
         }
-        accessor = getattr(pathlib, "_normal_accessor", None)  # of Python 3.10, which keeps functions of its own
+        accessor = getattr(pathlib, "_normal_accessor", None)  # Python 3.10 keeps its own references
         places: tuple[Any, ...] = (os, accessor)
         for name, make in table.items():
             for owner in places:
@@ -356,7 +356,7 @@ def _is_path(value: Any) -> bool:
 
 
 def _asker() -> str:
-    """The module that called a function that stands in for another."""
+    """The module that called a patched function."""
     frame = sys._getframe(3)
     while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
         frame = frame.f_back

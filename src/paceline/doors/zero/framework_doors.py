@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of a framework that owns the training loop, or the cluster: what to write instead of zero lines."""
+"""Which adapter to use instead of zero lines with a framework that owns the training loop or the cluster."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ OWN_LOOPS = ("keras", "jax", "flax", "optax", "sklearn", "tensorflow", "xgboost"
 
 
 def of_cluster(name: str) -> str:
-    """What to do with a program that makes a cluster itself, by `name`."""
+    """What to do with a program that sets up a cluster by the library `name`."""
     found = _find(name)
     return found if found else f"{FORCE}; or {MOVE}"
 
 
 def of_framework(names: set[str]) -> tuple[str, str]:
-    """The framework that trains in a program without an optimizer of torch, and its door; empty where none is known."""
+    """The framework that trains without an optimizer of torch, and its adapter; empty where none is known."""
     tops = {name.split(".")[0] for name in names}
     if any(name.startswith(("torch.optim", "torch.utils.data")) for name in names):
         return "", ""

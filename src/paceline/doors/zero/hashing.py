@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of sets of strings: the same on all workers, since splits are made by going through them.
+"""Makes sets of strings iterate in the same order on all workers, since programs split data by iterating over them.
 
-Python takes the seed of its hashes when it starts, so a worker that was given none starts itself again, before it loads
-anything that takes time.
+Python reads its hash seed at start. A worker without one restarts itself, before any slow import.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ def is_random(environment: Mapping[str, str]) -> bool:
 
 
 def needed(environment: Mapping[str, str]) -> bool:
-    """Whether this worker has to start again: it is one of several, and its hashes are its own."""
+    """Whether this worker must restart: it is one of several, and its hash seed is random."""
     if sys.flags.ignore_environment or not is_random(environment):
         return False
     try:
         worker = schedulers.worker(environment)
     except UnsupportedError:
-        return False  # is said where the worker attaches
+        return False  # attach reports it
     return worker is not None and worker.size > 1
 
 
 def start_again() -> None:
-    """As the same process, with the same arguments; does not return."""
+    """Restart the same process with the same arguments; does not return."""
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, VARIABLE: SEED})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is told when it asks how long a loader is: the batches of a worker's part where it trains from it.
+"""`len(loader)` as the program sees it: the batches of a worker's part if the loader is for training.
 
-That has to be guessed, too, where it asks before it goes through the loader. A wrong answer is told, and an evaluation
-that ended where a part would is refused.
+Before the first pass its use has to be guessed. A wrong guess is reported. An evaluation that stopped after as many
+batches as a part has is refused.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.words import PACKAGE, TORCH, VIRTUAL, Words, asked_by_paceline
 
 PROGRESS = "tqdm"
-"""A module that asks for lengths to show them only."""
+"""A module that only displays lengths."""
 
 
 class Lengths:
-    """Of the program's loaders and of their data.
+    """Lengths of the program's loaders and data sets.
 
     Args:
         workers: N.
-        words: what is said.
-        where: says where in the program something happens.
-        passes: those that are under way.
+        words: prints messages.
+        where: gives the current line of the program.
+        passes: the open passes.
         history: what loaders were used for.
-        trains: whether the model is in training mode, as far as there is one.
+        trains: whether the model is in training mode; true before there is one.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class Lengths:
         self._split: list[weakref.ref[Any]] = []  # data that are trained on in parts
 
     def install(self, patches: Patches) -> None:
-        """Stand in for the length of loaders."""
+        """Patch `len(loader)`."""
         self._patches = patches
         patches.replace(DataLoader, "__len__", self.of_loader)
 
     def noticed(self, loader: DataLoader[Any]) -> None:
-        """The program has made a loader, perhaps of a class of its own that says itself how long it is."""
+        """The program constructed a loader, perhaps of a class with its own `__len__`."""
         self._made[loader] = None
         for kind in type(loader).__mro__:
             if kind is not DataLoader and issubclass(kind, DataLoader) and "__len__" in vars(kind):
                 self._stand_in(kind, self.of_loader)
 
     def was_told_part(self, loader: DataLoader[Any]) -> bool:
-        """Whether the program was told the batches of a part."""
+        """Whether `len` returned the batches of a part."""
         return self._asked.get(loader, ("", False))[1]
 
     def was_asked(self, loader: DataLoader[Any]) -> bool:
@@ -76,7 +76,7 @@ class Lengths:
         return loader in self._asked
 
     def whole(self, loader: DataLoader[Any]) -> int:
-        """All batches of a loader; 0 if that is not known."""
+        """All batches of a loader; 0 if unknown."""
         self._as_it_is = True
         try:
             return len(loader)
@@ -100,7 +100,7 @@ class Lengths:
         return length
 
     def _is_part(self, loader: DataLoader[Any], where: str, library: bool) -> bool:
-        """Whether the length that is asked for is that of a worker's part."""
+        """Whether to return the length of a worker's part."""
         if not torch.is_grad_enabled():  # also while a training pass is open, as when an engine evaluates within it
             return False
         for one in reversed(self._passes.open):
@@ -111,7 +111,7 @@ class Lengths:
             return True in here
         training, uses = self._trains(), self._history.uses(loader)
         if library and not here and any(trained for _, trained in uses):
-            return False  # an engine that goes so far: not the one that has trained from it
+            return False  # an engine other than the one that trained from it
         for known in ({trained for mode, trained in uses if mode is training}, {trained for _, trained in uses}):
             if len(known) == 1:
                 return known.pop()
@@ -120,7 +120,7 @@ class Lengths:
         return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
 
     def used(self, one: LoaderPass) -> None:
-        """It is known what a pass is for: say where the length that was told before is that of the other kind."""
+        """The use of a pass is known: report it if an earlier `len` returned the wrong kind of length."""
         asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
         if said_part != one.split and self._workers > 1:
             told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
@@ -135,7 +135,7 @@ class Lengths:
     # -- data -------------------------------------------------------------------------------------
 
     def _watch(self, data: Any) -> None:
-        """Data that are trained on in parts: who asks how many there are may divide by it."""
+        """Watch `len` of a split data set: the caller may divide by it."""
         if isinstance(data, Dataset) and hasattr(data, "__len__"):
             self._split = [*(one for one in self._split if one() not in (None, data)), weakref.ref(data)]
             self._stand_in(type(data), self._of_data)
@@ -168,7 +168,7 @@ def _caller(frame: FrameType) -> FrameType:
 
 
 def _by_a_library(frame: FrameType, where: str) -> bool:
-    """Whether the program itself asks, or what it calls, such as an engine that then goes so far."""
+    """Whether a library that the program calls asks, such as an engine that then runs that many batches."""
     code = _caller(frame)
     name = code.f_code.co_filename
     module = str(code.f_globals.get("__name__", ""))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories as a program lists them: in order, and as an overlay shows them."""
+"""Directory listings: in sorted order, and as an overlay shows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = Callable[..., Any]
 
 
 class Entries:
-    """What `os.scandir` gives, in order."""
+    """An `os.scandir` iterator over sorted entries."""
 
     def __init__(self, entries: Iterable[Any]) -> None:
         self._entries = iter(entries)
@@ -31,11 +31,11 @@ class Entries:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 class OverlayEntry:
-    """One of a directory that is seen through an overlay; as `os.DirEntry`.
+    """An `os.DirEntry` of a directory that is seen through an overlay.
 
     Args:
         folder: as the program named it.
@@ -74,7 +74,7 @@ class OverlayEntry:
 
 
 def in_order(patches: Patches) -> None:
-    """List directories in order, on rank 0."""
+    """List directories in sorted order, on rank 0."""
 
     def listing(original: Function) -> Function:
         return lambda path=".": sorted(original(path))

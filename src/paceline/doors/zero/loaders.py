@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's DataLoaders: those that it trains from give each worker its part, others are whole.
+"""The program's DataLoaders: a loader used for training gives each worker its part; other loaders are not split.
 
-A pass in which steps were made ends with a merge, so that what the program evaluates or saves behind it has the work of
-all workers. A pass that was split, and in which no step was made, was an evaluation: the worker goes on with what
-the others have, where that can be done without changing what the program sees, and the pass is refused elsewhere. A
-step in a pass that was not split is refused at once.
+A pass with optimizer steps ends with a merge, so that evaluation and saving after it use the work of all workers. A
+split pass without a step was an evaluation: the worker continues with the other workers' parts if the program then
+sees the same as alone; otherwise the pass is refused. A step in a pass that was not split is refused at once.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ Around = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
 
 
 class Loaders:
-    """What becomes of the program's loaders.
+    """Splits the program's loaders.
 
     Args:
         workers: N.
-        words: what is said.
-        where: says where in the program something happens.
-        comes: called when a loader is gone through; gives the attached model, if it can be by now.
-        around: a context around every pass in training over a loader, made from the run, the loader and the place.
+        words: prints messages.
+        where: gives the current line of the program.
+        comes: called when a pass begins; attaches if possible, and gives the attached model or None.
+        around: makes a context around every training pass from the run, the loader and the line.
     """
 
     def __init__(
@@ -59,11 +58,11 @@ class Loaders:
         self._schedules = Schedules(workers, words, where)
         self._lengths = Lengths(workers, words, where, self._passes, self._history, self._is_training)
         self.split = False
-        """Whether steps were made of anything that was split in this run."""
+        """Whether steps were made from a split pass in this run."""
 
     @property
     def passes(self) -> int:
-        """Of training, that are under way."""
+        """How many training passes are open."""
         return self._passes.in_training
 
     def _is_training(self) -> bool:
@@ -72,7 +71,7 @@ class Loaders:
     # -- standing in ------------------------------------------------------------------------------
 
     def install(self, patches: Patches) -> None:
-        """Hook the loaders, and what tells a training from an evaluation."""
+        """Patch the loaders, and the functions that distinguish training from evaluation."""
 
         def noticing(original: Callable[..., None]) -> Callable[..., None]:
             @functools.wraps(original)
@@ -96,7 +95,7 @@ class Loaders:
                 return original(loader)
             view, where = self._comes(), self._where()
             if self._workers > 1:
-                return self._pass(original, loader, where)  # what it is for is seen when the first batch is asked for
+                return self._pass(original, loader, where)  # its use is judged at the first batch
             if view is None:
                 return original(loader)
             if view.trains and torch.is_grad_enabled():
@@ -114,7 +113,7 @@ class Loaders:
         """An optimizer steps.
 
         Raises:
-            Refusal: in a pass that all workers make in whole.
+            Refusal: in a pass that is not split.
         """
         whole = self._passes.whole_of_step()
         if whole is not None:
@@ -127,30 +126,30 @@ class Loaders:
                 self._history.add(one, True)
 
     def judge(self) -> None:
-        """The program goes on to something else than the last pass, or ends.
+        """The program continues after a pass, or ends.
 
         Raises:
-            Refusal: a part of a pass was given to this worker, and no step was made of it.
+            Refusal: this worker got a part of a pass, and no step was made from it.
         """
         for one in self._passes.left:
             refused = refusals.pass_without_step if one.split else refusals.pass_cut_short
             raise refused(one.where, _samples(one.loader), _batches(one))
 
     def settle(self) -> None:
-        """Judge, and bring in what was done in a pass that the program has left early."""
+        """Judge, and merge the steps of a pass that the program left early."""
         self.judge()
         view = self._view
         if self._passes.unmerged and view is not None and not view.loaded_at and sys.exc_info()[0] is None:
             self._merge(view)
 
     def finish(self) -> None:
-        """The program has come to its end."""
+        """The program has ended."""
         self.judge()
         if self._workers > 1:
             self._schedules.ended()
 
     def _tell_schedules(self, one: LoaderPass) -> None:
-        """A pass of training is over, from a loader whose part the program was never told."""
+        """A training pass is over; check the schedules if the program never asked for the loader's length."""
         whole = self._lengths.whole(one.loader)
         if whole and not one.asked:
             self._schedules.passed(one.rates, one.steps, whole)
@@ -163,7 +162,7 @@ class Loaders:
     # -- a pass -----------------------------------------------------------------------------------
 
     def _alone(self, loader: DataLoader[Any], view: GlobalView, where: str) -> Iterator[Any]:
-        """With one worker."""
+        """A training pass of a single worker."""
         one = self._begin(where, loader, view, split=True)
         self._say(one)
         try:
@@ -175,7 +174,7 @@ class Loaders:
         self._merge(view)
 
     def _pass(self, original: Callable[[Any], Iterator[Any]], loader: DataLoader[Any], where: str) -> Iterator[Any]:
-        """One of several workers goes through a loader."""
+        """A pass of one of several workers."""
         view = self._view = self._comes()
         if view is None:
             yield from original(loader)
@@ -196,13 +195,13 @@ class Loaders:
             self._ended(one, view)
 
     def _trains(self, where: str, loader: DataLoader[Any], view: GlobalView) -> bool:
-        """Whether the pass that begins is taken for training."""
+        """Whether the pass that begins is taken as training."""
         if not torch.is_grad_enabled():
             return False
         known = self._history.trains(where, loader, view.trains)
         if known is not None:
             return known
-        if not view.trains:  # it may be either; a pass in any order can become whole later on
+        if not view.trains:  # unknown: a pass in random order can be completed later
             return at_random(loader) and view.run.share(loader).completes
         new = self._history.trained and not self._history.uses(loader)
         return not new or at_random(loader) or view.run.share(loader).full_batch
@@ -220,7 +219,7 @@ class Loaders:
             yield batch
 
     def _part(self, one: LoaderPass, view: GlobalView) -> Iterator[Any]:
-        """This worker's part; behind it that of all others, where the pass turns out to be an evaluation."""
+        """This worker's part; then the other workers' parts, if the pass turns out to be an evaluation."""
         share, epoch = view.run.share(one.loader), 0
         with self._around(view.run, one.loader, one.where), contextlib.closing(share.batches()) as batches:
             for batch in batches:
@@ -238,11 +237,11 @@ class Loaders:
             yield from self._noted(one, share.rest(epoch, one.batches))
 
     def _can_complete(self, one: LoaderPass, share: Share) -> bool:
-        """Whether the program sees what it would see alone, or samples in any order in any order."""
+        """Whether the completed pass equals the pass of a single worker, up to the order of a random sampler."""
         return share.completes and (at_random(one.loader) or (one.full and one.batches == 1))
 
     def _close(self, one: LoaderPass, complete: bool) -> None:
-        """A pass is over; nothing can be raised here, where the program may have left it."""
+        """A pass is over; must not raise, since the program may have left it."""
         self._passes.close(one, complete)
         if one.steps or (not one.split and (complete or one.evaluates)):
             self._history.add(one, one.steps > 0)
@@ -250,21 +249,21 @@ class Loaders:
             self._passes.left.append(one)
 
     def _was_cut(self, one: LoaderPass) -> bool:
-        """Whether the program left a pass where it was told that it ends, which is the end of a part only."""
+        """Whether the program left a pass after the number of batches that `len` gave for a part."""
         whole = self._lengths.whole(one.loader)
         told = one.told_part or (one.split and self._lengths.was_told_part(one.loader))
         return told and one.batches > 1 and one.batches == -(-whole // self._workers) < whole
 
     def _ended(self, one: LoaderPass, view: GlobalView) -> None:
-        """This worker has gone through its part."""
+        """This worker has finished its part."""
         if one.steps or not one.batches:
-            if not one.batches:  # the others have some, and train from it
+            if not one.batches:  # other workers have batches, and train from them
                 self._history.add(one, True)
             self._say(one)
             self._merge(view)
             self._tell_schedules(one)
         elif one.backward:
-            self._passes.left.append(one)  # gradients were added up, and the step comes next
+            self._passes.left.append(one)  # gradients were accumulated, and the step follows
         else:
             raise refusals.pass_without_step(one.where, _samples(one.loader), _batches(one))
 
@@ -273,7 +272,7 @@ class Loaders:
         view.merge()
 
     def _say(self, one: LoaderPass) -> None:
-        """What it was taken for, once."""
+        """Print once whether the pass is training or evaluation."""
         if one.said == one.split:
             return
         one.said = one.split

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as the program is to see it: a worker's own in training, the global one in evaluation and in what is saved.
+"""The model as the program sees it: the worker's own in training, the global one in evaluation and when saved.
 
-Evaluation is a forward pass without gradients while the model is in evaluation mode. The global parameters come in
-behind a pass over training data, with the first evaluation, or when the program asks for a state dictionary; the
-worker's own come back before anything trains. What the program writes in between is its own, and stays.
+Evaluation is a forward pass without gradients while the model is in evaluation mode. The global parameters are swapped
+in after a training pass, at the first evaluation, or when the program asks for a state dictionary. The worker's own
+are swapped back before it trains. Values that the program writes in between are kept.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from paceline.run.run import Run
 FIRST = 8
 """Values of a tensor that are compared one by one."""
 MARKS = 3
-"""Parameters that are looked at behind every step."""
+"""How many parameters are sampled after every step."""
 
 
 class GlobalView:
-    """Swaps the global parameters in and out, and sees what the program writes into the model meanwhile.
+    """Swaps the global parameters in and out, and detects writes of the program into the model meanwhile.
 
     Args:
         run: the run.
         roots: its modules.
-        where: says where in the program something happens.
-        words: what is said.
+        where: gives the current line of the program.
+        words: prints messages.
     """
 
     def __init__(self, run: Run, roots: list[nn.Module], where: Callable[[], str], words: Words) -> None:
@@ -40,16 +40,16 @@ class GlobalView:
         self._where, self._words = where, words
         self._members = {id(module) for root in roots for module in root.modules()}
         self._inside: contextlib.ExitStack | None = None
-        self._entered: list[Tensor] = []  # what the model held then, in short
+        self._entered: list[Tensor] = []  # the model's sums and first values then
         self._mark = Mark(self)
-        self._in_step = False  # a loss of a step was computed, and the step is not yet made
+        self._in_step = False  # the loss was computed, and the step is pending
         self.catch_up: Callable[[], None] = lambda: None
-        """Called before the global parameters come in."""
+        """Called before the global parameters are swapped in."""
         self.loaded_at = ""
-        """Where the program put weights of its own into the model, since the last step."""
+        """The line where the program loaded weights into the model since the last step."""
 
     def has(self, module: nn.Module) -> bool:
-        """Whether it is a part of what is trained."""
+        """Whether it is part of the trained model."""
         return id(module) in self._members
 
     @property
@@ -66,12 +66,12 @@ class GlobalView:
             self.enter()
 
     def stepped(self) -> None:
-        """An optimizer has made its step, and what is exchanged in it has been."""
+        """An optimizer step and its exchange are done."""
         self._in_step = False
         self._mark.set()
 
     def merge(self) -> None:
-        """A pass is over: all bring in what they have done, and until the program trains on it sees the result."""
+        """A pass is over: all workers merge; the program sees the global model until it trains again."""
         self.leave()
         self.run.merge()
         self._in_step = False
@@ -81,7 +81,7 @@ class GlobalView:
     # -- in and out -------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """The global parameters, where the program did not put in others."""
+        """Swap the global parameters in, unless the program loaded weights."""
         if self._inside is not None or self.loaded_at:
             return
         self.catch_up()
@@ -93,18 +93,17 @@ class GlobalView:
             )
             return
         self._inside = contextlib.ExitStack()
-        with torch.inference_mode(False):  # what is kept has to serve training later
+        with torch.inference_mode(False):  # kept tensors must be usable in training
             self._inside.enter_context(self.run.global_model())
         self._entered = in_short(self._swapped())
 
     def look(self) -> None:
-        """The program asks for the parameters, to read them or to write into them: until it trains on they are the
-        global ones."""
+        """The program asks for a state dictionary: it gets the global parameters until it trains again."""
         if not self._in_step:
             self.enter()
 
     def leave(self) -> None:
-        """The worker's own parameters; what the program has written over the global ones stays."""
+        """Swap the worker's own parameters in; keep values that the program wrote meanwhile."""
         if self._inside is None:
             return
         if not _same(self._entered, in_short(self._swapped())):
@@ -118,7 +117,7 @@ class GlobalView:
             inside.close()
 
     def load(self, original: Callable[[], Any]) -> Any:
-        """What loads weights, and what it gives: they take the place of the global ones."""
+        """Call `original`, which loads weights in place of the global ones; returns its result."""
         self.enter()
         before = in_short(self._tensors()) if self._is_shared else []
         found = original()
@@ -130,7 +129,7 @@ class GlobalView:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside, the global parameters; afterwards as before."""
+        """Context with the global parameters swapped in; restores the previous ones."""
         was = self._inside is not None
         self.enter()
         try:
@@ -140,7 +139,7 @@ class GlobalView:
                 self.leave()
 
     def close(self) -> None:
-        """End the run; what the program loaded last stays."""
+        """End the run; keep weights that the program loaded."""
         self.leave()
         with self._kept() if self.loaded_at else contextlib.nullcontext():
             self.run.close()
@@ -149,20 +148,20 @@ class GlobalView:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether there are other workers, or a global model that is another than this worker's."""
+        """Whether there are other workers, or a global model that differs from this worker's."""
         return self.run.world.size > 1 or self.run._state.global_model is not None
 
     def _tensors(self) -> list[Tensor]:
         return list({id(t): t for root in self.roots for t in (*root.parameters(), *root.buffers())}.values())
 
     def _swapped(self) -> list[Tensor]:
-        """Those that are exchanged for the global ones."""
+        """The tensors that are swapped for the global ones."""
         ahead = self.run._state.global_model
         return [] if ahead is None else [tensor for lane in ahead.global_parts for tensor in lane.fragment.tensors]
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """The model holds afterwards what it held before."""
+        """Context that restores the model's values."""
         with torch.no_grad():
             held = [(tensor, local(tensor).clone()) for tensor in self._tensors()]
             try:
@@ -173,7 +172,7 @@ class GlobalView:
 
 
 class Mark:
-    """What a few parameters held when training last changed them, so that it is seen when the program puts in others.
+    """Values of a few parameters after the last step, to detect when the program writes into the model.
 
     Args:
         view: the model.
@@ -187,7 +186,7 @@ class Mark:
         self._held: list[Tensor] = []
 
     def set(self) -> None:
-        """They are as training left them."""
+        """Record the values that training left."""
         if self._view.run._state.global_model is None or not self._view.run.rule.schedule.remembers_start:
             return
         with torch.inference_mode(False):
@@ -195,7 +194,7 @@ class Mark:
         self._blocks = self._view.run.blocks
 
     def is_changed(self) -> bool:
-        """Whether the program has written into most of them since; no, where an exchange may have done so."""
+        """Whether the program has written into most of them since; False if an exchange may have."""
         if not self._held or self._blocks != self._view.run.blocks:
             return False
         same = [torch.equal(held, _first(tensor)) for held, tensor in zip(self._held, self._looked_at, strict=True)]
@@ -204,7 +203,7 @@ class Mark:
 
 @torch.no_grad()
 def in_short(tensors: list[Tensor]) -> list[Tensor]:
-    """A few numbers of each tensor, as bits: others where something was written into it."""
+    """Sum, norm and first values of each tensor, as bits; they change when it is written to."""
     with torch.inference_mode(False):
         return [_numbers(local(tensor)) for tensor in tensors if tensor.numel() and tensor.layout == torch.strided]
 
@@ -229,10 +228,10 @@ def _same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 class StateDicts:
-    """`state_dict` and `load_state_dict` of the modules that are trained.
+    """`state_dict` and `load_state_dict` of the trained modules.
 
-    A state dictionary is the model's own memory, as it always is, which holds the global parameters until the program
-    trains on. What is loaded is the program's own, and stays until the next step.
+    A state dictionary refers to the model's memory, as always; it holds the global parameters until the program trains
+    again. Loaded weights stay until the next step.
     """
 
     def __init__(self) -> None:

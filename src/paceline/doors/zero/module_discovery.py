@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules optimizers train, found among the objects that live: the outermost ones that own its parameters."""
+"""Finds the modules that optimizers train: among live objects, the outermost ones that own their parameters."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paceline.doors.zero import refusals
 
 
 def trained(optimizer: Optimizer) -> list[Tensor]:
-    """What it trains, in its own order."""
+    """The parameters that it trains, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
-    """The outermost modules that own what they train, in the order of their first parameter in it.
+    """The outermost modules that own the trained parameters, in the order of their first one.
 
     Raises:
-        Refusal: one trains a tensor that no module has, or that another trains, too.
+        Refusal: an optimizer trains a tensor that no module owns, or that another optimizer trains, too.
     """
-    gc.collect()  # what the program has dropped is not its model
+    gc.collect()  # drop modules that the program no longer holds
     owner_of = _optimizer_of(optimizers)
     place = {id(parameter): number for number, (parameter, _) in enumerate(owner_of)}
     living = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
@@ -43,7 +43,7 @@ def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
 
 
 def _optimizer_of(optimizers: list[Optimizer]) -> list[tuple[Tensor, str]]:
-    """Each parameter that is trained, with the name of the optimizer that trains it."""
+    """Each trained parameter, with the name of its optimizer."""
     pairs = [(parameter, type(one).__name__) for one in optimizers for parameter in trained(one)]
     seen: dict[int, str] = {}
     for parameter, name in pairs:
@@ -60,5 +60,5 @@ def _owned(module: nn.Module, place: dict[int, int]) -> set[int]:
 
 
 def name(thing: object) -> str:
-    """Its class, of the module inside where torch.compile wrapped it."""
+    """Its class name; under torch.compile, that of the wrapped module."""
     return type(getattr(thing, "_orig_mod", thing)).__name__

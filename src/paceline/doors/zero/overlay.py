@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's own view of the file system: what was there when it began, and over it what it wrote itself.
+"""A worker's view of the file system: the files that existed when it began, overlaid with its own writes.
 
-What the worker writes lies in a folder of its own, under the whole name that the program gave; what it removed is kept
-in mind. Files and directories that were born since the worker began are another worker's, or half of one, and are not
-there for this one. Born, not changed: so a directory to which rank 0 adds stays visible.
+Its writes go to a folder of its own, under the absolute path that the program gave; its removals are recorded. Files
+and directories created since the worker began belong to another worker, may be incomplete, and are hidden. The
+creation time decides, not the modification time: a directory to which rank 0 adds stays visible.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 OUTSIDE = ("/dev/", "/proc/", "/sys/", "/run/")
-"""What lies there is not a file."""
+"""No regular files lie there."""
 CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR")
-"""Variables that name the caches of libraries, which are made for many processes at once."""
+"""Variables that name the caches of libraries, which are safe for concurrent processes."""
 HOMES = (".cache", ".config", ".triton", ".nv", ".keras", ".local")
 """The same, in the user's home."""
 COARSE_S = 0.01
-"""By so much the clock of a file system may be late."""
+"""How late the clock of a file system may be."""
 _AT_FDCWD, _SYMLINK_ITSELF, _BIRTH = -100, 0x100, 0x800  # of Linux' statx
 
 
 def process_began() -> float:
-    """When this process began, seconds since the epoch; now, where the system does not say."""
+    """When this process began, seconds since the epoch; the present time if the system does not report it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -44,7 +44,7 @@ def process_began() -> float:
 
 
 def born(path: str) -> float | None:
-    """When a file was made, seconds since the epoch; None where the file system does not say."""
+    """When a file was created, seconds since the epoch; None if the file system does not report it."""
     buffer = ctypes.create_string_buffer(256)
     try:
         failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _SYMLINK_ITSELF, _BIRTH, buffer)
@@ -65,27 +65,27 @@ def _shared_folders() -> tuple[str, ...]:
 
 
 class Overlay:
-    """Where this worker's files are.
+    """Maps paths to this worker's files.
 
     Args:
-        folder: for what it writes.
-        logs: the run's log directory, in which everything is written as it is said.
-        began: what was born later is not this worker's; seconds since the epoch.
-        chdir: changes the directory of the process; None where it is not this worker's alone.
+        folder: for its writes.
+        logs: the run's log directory, which is not overlaid.
+        began: files created later are hidden; seconds since the epoch.
+        chdir: changes the directory of the process; None if virtual workers share the process.
     """
 
     def __init__(self, folder: Path, logs: Path, began: float, chdir: Any = os.chdir) -> None:
         self._folder, self.began = os.path.abspath(folder), began
         self._passed = (*OUTSIDE, os.path.join(os.path.abspath(logs), ""), *_shared_folders())
         self._removed: set[str] = set()
-        self._private: set[str] = set()  # temporary files, whose names are this process's own
+        self._private: set[str] = set()  # temporary files, whose names are unique
         self._children_since = float("inf")
         self.cwd, self._chdir, self._at_home = os.getcwd(), chdir, chdir is not None
 
     # -- names ------------------------------------------------------------------------------------
 
     def name(self, path: Any) -> str | None:
-        """The whole name of what the program means; None for what is not kept apart."""
+        """The absolute path; None for a path that is not overlaid."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return None
         text = os.fsdecode(path)
@@ -99,28 +99,28 @@ class Overlay:
         return name
 
     def own(self, name: str) -> str:
-        """Where this worker keeps what it writes under that name."""
+        """Where this worker writes that path."""
         return self._folder + name
 
     def plain(self, path: Any) -> Any:
-        """The path as the system is to take it, where nothing is kept apart."""
+        """The path to give the system when it is not overlaid."""
         if self._at_home or not isinstance(path, (str, bytes, os.PathLike)):
             return path
         whole = os.path.join(self.cwd, os.fsdecode(path))
         return os.fsencode(whole) if isinstance(path, bytes) else whole
 
     def keep_as_is(self, path: Any) -> None:
-        """A temporary file or directory, which others than Python are given by name."""
+        """Do not overlay a temporary file or directory: native code may get its name."""
         self._private.add(os.path.normpath(os.path.join(self.cwd, os.fsdecode(path))))
 
     def starts_child(self) -> None:
-        """The worker starts a program, which writes where it is told: what is born from now on may be its own."""
+        """The worker starts a process, which bypasses the overlay: files created from now on may be its own."""
         self._children_since = min(self._children_since, time.time() - COARSE_S)
 
     # -- what is there ----------------------------------------------------------------------------
 
     def sees(self, name: str) -> bool:
-        """Whether it was there when this worker began, and was not removed by it."""
+        """Whether it existed when this worker began, and this worker has not removed it."""
         if self._removed and self.was_removed(name):
             return False
         try:
@@ -139,7 +139,7 @@ class Overlay:
         return _is_real(self.own(name))
 
     def exists(self, name: str) -> bool:
-        """Whether it is there for this worker."""
+        """Whether it exists for this worker."""
         return self.is_own(name) or self.sees(name)
 
     def is_folder(self, name: str) -> bool:
@@ -149,7 +149,7 @@ class Overlay:
         return self.sees(name) and is_real_folder(name)
 
     def names(self, name: str) -> list[str] | None:
-        """What a directory holds for this worker, in order; None where it is as it lies, and nothing is kept apart."""
+        """A directory's entries for this worker, sorted; None if the overlay does not change them."""
         own = self.own(name)
         lies = self.sees(name) and is_real_folder(name)
         mine = set(posix.listdir(own)) if is_real_folder(own) else set()
@@ -164,10 +164,10 @@ class Overlay:
     # -- reading and writing ----------------------------------------------------------------------
 
     def to_read(self, path: Any) -> Any:
-        """What to read instead.
+        """The path to read instead.
 
         Raises:
-            FileNotFoundError: it is not there for this worker.
+            FileNotFoundError: it does not exist for this worker.
         """
         name = self.name(path)
         if name is None:
@@ -179,18 +179,18 @@ class Overlay:
         return self.plain(path)
 
     def to_open(self, path: Any) -> Any:
-        """The same for what is opened: what somebody else has just made is read when nobody writes it any more."""
+        """The path to open instead; another worker's new file is read once no process has it open for writing."""
         name = self.name(path)
         if name is not None and not self.exists(name) and not self.was_removed(name) and _is_finished(name):
             return self.plain(path)
         return self.to_read(path)
 
     def to_write(self, path: Any, keeps: bool = False) -> Any:
-        """What to write to instead.
+        """The path to write instead.
 
         Args:
             path: the program's.
-            keeps: whether what the file holds is wanted.
+            keeps: whether to keep the file's content.
         """
         name = self.name(path)
         if name is None:
@@ -208,18 +208,18 @@ class Overlay:
         return _like(path, own)
 
     def to_make(self, path: Any) -> Any:
-        """What to make instead, where nothing may be there yet."""
+        """The path to create instead; it must not exist for this worker."""
         name = self.name(path)
         if name is not None and self.exists(name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         return self.to_write(path)
 
     def remove(self, name: str) -> None:
-        """It is not there any more."""
+        """Record it as removed."""
         self._removed.add(name)
 
     def was_removed(self, name: str) -> bool:
-        """Whether this worker has removed it, itself or with its directory."""
+        """Whether this worker has removed it or a directory above it."""
         return any(part in self._removed for part in _upwards(name))
 
     # -- where the worker is ----------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Overlay:
 
 
 def is_real_folder(path: str) -> bool:
-    """Whether it is a directory of the file system itself, whatever stands in for functions of `os`."""
+    """Whether it is a directory of the real file system, not of the overlay."""
     try:
         return stat.S_ISDIR(posix.stat(path).st_mode)
     except OSError:
@@ -264,7 +264,7 @@ def _make_folders(path: str) -> None:
 
 
 def missing(path: Any) -> FileNotFoundError:
-    """As the system says it."""
+    """The error that the system raises."""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -273,14 +273,14 @@ def _like(path: Any, found: str) -> Any:
 
 
 def _upwards(name: str) -> Iterator[str]:
-    """The name, and its directories."""
+    """The path, and its parent directories."""
     while len(name) > 1:
         yield name
         name = os.path.dirname(name)
 
 
 def _is_finished(name: str) -> bool:
-    """Whether a file is there and no process of this host has it open for writing."""
+    """Whether a file exists and no process of this host has it open for writing."""
     try:
         wanted = posix.stat(name)
     except OSError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass over a loader was used for: training if steps of an optimizer were made in it, evaluation if not.
+"""Tells training passes over a loader from evaluation: a pass with optimizer steps is training.
 
-When a pass begins that has to be guessed, from what the same line and the same loader were used for before
-(:class:`History`), from the model's mode and from whether gradients are on. What happens in the pass then decides.
+When a pass begins, its use is guessed from earlier uses of the same line and loader (:class:`History`), from the
+model's mode and from whether gradients are on. The steps and backward passes in it then decide.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ AT_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 @dataclass(eq=False)
 class LoaderPass:
-    """One way through a loader.
+    """One pass over a loader.
 
     Attributes:
-        where: the line that goes through it.
+        where: the line that iterates over it.
         loader: the program's.
         training: whether the model was in training mode when the pass began.
         gradients: whether they were on.
         split: whether this worker gets its part only.
         batches: handed out.
-        steps: of optimizers, that were made in it.
+        steps: optimizer steps in it.
         backward: whether there was a backward pass in it.
         graph: whether the first forward pass of the model in it recorded a graph; None if there was none.
-        followed: whether the model was called with gradients since the pass was over.
-        over: whether it has ended or was left.
-        complete: whether it has ended.
-        full: whether a worker's batches are the loader's own, and no pieces of them.
-        said: whether it was said that it is split; None if nothing was said of it.
+        followed: whether the model was called with gradients after the pass.
+        over: whether it ended or the program left it.
+        complete: whether it ended.
+        full: whether a worker's batches are the loader's batches, not pieces of them.
+        said: whether it was reported as split; None if nothing was reported.
         asked: whether the program had asked for the loader's length.
-        told_part: whether it was told that of a part.
-        rates: how far rate schedules were when it began.
+        told_part: whether it got that of a part.
+        rates: steps of the rate schedules when it began.
     """
 
     where: str
@@ -71,31 +71,31 @@ class LoaderPass:
 
     @property
     def evaluates(self) -> bool:
-        """Whether what happened in it looks like an evaluation."""
+        """Whether it looks like an evaluation so far."""
         return self.graph is False and not self.backward and not self.steps
 
     @property
     def suspicious(self) -> bool:
-        """Whether it was split and left without a step, and what the program saw is not what it would see alone."""
+        """Whether it was split and left without a step, after batches other than a single worker's."""
         if not self.split or self.complete or self.steps:
             return False
         return self.batches > 0 and (not self.full or (self.batches > 1 and not at_random(self.loader)))
 
 
 class Passes:
-    """The passes that are under way, and those whose batches the next step is made of."""
+    """The open passes, and those whose batches the next step uses."""
 
     def __init__(self) -> None:
         self.open: list[LoaderPass] = []
         self.left: list[LoaderPass] = []
-        """Split, over, and so far without a step; that is an error unless one follows."""
+        """Split passes that are over without a step so far; an error unless one follows."""
         self.unmerged = False
-        """Whether a pass was left in which steps were made."""
-        self._since: list[LoaderPass] = []  # that handed out a batch since the last step
-        self._last: list[LoaderPass] = []  # the same of the last step: several may be made of one batch
+        """Whether a pass with steps was left before its merge."""
+        self._since: list[LoaderPass] = []  # handed out a batch since the last step
+        self._last: list[LoaderPass] = []  # those of the last step: one batch may serve several steps
 
     def install(self, patches: Patches) -> None:
-        """Notice backward passes, and steps through a GradScaler, which leaves a step out where gradients overflow."""
+        """Patch backward passes, and steps of a GradScaler, which skips the optimizer where gradients overflow."""
 
         def backward(original: Callable[..., Any]) -> Callable[..., Any]:
             def noticed(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ class Passes:
 
     @property
     def in_training(self) -> int:
-        """How many passes are under way in which each worker gets its part."""
+        """How many open passes are split."""
         return sum(1 for one in self.open if one.split)
 
     def handed(self, one: LoaderPass) -> None:
@@ -138,7 +138,7 @@ class Passes:
             one.backward = True
 
     def whole_of_step(self) -> LoaderPass | None:
-        """The pass that every worker made in whole, and of which a step is being made all the same."""
+        """The pass that was not split although a step is being made from it; None if there is none."""
         split = any(one.split for one in self._since)
         for one in reversed(self._since):
             if one.split:
@@ -146,14 +146,14 @@ class Passes:
             if not one.over and (one.gradients or not split):
                 return one
             if one.over and one.gradients and not one.followed and not split:
-                return one  # its loss was summed up, and its gradients come behind it
+                return one  # its loss was summed, and the backward pass follows it
         return None
 
     def stepped(self) -> list[LoaderPass]:
-        """A step was made: of what that was split."""
+        """A step was made; returns the split passes that it used."""
         self._last = [one for one in self._since if one.split] or self._last
         for one in self._last:
-            if not (one.over and one.graph is False):  # what was only looked at is in no step
+            if not (one.over and one.graph is False):  # a pass without gradients is in no step
                 one.steps += 1
         self.left = [one for one in self.left if not one.steps]
         self.unmerged = self.unmerged or any(one.complete for one in self._last)
@@ -168,30 +168,30 @@ class Passes:
 
 
 class History:
-    """What lines and loaders were used for.
+    """Earlier uses of lines and loaders.
 
-    A loader that is made anew for each epoch is known by its dataset, and where that is made anew, too, by the line.
+    A loader that is rebuilt for each epoch is recognized by its dataset; if that is rebuilt, too, by the line.
     """
 
     def __init__(self) -> None:
         self._numbers = PassNumbers()
-        self._seen: dict[tuple[str, tuple[str, int], bool], set[bool]] = {}  # line, what it goes through, mode
-        self._of: dict[tuple[str, int], set[tuple[bool, bool]]] = {}  # what is gone through -> (mode, whether trained)
+        self._seen: dict[tuple[str, tuple[str, int], bool], set[bool]] = {}  # line, key of the loader, mode
+        self._of: dict[tuple[str, int], set[tuple[bool, bool]]] = {}  # key of the loader -> (mode, whether trained)
         self.trained = False
-        """Whether anything was."""
+        """Whether any pass trained."""
 
     def add(self, one: LoaderPass, trained: bool) -> None:
-        """A pass is over."""
+        """Record a finished pass."""
         self.trained = self.trained or trained
         for thing in self._keys(one.loader):
             self._seen.setdefault((one.where, thing, one.training), set()).add(trained)
             self._of.setdefault(thing, set()).add((one.training, trained))
 
     def trains(self, where: str, loader: DataLoader[Any], training: bool) -> bool | None:
-        """Whether this pass will be for training, as far as earlier ones tell; None if they do not.
+        """Whether this pass is for training, judged by earlier ones; None if they do not decide.
 
-        Where the line has ever trained from the loader it is taken to do so again, in whatever mode: a pass that was
-        split can become whole. What is known of the line alone counts in the same mode only.
+        If the line has ever trained from the loader, it is taken to do so again in any mode: a split pass can still be
+        completed. Uses of the line alone count in the same mode only.
         """
         *own, line = self._keys(loader)
         for thing in own:
@@ -202,7 +202,7 @@ class History:
         return True in found if len(found) == 1 else None
 
     def at(self, where: str, loader: DataLoader[Any]) -> set[bool]:
-        """Whether passes of this line over this loader, or over its data, have trained."""
+        """Whether earlier passes of this line over this loader, or over its data, trained: a set of bools."""
         for thing in self._keys(loader)[:2]:
             found = self._seen.get((where, thing, True), set()) | self._seen.get((where, thing, False), set())
             if found:
@@ -215,21 +215,21 @@ class History:
         return self._of.get(own) or self._of.get(of_data) or set()
 
     def _keys(self, loader: DataLoader[Any]) -> list[tuple[str, int]]:
-        """What it may be known by, the most certain first."""
+        """Keys of a loader, the most specific first."""
         own = self._numbers.of(loader) or 0
         length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
         return [("loader", own), ("data", self._numbers.of(loader.dataset) or -own), ("samples", length), ("any", 0)]
 
 
 class PassNumbers:
-    """Gives each object a number of its own, without keeping the object."""
+    """Numbers objects without keeping them alive."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Callable[[], Any], int]] = {}
         self._next = 1
 
     def of(self, thing: Any) -> int | None:
-        """The number; None for what cannot be referred to weakly, such as a list."""
+        """The number; None for objects without weak references, such as a list."""
         number = id(thing)
         found = self._found.get(number)
         if found is not None and found[0]() is thing:
@@ -244,12 +244,12 @@ class PassNumbers:
 
 
 def in_turn(loader: DataLoader[Any]) -> bool:
-    """Whether it goes through its samples as they lie."""
+    """Whether it reads its samples in sequential order."""
     return isinstance(getattr(loader, "sampler", None), SequentialSampler) and _plain(loader)
 
 
 def at_random(loader: DataLoader[Any]) -> bool:
-    """Whether the order of its samples means nothing."""
+    """Whether it reads its samples in random order."""
     return isinstance(getattr(loader, "sampler", None), AT_RANDOM) and _plain(loader)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of other libraries that zero lines stand in for, in this process only, and how they are put back."""
+"""Patches functions of other libraries in this process, and restores them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class Patches(contextlib.ExitStack):
-    """Replaced attributes; leaving the context puts back what was there."""
+    """Replaced attributes; leaving the context restores them."""
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put `make(original)` in the place of an attribute."""
+        """Replace an attribute by `make(original)`."""
         original = getattr(owner, name)
         setattr(owner, name, make(original))
         self.callback(setattr, owner, name, original)
 
     def hook(self, register: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> None:
-        """Give torch's `register` a hook that goes with the rest."""
+        """Give torch's `register` a hook; leaving the context removes it."""
         self.callback(register(function).remove)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program as Python would run it, with zero lines around it."""
+"""Runs a program as Python would, under zero lines."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def zero_lines(script: Path, place: RankPlace, patches: Patches, began: float | None = None) -> Iterator[None]:
-    """Around the program of one worker.
+    """Context around the program of one worker.
 
     Args:
         script: the program.
         place: the worker.
-        patches: what stands in for functions of libraries while the program runs.
-        began: when the workers began, where they are virtual ones of this process.
+        patches: takes the patches of libraries while the program runs.
+        began: when the workers began, if they are virtual workers of this process.
     """
     streams = Streams(seeds.common(os.environ), place) if place.size > 1 else None
     zero = Zero(script, place, Words(place), streams)
@@ -76,19 +76,19 @@ def zero_lines(script: Path, place: RankPlace, patches: Patches, began: float | 
 
 
 def run_as_main(script: Path, arguments: Sequence[str]) -> None:
-    """What Python does with a script: a fresh `__main__`, the script's folder first, its own arguments."""
+    """Run it as Python runs a script: a fresh `__main__`, the script's folder first on the path, its own arguments."""
     code = compile(script.read_bytes(), str(script), "exec")
     module = types.ModuleType("__main__")
     module.__file__ = os.path.abspath(script)
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module  # where loader processes that are spawned look for it
+    sys.modules["__main__"] = module  # spawned loader processes look it up here
     sys.argv = list(arguments)
     sys.path[0] = str(script.resolve().parent)
     exec(code, module.__dict__)
 
 
 def told(script: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """A failure with the program's own frames; a refusal's end where the program called us."""
+    """An error's traceback from the program's first frame; a refusal's ends where the program called paceline."""
     frames = traceback.extract_tb(trace)
     first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
     last = len(frames)
@@ -101,7 +101,7 @@ def told(script: Path, kind: type[BaseException], error: BaseException, trace: T
 
 
 def _hook(script: Path) -> Callable[..., None]:
-    """Prints a failure."""
+    """An `excepthook` that prints an error by `told`."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         print(told(script, kind, error, trace), end="", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this worker is before anything is attached, as its launcher or scheduler says it."""
+"""This worker's rank before attaching, from the variables of its launcher or scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RankPlace:
         size: workers.
         local_rank: within the host.
         log: the run's log directory, or None.
-        random_data: whether the program makes its samples itself, at random, so that each worker draws others.
+        random_data: whether the program draws its samples at random, so that each worker draws different ones.
     """
 
     rank: int
@@ -30,7 +30,7 @@ class RankPlace:
 
 
 def from_environment(environment: Mapping[str, str]) -> RankPlace:
-    """One of several where a launcher or a scheduler says so, else alone."""
+    """The rank that a launcher or a scheduler gives; else that of a single worker."""
     worker, log = schedulers.worker(environment), environment.get("PACELINE_LOG")
     rank, size, local_rank = (0, 1, 0) if worker is None else (worker.rank, worker.size, worker.local_rank)
     random_data = environment.get("PACELINE_RANDOM_DATA") == "1"
@@ -38,12 +38,12 @@ def from_environment(environment: Mapping[str, str]) -> RankPlace:
 
 
 def own_device(place: RankPlace, visible: str | None, devices: int) -> str | None:
-    """What CUDA_VISIBLE_DEVICES has to be, so that the program's "cuda" is a device of this worker alone.
+    """The CUDA_VISIBLE_DEVICES by which the program's "cuda" is this worker's device.
 
     Args:
         place: this worker.
-        visible: what the variable is, or None.
-        devices: how many CUDA devices there are to see.
+        visible: the variable's present value, or None.
+        devices: visible CUDA devices.
 
     Returns:
         None where there is nothing to choose.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What zero lines cannot do safely, each with the lines to add instead."""
+"""Errors for programs that zero lines cannot serve safely, each with the lines to add instead."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Refusal(UnsupportedError):
 
 
 def refusal(why: str, *lines: str) -> Refusal:
-    """What is wrong in a sentence, and below it the lines to add (by default the two that every program needs)."""
+    """The reason in a sentence, and below it the lines to add (by default the two that every program needs)."""
     added = lines or (ATTACH, SHARE)
     number = {1: "this line", 2: "these two lines"}[len(added)]
     return Refusal("\n".join([f"{why}; add {number} to the program:", *added]))
 
 
 def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
-    """The optimizer steps and nothing was split."""
+    """The optimizer steps, and no loader was split."""
     return refusal(
         f"{where}: {optimizer} steps, and no DataLoader was gone through in training that could be split: {workers} "
         "workers would train on the same samples. Where the program makes its samples itself, at random, say "
@@ -38,7 +38,7 @@ def shared_parameter(shape: tuple[int, ...], first: str, second: str) -> Refusal
 
 
 def later_optimizer(where: str, name: str) -> Refusal:
-    """One that was made in the middle of a pass."""
+    """An optimizer was constructed in the middle of a pass."""
     return refusal(
         f"{where}: {name} steps, which was made in the middle of a pass over the training data; a new phase "
         "begins behind a pass. Make the optimizer before it, or"
@@ -46,7 +46,7 @@ def later_optimizer(where: str, name: str) -> Refusal:
 
 
 def earlier_optimizer(where: str, name: str) -> Refusal:
-    """One of a phase that had ended, since others were made and trained with."""
+    """An optimizer of an earlier phase steps again."""
     return refusal(
         f"{where}: {name} steps again, after another optimizer was made and trained with, which began a new phase of "
         "training; make all that train together before the first of their steps, or"
@@ -54,7 +54,7 @@ def earlier_optimizer(where: str, name: str) -> Refusal:
 
 
 def homeless(shape: tuple[int, ...], optimizer: str) -> Refusal:
-    """A parameter that no module has."""
+    """No module owns the parameter."""
     return refusal(
         f"{optimizer} trains a tensor of shape {shape} that no torch module has, so that it cannot be found by name; "
         "put it into a module (nn.ParameterList), or"
@@ -62,7 +62,7 @@ def homeless(shape: tuple[int, ...], optimizer: str) -> Refusal:
 
 
 def pass_without_step(where: str, samples: str, part: str) -> Refusal:
-    """A loader was split that was not for training."""
+    """A loader was split that does not serve training."""
     return refusal(
         f"{where} went through {samples} with the model in training mode and made no step of the optimizer, so this "
         f"worker saw {part} only. Say that it is an evaluation: call model.eval() before it, or put it inside "
@@ -71,7 +71,7 @@ def pass_without_step(where: str, samples: str, part: str) -> Refusal:
 
 
 def pass_cut_short(where: str, samples: str, part: str) -> Refusal:
-    """An evaluation that ended where a worker's part would."""
+    """An evaluation stopped after as many batches as a worker's part has."""
     return Refusal(
         f"{where} went through {samples} without a step, and left them after {part}, which is what it was told that "
         "the loader has, since each worker trains on so many: this evaluation is not of all of them. Ask for "
@@ -80,7 +80,7 @@ def pass_cut_short(where: str, samples: str, part: str) -> Refusal:
 
 
 def step_in_whole_pass(where: str, optimizer: str, loop: str, samples: str, workers: int, gradients: bool) -> Refusal:
-    """A pass that was taken for an evaluation is a training."""
+    """A pass that was taken as evaluation is training."""
     why = "the model was in evaluation mode" if gradients else "gradients were off"
     what = "call model.train()" if gradients else "let gradients be on"
     return refusal(
@@ -91,7 +91,7 @@ def step_in_whole_pass(where: str, optimizer: str, loop: str, samples: str, work
 
 
 def other_weights(where: str) -> Refusal:
-    """The program put other weights into a model in training."""
+    """The program loaded other weights into a model in training."""
     return refusal(
         f"{where}: the program loaded other weights into the model, and now trains on from them, which the other "
         "workers' blocks know nothing of; go on from a checkpoint with run.save and run.resume"
@@ -108,7 +108,7 @@ def distributed(where: str) -> Refusal:
 
 
 def nothing_attached(program: str, workers: int) -> Refusal:
-    """The program has come to its end without an optimizer of torch that stepped."""
+    """The program ended without a step of a torch optimizer."""
     return refusal(
         f"{program}: no optimizer of torch trained anything in this process: each of the {workers} workers has done "
         "the whole job by itself. A framework that owns the loop, or processes that the program starts, need a door "
@@ -135,7 +135,7 @@ def other_data(where: str, first: str, rank: int, other: str) -> Refusal:
 
 
 def other_seeds(where: str, generators: str, rank: int) -> Refusal:
-    """What was drawn before training differs."""
+    """Random draws before training differ between workers."""
     return Refusal(
         f"{where}: the random generators of {generators} stand elsewhere on rank {rank} than on rank 0, so "
         "that splits drawn from them differ: a seed that comes from the clock or the process, or PACELINE_SEED not "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rate schedules that were made for more steps than a worker makes: with N workers it makes one N-th of them."""
+"""Warns of rate schedules built for more steps than a worker makes: one of N workers makes 1/N of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.words import Words
 
 TOTALS = ("total_steps", "T_max", "total_iters")
-"""Attributes of torch's schedulers that say how many calls of `step` they are made for."""
+"""Attributes of torch's schedulers that hold their total number of `step` calls."""
 NAMES = (*TOTALS, "num_training_steps", "max_steps", "t_total", "total")
-"""The same in functions that a LambdaLR is given."""
+"""The same for the functions of a LambdaLR."""
 NEAR = 0.1
 
 
 class Schedules:
-    """The schedulers that the program makes.
+    """The schedulers that the program constructs.
 
     Args:
         workers: N.
-        words: what is said.
-        where: says where in the program something happens.
+        words: prints messages.
+        where: gives the current line of the program.
     """
 
     def __init__(self, workers: int, words: Words, where: Callable[[], str]) -> None:
@@ -35,7 +35,7 @@ class Schedules:
         self._made: weakref.WeakKeyDictionary[LRScheduler, str] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        """Notice them."""
+        """Patch their construction."""
         patches.replace(LRScheduler, "__init__", self._noticing)
 
     def _noticing(self, original: Any) -> Any:
@@ -46,14 +46,14 @@ class Schedules:
         return noticed
 
     def begin(self) -> dict[LRScheduler, int]:
-        """A pass begins: how far each is."""
+        """A pass begins; returns the steps of each scheduler so far."""
         return {one: one.last_epoch for one in self._made}
 
     def passed(self, before: dict[LRScheduler, int], steps: int, whole: int) -> None:
-        """A pass is over, the first of which the program never asked how many batches a worker has.
+        """A pass is over, and the program had never asked for the loader's length.
 
         Args:
-            before: what `begin` gave.
+            before: the result of `begin`.
             steps: of this worker.
             whole: batches of the loader.
         """
@@ -65,7 +65,7 @@ class Schedules:
                 self._say(one, f"{made}, and a pass of this worker has {steps:,}")
 
     def ended(self) -> None:
-        """The program has come to its end."""
+        """The program has ended."""
         for one in list(self._made):
             total, made = total_of(one), one.last_epoch
             if total is not None and made > 1 and abs(made * self._workers / total - 1) <= NEAR:
@@ -82,7 +82,7 @@ class Schedules:
 
 
 def total_of(scheduler: Any) -> int | None:
-    """The calls of `step` that it is made for; None where that cannot be seen."""
+    """Its total number of `step` calls; None if unknown."""
     for name in TOTALS:
         found = getattr(scheduler, name, None)
         if isinstance(found, int) and found > 0:
@@ -98,7 +98,7 @@ def total_of(scheduler: Any) -> int | None:
 
 
 def advice(rule: Any, optimizer: torch.optim.Optimizer) -> str:
-    """What is to be known of block momentum over an optimizer that has momentum of its own kind; "" if nothing."""
+    """Advice on block momentum over an adaptive optimizer, which has moments of its own; "" if none."""
     if rule.name != "bmuf" or "betas" not in optimizer.defaults:
         return ""
     return (

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program draws at random: alike on all workers where it makes its splits, apart where it trains.
+"""Random streams of a program: equal on all workers where it splits its data, different where it trains.
 
-A program that sets no seed would draw another split on every worker, and one worker would train on what another holds
-out. So several workers start from one seed, and generators that are made without a seed get theirs from a stream that
-is the same on all. Inside a pass over training data each worker draws from a stream of its own (dropout, augmentation);
-behind the pass the common stream goes on where it was. Seeds that the program sets are what it says. One worker is left
-alone.
+A program without a seed would draw a different split on every worker, and one worker would train on another's
+validation samples. So several workers start from one seed, and generators constructed without a seed get theirs from a
+common stream. Inside a training pass each worker draws from its own stream (dropout, augmentation); after the pass the
+common stream continues where it stopped. Seeds that the program sets stay as they are. A single worker is not seeded.
 
-Under `--random-data` the program draws its samples itself, so each worker draws from generators of its own: a seed that
-the program sets is a seed of rank 0, and on another rank it is made of the two.
+Under `--random-data` the program draws its samples itself, so each worker has generators of its own: rank 0 uses the
+seed that the program sets, and other ranks mix it with their rank.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from paceline.doors.zero.rank_discovery import RankPlace
 
 VARIABLE = "PACELINE_SEED"
 SHARED = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
-"""Variables that name a start, the same on all workers and after a restart."""
+"""Variables that identify a launch: the same on all workers and after a restart."""
 NOT_THE_PROGRAM = ("tempfile",)
 """Modules whose random names must differ between processes."""
 
 
 def common(environment: Mapping[str, str]) -> int:
-    """The seed that all workers start from: PACELINE_SEED, or made of what names this start.
+    """The seed that all workers start from: PACELINE_SEED, or a hash of the variables that identify the launch.
 
     Raises:
         ValueError: PACELINE_SEED is no number.
@@ -65,15 +64,15 @@ class Streams:
 
     @property
     def apart(self) -> bool:
-        """Whether the workers are to draw other samples."""
+        """Whether each worker draws its own samples."""
         return self._place.random_data
 
     def install(self, patches: Patches) -> None:
-        """Seed the global generators, and stand in for what draws seeds from the system."""
+        """Seed the global generators, and patch the functions that draw seeds from the system."""
         torch.manual_seed(self._start)
         numpy.random.seed(self._start % 2**32)
         random.seed(self._start)
-        patches.replace(numpy.random.bit_generator, "randbits", self._bits)  # for whatever NumPy seeds by itself
+        patches.replace(numpy.random.bit_generator, "randbits", self._bits)  # NumPy generators without a seed
         patches.replace(numpy.random, "seed", self._given)
         patches.replace(random, "seed", self._given)
         patches.replace(random.Random, "seed", self._method)
@@ -85,7 +84,7 @@ class Streams:
     # -- seeds that nobody gave -------------------------------------------------------------------
 
     def _asked(self) -> bool:
-        """Whether a seed comes from the common stream: not in training, and not in processes that load data."""
+        """Whether a seed comes from the common stream: not in a training pass, and not in loader processes."""
         return not self._under_way and os.getpid() == self._pid
 
     def _bits(self, original: Callable[[int], int]) -> Callable[[int], int]:
@@ -123,7 +122,7 @@ class Streams:
     # -- inside and outside of training -----------------------------------------------------------
 
     def enter(self) -> None:
-        """A pass over training data begins: from here this worker draws for itself."""
+        """A training pass begins: this worker draws from its own stream."""
         self._under_way += 1
         if self._under_way > 1 or self.apart:
             return
@@ -135,7 +134,7 @@ class Streams:
         random.seed(own)
 
     def leave(self) -> None:
-        """It is over: the common stream goes on."""
+        """It is over: the common stream continues."""
         self._under_way -= 1
         if self._under_way or not self._outside or self._over:
             return
@@ -145,12 +144,12 @@ class Streams:
         self._outside = {}
 
     def close(self) -> None:
-        """The program has ended: a pass that it left and that is collected later moves no generator any more."""
+        """The program has ended: an open pass that is garbage-collected later must not restore generators."""
         self._over = True
 
 
 def positions() -> tuple[int, int, int]:
-    """Where the global generators of torch, NumPy and Python stand, a number each."""
+    """Checksums of the states of torch's, NumPy's and Python's global generators."""
     _, keys, position, *_ = numpy.random.get_state()
     return (
         zlib.crc32(torch.get_rng_state().numpy().tobytes()),
@@ -160,7 +159,7 @@ def positions() -> tuple[int, int, int]:
 
 
 def _of_a_library() -> bool:
-    """Whether a generator is made by a library, for names that have to differ."""
+    """Whether a library constructs the generator, for names that must differ between processes."""
     frame = sys._getframe(2)
     for _ in range(3):  # a virtual worker's choice, and `Random.__init__`, stand between
         if frame is None:
@@ -172,7 +171,7 @@ def _of_a_library() -> bool:
 
 
 def install(patches: Patches, rank: int) -> None:
-    """Stand in for what sets seeds, under `--random-data`."""
+    """Patch the functions that set seeds, under `--random-data`."""
 
     def apart(original: Callable[..., Any]) -> Callable[..., Any]:
         def seeds(seed: Any = None, *args: Any, **kwargs: Any) -> Any:

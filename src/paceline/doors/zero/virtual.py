@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zero lines around the virtual workers of one process: each has its own functions in the place of the libraries'."""
+"""Zero lines for the virtual workers of one process: each has its own patches of the libraries."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paceline.doors.zero.rank_discovery import RankPlace
 
 
 class Versions(contextlib.ExitStack):
-    """Functions of which each virtual worker has a version; who is none, and who has none, has the original."""
+    """Functions with a version for each virtual worker; other threads, and workers without one, call the original."""
 
     def __init__(self) -> None:
         super().__init__()
         self._of: dict[tuple[int, str], dict[int, Any]] = {}  # (owner or registrar, name) -> rank -> function
-        self._originals: dict[tuple[int, str], Any] = {}  # somebody else may have wrapped them since
+        self._originals: dict[tuple[int, str], Any] = {}  # other code may have wrapped them since
         self._kept: list[Any] = []  # so that an id stays what it is
 
     def replaced(self, owner: Any, name: str) -> tuple[dict[int, Any], Any]:
-        """The versions of an attribute by rank, and what those have that have none."""
+        """The versions of an attribute by rank, and the original for ranks without one."""
         versions = self._of.get((id(owner), name))
         if versions is None:
             original = self._originals[id(owner), name] = getattr(owner, name)
@@ -59,7 +59,7 @@ def _by_rank(versions: dict[int, Any], original: Any) -> Callable[..., Any]:
 
 
 def _put_back(owner: Any, name: str, ours: Any, original: Any) -> None:
-    """Unless somebody else has put another in its place."""
+    """Restore the original, unless other code has replaced ours."""
     if getattr(owner, name) is ours:
         setattr(owner, name, original)
 
@@ -68,8 +68,8 @@ class OwnPatches(Patches):
     """The patches of one virtual worker.
 
     Args:
-        versions: of all of them.
-        rank: this one.
+        versions: those of all workers.
+        rank: this worker's.
     """
 
     def __init__(self, versions: Versions, rank: int) -> None:
@@ -77,14 +77,14 @@ class OwnPatches(Patches):
         self._versions, self._rank = versions, rank
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """As `Patches.replace`, for this worker alone."""
+        """As `Patches.replace`, for this worker only."""
         versions, original = self._versions.replaced(owner, name)
         before = versions.get(self._rank)
         versions[self._rank] = make(original if before is None else before)
         self.callback(self._put_back, versions, before)
 
     def hook(self, register: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> None:
-        """As `Patches.hook`, for this worker alone."""
+        """As `Patches.hook`, for this worker only."""
         hooks = self._versions.hooks(register)
         hooks[self._rank] = function
         self.callback(hooks.pop, self._rank)
@@ -97,12 +97,12 @@ class OwnPatches(Patches):
 
 
 class Around:
-    """What goes around the script of each virtual worker of this process.
+    """Contexts around the scripts of this process's virtual workers.
 
     Args:
         script: the program.
         logs: the run's log directory.
-        random_data: whether the program makes its samples itself, at random.
+        random_data: whether the program draws its samples at random.
     """
 
     def __init__(self, script: Path, logs: Path | None, random_data: bool) -> None:
@@ -117,7 +117,7 @@ class Around:
 
     @contextlib.contextmanager
     def worker(self, transport: VirtualTransport) -> Iterator[None]:
-        """Around the script of the worker that runs this thread."""
+        """Context around the script of the worker in this thread."""
         world = transport.world
         place = RankPlace(world.rank, world.size, 0, self._logs, self._random_data)
         with OwnPatches(self._versions, world.rank) as patches, zero_lines(self._script, place, patches, self._began):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What zero lines say of themselves, and where in the user's program something happens."""
+"""Messages of zero lines, and the line of the user's program to which they refer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 from paceline.doors.zero.rank_discovery import RankPlace
 
-# As they were imported, through links or not: so the names of files in frames begin.
+# As imported, through links or not: frames' file names begin like this.
 PACKAGE = str(Path(__file__).parents[2])
-VIRTUAL = "paceline.doors.zero.virtual"  # which stands between a caller and a virtual worker's version of a function
+VIRTUAL = "paceline.doors.zero.virtual"  # calls a virtual worker's version of a function
 BETWEEN = (VIRTUAL, "paceline.run.mistakes")
-"""Modules that stand between a caller and a function, and are not who asks."""
+"""Modules whose wrappers stand between a caller and a function."""
 TORCH = str(Path(torch.__file__).parent)
 
 
 class Words:
-    """Says things once, on rank 0.
+    """Prints each message once, on rank 0.
 
     Args:
         place: this worker.
@@ -30,20 +30,20 @@ class Words:
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """One line on stderr, so that what the program prints stays as it is."""
+        """One line on stderr, so that the program's output stays unchanged."""
         if self._place.rank == 0 and text not in self._said:
             self._said.add(text)
             print(f"paceline: {text}", file=sys.stderr, flush=True)
 
     def once(self, about: str, text: str) -> None:
-        """As `say`, once for each `about`, whatever the text."""
+        """As `say`, once for each `about`, for any text."""
         if about not in self._said:
             self._said.add(about)
             self.say(text)
 
 
 def here(script: Path) -> str:
-    """`train.py:31`: the line of the user's code that is being run, of the script itself where it is under way."""
+    """`train.py:31`: the running line of the script; outside it, the nearest line of user code."""
     frame, nearest = sys._getframe(1), ""
     while frame is not None:
         name = frame.f_code.co_filename
@@ -56,7 +56,8 @@ def here(script: Path) -> str:
 
 
 def asked_by_paceline() -> bool:
-    """Whether the caller of the function that asks is paceline itself, which wants things as they are."""
+    """Whether the caller's caller is paceline itself, which needs the unpatched result."""
+
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in BETWEEN:
         frame = frame.f_back
