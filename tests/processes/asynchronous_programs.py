@@ -391,6 +391,8 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
                     (directory / f"new.{RANK}").rename(directory / f"saved.{RANK}")
                 if reached(directory / f"raise.{RANK}"):
                     raise KeyError("the user's own")
+                while reached(directory / f"stand.{RANK}"):  # the program stands still, its threads go on
+                    time.sleep(0.02)
         keep(model, directory, "model", before=before, after=loss_of(model), steps=steps, bytes=run.bytes_sent)
     except paceline.PacelineError as problem:
         error = f"{type(problem).__name__}: {problem}"

@@ -323,6 +323,20 @@ def test_a_stopped_worker_is_given_up_and_learns_it(workers: int, rule: str, vic
             assert [event["rank_lost"] for event in events(tmp_path / "log", rank, "lost")] == [victim]
 
 
+def test_a_worker_whose_program_stands_still_is_given_up(tmp_path: Path) -> None:
+    """Its heartbeats go on; under a bound the other one would wait for its next step without an end."""
+    with Faulty(tmp_path, 2, "ssp(staleness=2)", timeout_s="4") as launch:
+        launch.under_way()
+        (tmp_path / "stand.1").touch()
+        (lost,) = until_lost(launch, [0], 1)
+        assert "made no step for 4 s" in lost["why"]
+        (tmp_path / "stand.1").unlink()
+        ended = launch.wait([1])[1]
+        assert ended.code != 0
+        assert "PeerLostError: the other workers went on without this one" in ended.err, ended.err
+        launch.survive([0])
+
+
 # -- leaving ------------------------------------------------------------------------------------
 
 

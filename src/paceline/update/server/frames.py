@@ -42,5 +42,5 @@ class Kind(IntEnum):
 
 LEDGER = (Kind.LEASE, Kind.LEFT, Kind.ENDS, Kind.DONE, Kind.WAITS, Kind.HOLDS)
 """For the worker that keeps the ledger."""
-BACKGROUND = (Kind.SAFE, Kind.REPLICA, Kind.CLOCKS, Kind.OUT)
-"""Sent by threads of their own: they do not show that the sender's program makes progress."""
+BACKGROUND = (Kind.SAFE, Kind.REPLICA, Kind.CLOCKS, Kind.OUT, Kind.ALIVE)
+"""Sent by threads of their own: they do not show that the program of the sender makes progress."""
