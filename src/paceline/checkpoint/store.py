@@ -56,7 +56,7 @@ class StepStore(Protocol):
         """Make a step, on all workers together; see :func:`paceline.checkpoint.saving.write`."""
 
     def tidy(self, keep: int) -> None:
-        """Remove the oldest steps but so many, and what was never finished; called by one worker of a file system."""
+        """Remove all but the newest `keep` steps, and unfinished ones; called by one worker of a file system."""
 
     def set_aside(self, numbers: Iterable[int]) -> None:
         """These steps are damaged and shall not be found again."""
