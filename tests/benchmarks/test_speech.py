@@ -112,6 +112,7 @@ def test_padding_is_not_heard(modules: dict[str, ModuleType]) -> None:
     assert reader.read(model, heard, TIMES) == reader.read(model, other, TIMES)
 
 
+@pytest.mark.processes
 def test_words_are_spoken_and_batched_alike_for_any_number_of_workers(modules: dict[str, ModuleType]) -> None:
     speech, why = modules["_speech"], modules["_speech_voices"].missing()
     if why:

@@ -96,6 +96,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line(
         codes.append(code)
         raise SystemExit(code)
 
+    monkeypatch.delitem(sys.modules, "paceline.__main__", raising=False)
     monkeypatch.setitem(sys.modules, "paceline.cli", Interrupted("paceline.cli"))
     monkeypatch.setattr("os._exit", end)
     main = runpy.run_module("paceline.__main__")["main"]

@@ -199,6 +199,7 @@ def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog
     assert len(caplog.messages) == 1 and "what workers print is lost" in caplog.messages[0]
 
 
+@pytest.mark.processes
 def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files = OutputFiles.of(tmp_path / "file" / "output", 0, 1)

@@ -51,6 +51,7 @@ def test_an_option_after_the_program_is_refused_with_the_right_order(line: str, 
     assert not Path("paceline-logs").exists(), "something was started"
 
 
+@pytest.mark.processes
 def test_after_two_dashes_a_program_has_options_of_the_same_names(capfd: pytest.CaptureFixture[str]) -> None:
     for line in ("run --quiet --as-is ok.py -- --workers 4", "run --quiet --as-is -- ok.py --workers 4"):
         assert call(line).exit_code == 0

@@ -355,6 +355,7 @@ def test_temporary_files_are_everybodys_below_what_the_worker_wrote(
     assert really(work) == {}
 
 
+@pytest.mark.processes
 def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Patches() as patches:
