@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run is put together, from the connection up, and taken apart.
+"""Builds a run from its parts, from the connection up, and takes it apart.
 
-The order matters: each part is made from those above it. `RunParts` names them all.
+The order matters: each part needs those built before it. `RunParts` lists them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from paceline.update.monitor import Monitor
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,
-    "server": lambda context: server.Asynchronous(context),  # loaded when it is needed
+    "server": lambda context: server.Asynchronous(context),  # imported on first use
 }
-"""What carries out a rule among several workers, by what its schedule names."""
+"""Engine factories, by the name that a rule's schedule gives."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class RunParts:
         context: what the parts share: model, optimizers, connection, counters, data, tuner.
         membership: of an elastic run, else None.
         state: what a checkpoint holds.
-        engine: what exchanges by the rule; None with one worker.
+        engine: exchanges by the rule; None with one worker.
         elastic: the engine of an elastic run, else None.
-        mistakes: notices what the program is likely to have forgotten.
-        sinks: receive what the run logs.
+        mistakes: warns of common mistakes of the program.
+        sinks: receive the run's logged values.
         checkpointer: keeps the run's steps, or None.
         search_round: a round of a search, or None.
-        hooks: what happens inside `optimizer.step()`.
+        hooks: the hooks of `optimizer.step()`.
     """
 
     context: RunContext
@@ -82,16 +82,16 @@ class RunParts:
 
     @property
     def spent_s(self) -> tuple[float, float, float]:
-        """Seconds of computing, of waiting for other workers, and of exchanging."""
+        """Seconds spent on computing, on waiting for other workers, and on exchanging."""
         computing_s, waiting_s, exchanging_s = self.context.monitor.spent
         return computing_s, waiting_s, exchanging_s
 
 
 def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, close: Callable[[], None]) -> RunParts:
-    """Check what the user gave, and put a run together; nothing is hooked yet.
+    """Check the user's arguments, and build a run; nothing is hooked yet.
 
     Args:
-        close: closes the run, where a round of a search is over.
+        close: closes the run when a search round is over.
     """
     model = validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
@@ -143,7 +143,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
 
 
 def start(parts: RunParts, run: Any) -> None:
-    """Hook the optimizers of `run`, take over what living workers sent, and write the first event."""
+    """Hook the optimizers of `run`, load the state that live workers sent, and write the first event."""
     context = parts.context
     parts.hooks.install(run)
     if parts.elastic is not None:
@@ -153,7 +153,7 @@ def start(parts: RunParts, run: Any) -> None:
 
 
 def finish(parts: RunParts) -> None:
-    """Come to the end together with the other workers."""
+    """End the run together with all workers."""
     if parts.checkpointer is not None:
         parts.checkpointer.leave(parts.context.loaders.leads)
     if parts.engine is not None:
@@ -164,7 +164,7 @@ def finish(parts: RunParts) -> None:
 
 
 def take_apart(parts: RunParts) -> None:
-    """Unhook the optimizers and close the connection, without a word to the other workers."""
+    """Unhook the optimizers and close the connection, without notifying other workers."""
     context, checkpointer = parts.context, parts.checkpointer
     parts.hooks.remove()
     context.tuner.close()
@@ -174,13 +174,13 @@ def take_apart(parts: RunParts) -> None:
         parts.engine.close()
     context.transport.close()
     if checkpointer is not None:
-        checkpointer.finish()  # alone, what is being written is finished; others see the closed connection
+        checkpointer.finish()  # a single worker finishes its pending write; peers see the closed connection
     context.monitor.close(parts.blocks)
     parts.sinks.close()
 
 
 def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor) -> Tuner:
-    """What changes settings while the run goes on; its hooks on the optimizers come before all others."""
+    """The tuner, which changes settings during the run; its optimizer hooks must run first."""
     world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
     workers = len(set(world.hosts)) if rule.within else world.size
     alone = world.size > 1 and not rule.schedule.workers_meet
@@ -196,7 +196,7 @@ def _elastic_engine(context: RunContext, membership: flow.Membership, state: Run
 def _checkpointer(
     context: RunContext, membership: flow.Membership | None, elastic: flow.ElasticEngine | None, state: RunState
 ) -> AutoCheckpointer:
-    """What takes steps at regular intervals, into the place that the settings name."""
+    """The auto-checkpointer, which writes into the store that the settings name."""
     settings, world = context.settings, context.transport.world
     assert settings.checkpoint is not None
     if world.size > 1 and not context.rule.schedule.workers_meet:
@@ -207,7 +207,7 @@ def _checkpointer(
             )
         )
     store = checkpoint.store_for(settings.checkpoint)
-    # the members of an elastic run hold the same state, and none can be waited for: the first of them writes
+    # all members of an elastic run hold the same state, and may leave while others wait: the first of them writes
     among, run = (context.transport, new_run()) if membership is None else (Alone(), membership.member.run)
     checkpointer = AutoCheckpointer(
         store, settings.every_blocks, settings.keep, among, state, context.monitor.note, run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`attach`: the one function that a user has to know.
+"""`attach`: the one function that every program needs.
 
 It reads the options of `paceline run` from the environment. :mod:`paceline.communication.schedulers` reads this
 worker's rank and the number of workers.
@@ -64,7 +64,7 @@ def attach(
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
 
     All workers start from rank 0's parameters and buffers, trained or frozen. With one worker nothing is
-    exchanged and the program is what it was.
+    exchanged and the program runs unchanged.
 
     >>> import torch, paceline
     >>> model = torch.nn.Linear(4, 1)
@@ -85,23 +85,23 @@ def attach(
         log: directory for the event log; None takes the one of `paceline run`, if any.
         timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
         seed: of the order of samples in `run.share`; the same on every worker.
-        outer_state: where the rule's state lies: "device", or "host" to spare the device's memory.
-        scaler: the GradScaler, where gradients are exchanged and one is used.
+        outer_state: where to keep the rule's state: "device", or "host" to save device memory.
+        scaler: the program's GradScaler, if gradients are exchanged.
         group: the torch.distributed group whose members are the workers; None for all processes.
         tls: certificates for the connections of asynchronous rules and of `transport="channel"`: a `paceline.TLS`, or
             the folder of `cert.pem`, `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else
-            connections in the clear.
-        transport: how processes exchange: "auto" is torch.distributed; "channel" are rings over paceline's own sockets,
-            with `tls` for networks that are not the job's own. Tensors then travel through host memory.
-        guard: whose contribution is far larger than usual is left out of the mean, as one with inf or nan is: "auto"
-            judges blocks, "outliers" gradients as well, a `paceline.Guard` says when, and None never.
+            connections are not encrypted.
+        transport: how processes exchange: "auto" is torch.distributed; "channel" is rings over paceline's own sockets,
+            with `tls` for untrusted networks. Tensors then travel through host memory.
+        guard: leave contributions far larger than usual out of the mean, like those with inf or nan: "auto" judges
+            blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, and None accepts all.
         checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
-            `run.resume()` goes on from there with the same bits; see `Run.checkpoint`. None keeps none.
-        every_blocks: exchanges from one step to the next: blocks (of a fragment, where a model has several), or
+            `run.resume()` continues from there with the same bits; see `Run.checkpoint`. None keeps none.
+        every_blocks: exchanges from one step to the next: blocks (of a fragment, if the model has several), or
             minibatches under rules without blocks.
-        keep: how many steps are kept; room is needed for one more.
-        data: "shared" warns of a DataLoader that the program trains on without `run.share`; "own" says that each worker
-            brings its own data (samples made at random, files by rank).
+        keep: how many steps are kept; the store needs room for one more.
+        data: "shared" warns of a DataLoader that the program trains on without `run.share`; "own" means that each
+            worker has its own data (samples drawn at random, files by rank).
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -109,9 +109,9 @@ def attach(
 
     Raises:
         RuleError: the rule or one of its settings does not exist, or `paceline run --rule` asks for another one.
-        UnsupportedError: the model or the optimizer cannot be served so.
+        UnsupportedError: the rule cannot serve the model or the optimizer.
         CheckpointError: `checkpoint` cannot be read.
-        MismatchError: the workers disagree on the rule or the model (on every worker alike).
+        MismatchError: the workers disagree on the rule or the model; raised on every worker.
     """
     chosen = prepare(
         rule,
@@ -145,8 +145,8 @@ def prepare(
     guard: Guard | str | None = "auto",
     **given: Any,
 ) -> tuple[Rule, Settings]:
-    """The rule and the settings that the arguments of `attach` after model and optimizer mean; `given` holds further
-    fields of `Settings` and settings of the rule."""
+    """The rule and the settings from the arguments of `attach` after model and optimizer; `given` holds further fields
+    of `Settings` and settings of the rule."""
     unchanged = {name: given.pop(name) for name in UNCHANGED if name in given}
     if os.environ.get("PACELINE_LOG"):
         bear_a_full_disk()
@@ -173,7 +173,7 @@ def prepare(
 
 
 def _check_asked_rule(chosen: Rule) -> None:
-    """Refuse to train under the program's rule where `--rule` asks for another."""
+    """Refuse the program's rule if `--rule` asks for another."""
     asked = os.environ.get("PACELINE_RULE", "")
     if not os.environ.get("PACELINE_RULE_ASKED") or make_rule(asked, {}).text() == chosen.text():
         return
@@ -184,7 +184,7 @@ def _check_asked_rule(chosen: Rule) -> None:
 
 
 def _for_search_round(settings: Settings) -> Settings:
-    """The settings of a round, where `paceline tune --search` asks for one."""
+    """The settings with those of a search round, if `paceline tune --search` started one."""
     text = os.environ.get("PACELINE_ROUND")
     if not text:
         return settings

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file in the log directory that says that a worker has attached; the launcher looks for it.
+"""A file in the log directory that records that a worker has attached; the launcher checks it.
 
-N copies of a program that never attached have each done the whole job, which is not what the user asked for.
+Without attaching, each of N copies of a program does the whole job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def mark_attached() -> None:
     """Tell the launcher, if there is one, that this process attaches."""
     log = os.environ.get("PACELINE_LOG")
     if log:
-        with contextlib.suppress(OSError):  # a full or removed directory does not end a run
+        with contextlib.suppress(OSError):  # a full or removed directory must not end a run
             Path(log, NAME).touch()
 
 
@@ -29,5 +29,5 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def is_missing(directory: Path) -> bool:
-    """Whether no worker has attached, as far as the directory tells."""
+    """Whether no worker has attached: the directory exists without the file."""
     return directory.is_dir() and not (directory / NAME).exists()

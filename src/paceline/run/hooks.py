@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens inside `optimizer.step()`."""
+"""The hooks of `optimizer.step()`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StepHooks:
 
     Args:
         context: what the parts of the run share.
-        engine: what exchanges, or None with one worker.
-        mistakes: notices what the program is likely to have forgotten.
+        engine: exchanges by the rule; None with one worker.
+        mistakes: warns of common mistakes of the program.
         checkpointer: keeps the run's steps, or None.
     """
 
@@ -52,7 +52,7 @@ class StepHooks:
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
     def remove(self) -> None:
-        """Leave the optimizers as they were."""
+        """Remove the hooks."""
         self._removed = True
         for handle in self._handles:
             handle.remove()

@@ -2,7 +2,7 @@
 """Warns of the common mistakes of a program with two lines: a loader that is not shared, a schedule that counts the
 minibatches of all workers, a loader without batches, a loss that is not finite.
 
-Rank 0 alone warns of what holds for all workers. `attach(.., data="own")` says that each worker brings its own data.
+Only rank 0 warns of mistakes that concern all workers. `attach(.., data="own")`: each worker has its own data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.run.validation import MARK
 
 logger = logging.getLogger("paceline")
 PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
-"""Samplers over all of a data set; another sampler may know which part is this worker's."""
+"""Samplers over a whole data set; another sampler may select this worker's part."""
 OWN_FILES = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
 LARGEST_LOSS = 1e15
 TOLERANCE = 0.02
@@ -38,7 +38,7 @@ class Mistakes:
     Args:
         world: this worker.
         loaders: the loaders that the run shares.
-        data: as in `Settings`: "own" where no loader has to be shared, "split" where zero lines share them.
+        data: as in `Settings`: "own" if no loader has to be shared, "split" if zero lines share them.
     """
 
     def __init__(self, world: World, loaders: Feed, data: str) -> None:
@@ -69,7 +69,7 @@ class Mistakes:
             self._passes.append((weakref.ref(iterator), _samples(loader), where))
 
     def on_step(self) -> None:
-        """The optimizer made a step: the program trains on the loaders whose passes are under way."""
+        """The optimizer made a step: the program trains on the loaders with open passes."""
         if not self._passes:
             return
         for found, samples, where in self._passes:
@@ -164,7 +164,7 @@ class Mistakes:
 
 
 def horizon_of(schedule: Any) -> tuple[str, int] | None:
-    """The steps after which a schedule ends, with the name of the setting; None where it has no end."""
+    """The steps after which a schedule ends, with the name of the setting; None if it has no end."""
     for name in ("T_max", "total_steps", "total_iters"):
         value = getattr(schedule, name, None)
         if isinstance(value, int) and value > 1:
@@ -180,7 +180,7 @@ def horizon_of(schedule: Any) -> tuple[str, int] | None:
 
 
 def _whole(loader: Any) -> bool:
-    """Whether a loader goes through all of its data set, as far as its samplers tell."""
+    """Whether a loader reads its whole data set, judged by its samplers."""
     batches, sampler = loader.batch_sampler, loader.sampler
     return type(batches) in (BatchSampler, type(None)) and (
         isinstance(sampler, PLAIN_SAMPLERS)
@@ -196,7 +196,7 @@ def _samples(loader: Any) -> int:
 
 
 def _calling_line() -> str:
-    """The program's file and line, as `train.py:31`; "" where paceline itself goes through a loader."""
+    """The program's file and line, as `train.py:31`; "" if paceline itself iterates over the loader."""
     frame, found = sys._getframe(3), ""
     while frame is not None and not found:
         path = frame.f_code.co_filename
@@ -212,7 +212,7 @@ _patched = False
 
 
 def _watch_loaders_and_schedules() -> None:
-    """Notice passes over loaders and steps of schedulers, once for this process; with one worker nothing is patched."""
+    """Patch loaders and schedulers, once for this process; with one worker nothing is patched."""
     global _patched
     if _patched:
         return

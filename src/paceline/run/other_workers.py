@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state that other workers saved or sent: from a checkpoint of another number of workers, or from a living worker."""
+"""Loads a state of other workers: a checkpoint of another number of workers, or the state that a live worker sent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.update.engine.context import RunContext
 
 
 def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, context: RunContext) -> None:
-    """Go on from a checkpoint of another number of workers.
+    """Resume from a checkpoint of another number of workers.
 
-    Reads and checks everything, and changes this run only when all workers have done so.
+    Reads and checks everything first; changes this run only after all workers have done so.
     """
     problem, loaded, put = "", {}, None
     try:
@@ -41,7 +41,7 @@ def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, contex
 
 
 def read(old: OldCheckpoint, state: RunState, context: RunContext) -> dict[str, Any]:
-    """What this worker begins with, besides what the engine holds; checked against its model and optimizers."""
+    """This worker's initial state without the engine's; checked against its model and optimizers."""
     found = {
         "model": old.model(),
         "optimizers": _optimizers(old, state, context),
@@ -62,6 +62,6 @@ def _optimizers(old: OldCheckpoint, state: RunState, context: RunContext) -> lis
         return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)
     apart = not at_owners and not context.rule.schedule.is_lockstep(bool(old.part(0, "flow", 1)))
     if state.blocks is not None and not state.blocks.keeps_state:
-        apart = False  # a block begins without the optimizer's state
+        apart = False  # each block starts with fresh optimizer state
     found: list[dict[str, Any]] = reshard.mean_optimizers(old) if apart else old.part(0, "optimizers")
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of `Run` that one of its parts holds: read there whenever the program reads them."""
+"""Attributes of `Run` that read a value from one of its parts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class PartAttribute(property, Generic[T]):
 
     Args:
         read: reads it from the run's parts.
-        doc: what it is.
+        doc: its docstring.
     """
 
     def __init__(self, read: Callable[[RunParts], T], doc: str) -> None:
         super().__init__(lambda run: read(run._parts))
-        self.__doc__ = doc  # else the class's own is shown
+        self.__doc__ = doc  # else help() shows the class's docstring
 
     if TYPE_CHECKING:
 

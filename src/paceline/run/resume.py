@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run goes on from a checkpoint."""
+"""Resumes a run from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.run.assembly import RunParts
 
 
 def resume_run(parts: RunParts, path: str | Path | None) -> bool:
-    """Load the checkpoint that `path` names, or the newest step of the run's own place; whether there was one."""
+    """Load the checkpoint at `path`, or the newest step in the run's store; returns whether there was one."""
 
     def once() -> bool:
         settings, round_ = parts.context.settings, parts.search_round
@@ -34,7 +34,7 @@ def resume_run(parts: RunParts, path: str | Path | None) -> bool:
 
 
 def _load(parts: RunParts, found: Found) -> None:
-    """Load what was found: of as many workers with the same bits, of others resharded."""
+    """Load a checkpoint: bit for bit from as many workers, else resharded."""
     context, manifest, path = parts.context, found.manifest, found.name
     if manifest["rule"] != parts.state.rule_text:
         raise CheckpointError(

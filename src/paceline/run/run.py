@@ -28,7 +28,7 @@ from paceline.update.engine.settings import Settings
 
 
 class Run:
-    """A model in training under a rule. Made by `attach`.
+    """A model in training under a rule; `attach` returns it.
 
     >>> import torch, paceline
     >>> model = torch.nn.Linear(4, 1)
@@ -39,7 +39,7 @@ class Run:
 
     Attributes:
         messages: messages of the user's own between workers.
-        mistakes: notices what a program is likely to have forgotten.
+        mistakes: warns of common mistakes of the program.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
@@ -67,11 +67,11 @@ class Run:
     )
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward passes exchange no gradients (under block rules they never do).
+        """Context in which backward passes exchange no gradients (under block rules they never do).
 
-        Gradients add up on the worker and go with the next pass outside, or before the step. For passes that are not
-        training (saliency, adversarial samples on one worker alone), and to save traffic while gradients are
-        accumulated; that a program makes several passes before a step is found out without it.
+        Gradients accumulate on the worker; the next pass outside the context, or the step, exchanges them. Use it for
+        passes that are not training (saliency, adversarial samples on one worker), and to save traffic during gradient
+        accumulation. Accumulation itself is detected without it.
         """
         return self._parts.hooks.no_sync()
 
@@ -94,8 +94,8 @@ class Run:
         Args:
             loader: the program's own.
             even: under asynchronous rules a fast worker gets more batches than a slow one, and makes more steps. With
-                `even=True` all get the same number, for programs that rely on it, such as a scheduler that is told
-                how many steps there will be; fast workers then wait for slow ones at the end.
+                `even=True` all get the same number, for programs that rely on it, such as a scheduler with a fixed
+                number of steps; fast workers then wait for stragglers at the end.
         """
         self._check_open()
         validation.check_loader(loader, self.world)
@@ -109,11 +109,11 @@ class Run:
         self._parts.sinks.said(numbers, self.minibatches)
 
     def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:
-        """Send what `log` gets to a sink as well, and the run's own numbers under `paceline/`: block, bytes, seconds
-        of computing, waiting and exchanging, rates, and settings that can be tuned.
+        """Also send the values of `log` to a sink, and the run's own numbers under `paceline/`: block, bytes, seconds
+        of computing, waiting and exchanging, rates, and tunable settings.
 
-        A thread writes: a sink that is slow keeps nobody waiting (what finds no room is dropped, and counted), and one
-        that fails is a warning. The step is the number of this worker's minibatches.
+        A thread writes them, so a slow sink does not delay training: values that do not fit into its queue are dropped
+        and counted. A sink that fails causes a warning. The step is the number of this worker's minibatches.
 
         >>> import torch, paceline
         >>> model = torch.nn.Linear(4, 1)
@@ -132,14 +132,14 @@ class Run:
         over
 
         Args:
-            sink: a SummaryWriter, what `wandb.init()` or `trackio.init()` gave, the module `mlflow` with a run under
-                way, or anything with `log(values, step)`. What can be begun twice is begun by the first worker alone:
-                others may pass None.
+            sink: a SummaryWriter, the result of `wandb.init()` or `trackio.init()`, the module `mlflow` with an active
+                run, or anything with `log(values, step)`. Where only rank 0 should open the sink, other workers pass
+                None.
             every_s: least time between two reports of the run's own numbers, seconds.
-            each: on every worker, where by default the first one (rank 0) alone writes.
+            each: write on every worker; by default only rank 0 writes.
 
         Raises:
-            UnsupportedError: `sink` is nothing that takes values.
+            UnsupportedError: `sink` does not take values.
         """
         self._check_open()
         if sink is not None:
@@ -149,24 +149,24 @@ class Run:
         """Serve this worker's numbers for Prometheus, at `http://ADDRESS/metrics`, until the run is closed.
 
         Args:
-            address: HOST:PORT; worker k of its host takes PORT + k, and port 0 is any that is free.
+            address: HOST:PORT; worker k of its host takes PORT + k; port 0 takes any free port.
 
         Returns:
             Where it listens, as HOST:PORT.
 
         Raises:
-            UnsupportedError: the address is none, or cannot be had.
+            UnsupportedError: the address is malformed, or cannot be bound.
         """
         self._check_open()
         return self._parts.sinks.serve(address)
 
     def tune(self, *, revert: bool = False, **settings: Any) -> TuneRequest:
-        """Change settings while the run goes on, on all workers at the same block; one worker asks, or several.
+        """Change settings during the run, on all workers at the same block; one worker asks, or several.
 
-        It takes effect when the next exchange is over, between two steps; under overlap, when the next exchange that
-        begins has landed. Under asynchronous rules each worker takes it up by itself, before a later push, from the log
-        directory. With one worker it takes effect at once. The event log of every worker says what has changed and
-        when, and checkpoints hold it. A request on its way belongs to the checkpoint of the worker that made it.
+        The change takes effect after the next exchange, between two steps; under overlap, when the next exchange to
+        begin has landed. Under asynchronous rules each worker reads it from the log directory before a later push. With
+        one worker it takes effect at once. Every worker's event log records the change, and checkpoints hold it. A
+        pending request is saved in the checkpoint of the worker that made it.
 
         >>> import torch, paceline
         >>> model = torch.nn.Linear(4, 1)
@@ -187,22 +187,22 @@ class Run:
                 where it has them. See :mod:`paceline.tuning.tunables` for rates under a scheduler.
 
         Returns:
-            What becomes of it: `applied`, `refused`, `block`, `minibatch`.
+            The outcome: `applied`, `refused`, `block`, `minibatch`.
 
         Raises:
-            RuleError, UnsupportedError: it cannot be; nothing is changed, and nobody hears of it.
+            RuleError, UnsupportedError: the change is invalid; no worker applies it.
         """
         self._check_open()
         return self._context.tuner.ask(settings, revert)
 
     @by_all("run.merge()")
     def merge(self) -> None:
-        """Bring what all workers have done so far into the global model; every worker calls it at the same place.
+        """Merge the work of all workers so far into the global model; every worker calls it at the same place.
 
-        Under block rules the block that is under way ends here, however many minibatches it has, and its result is
-        waited for; the next one begins. Under asynchronous rules what is under way is waited for, and all take the same
-        values. Where gradients are exchanged every step is merged already, and nothing happens. For the end of an
-        epoch, before the global model is evaluated or kept.
+        Under block rules the current block ends here, at any number of minibatches; the call waits for its result, and
+        the next block begins. Under asynchronous rules it waits for pending pushes, and all workers take the same
+        values. Under gradient rules every step is merged already, and it does nothing. Call it at the end of an epoch,
+        before the global model is evaluated or saved.
         """
         self._check_open()
         if self._engine is not None:
@@ -210,7 +210,7 @@ class Run:
             self._context.loaders.entered(self._engine.steps_committed)
 
     def include(self, **objects: Any) -> None:
-        """Name what belongs into checkpoints besides model and optimizer: schedulers, a scaler, anything with a
+        """Name the objects that checkpoints hold besides model and optimizer: schedulers, a scaler, anything with a
         `state_dict` and a `load_state_dict`."""
         self._state.include(objects)
 
@@ -221,7 +221,7 @@ class Run:
     def model_for_export(self) -> Any:
         """A copy of the model (or models) with the global parameters and the averaged buffers.
 
-        Under block momentum this is theta, not the look-ahead start from which the workers go on. Needs no
+        Under block momentum this is theta, not the look-ahead start from which the workers train on. Needs no
         communication; between exchanges it is the global model of the last one.
 
         >>> import torch, paceline
@@ -237,7 +237,7 @@ class Run:
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[Any]:
-        """Inside, the user's model holds the global parameters (for evaluation); afterwards its own again.
+        """Context in which the user's model holds the global parameters (for evaluation); restores its own.
 
         >>> import torch, paceline
         >>> model = torch.nn.Linear(4, 1)
@@ -256,14 +256,13 @@ class Run:
 
     @by_all("run.checkpoint()")
     def checkpoint(self) -> bool:
-        """Take the step that is due, if one is; True where that was so.
+        """Take the checkpoint step that is due; returns whether one was.
 
-        With `attach(..., checkpoint=DIR)` one falls due every `every_blocks` exchanges. It is taken at the top of the
-        program's loop, where schedulers and the like have made their steps too: programs that go through `run.share`
-        need not do anything, others call this at the top of their loop, on every worker. Steps are directories
-        `DIR/step-000000120`, named by the minibatches that each worker had made, with the files of `save`; the newest
-        `keep` stay. The loop stops for a copy into host memory; a thread does the rest. What cannot be written is a
-        warning, and training goes on.
+        With `attach(..., checkpoint=DIR)` one is due every `every_blocks` exchanges. It is taken at the top of the
+        program's loop, after schedulers have made their steps: programs that iterate over `run.share` need no call,
+        other programs call this at the top of their loop, on every worker. Steps are directories `DIR/step-000000120`,
+        named by the minibatches that each worker had made, with the files of `save`; the newest `keep` stay. The loop
+        stops for a copy into host memory; a thread writes it. A failed write is a warning, and training continues.
         """
         self._check_open()
         loaders = self._context.loaders
@@ -296,7 +295,7 @@ class Run:
             objects: as for `include`.
 
         Raises:
-            CheckpointError: it could not be written (on every worker alike); an older one at `path` is untouched.
+            CheckpointError: it could not be written (raised on every worker); an older one at `path` is untouched.
         """
         self._check_open()
         self.include(**objects)
@@ -306,42 +305,42 @@ class Run:
 
     @by_all("run.resume(..)")
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
-        """Put everything back to where `save` was called, or a step was taken.
+        """Restore the state of a `save` or of a checkpoint step.
 
-        Without a path, from the newest step of `attach(..., checkpoint=...)` whose sums are right on all workers; one
-        that is damaged is named, and the one before it is taken. False where there is no step: a fresh start. A path or
-        URL may name a checkpoint, or a directory of steps, of which the newest is taken in the same way.
+        Without a path it takes the newest step of `attach(..., checkpoint=...)` whose checksums match on all workers; a
+        damaged step is reported, and the previous one is used. Returns False if there is no step: a fresh start. A path
+        or URL names a checkpoint, or a directory of steps, of which the newest is taken in the same way.
 
-        Call it before the training loop. The loop goes on at `run.epoch`, and `share` in the middle of that epoch.
+        Call it before the training loop. The loop continues at `run.epoch`, and `share` in the middle of that epoch.
 
-        On as many workers as saved it, the same bits follow as if the run had never stopped. On another number M the
-        training goes on from the same global model, and M = 1 is the model and the optimizer without any rule:
+        On as many workers as saved it, the run continues with the same bits as if it had never stopped. On another
+        number M it continues from the same global model, and M = 1 is the model and the optimizer without any rule:
 
-        - From the checkpoint come the global model, outer state (block momentum, outer moments), the count of steps,
-          schedulers and whatever else is included, those of rank 0 where workers differ, and the workers' positions in
-          the data. A gain that follows the number of workers follows the new one.
-        - The pieces of an asynchronous server are cut anew, with the optimizer's state over them.
+        - The checkpoint gives the global model, outer state (block momentum, outer moments), the count of steps, the
+          included objects (rank 0's where workers differ), and the workers' positions in the data. A gain that follows
+          the number of workers follows the new one.
+        - The shards of an asynchronous server are cut anew, with the optimizer's state over them.
         - An optimizer that steps on the workers gets the mean of their states where a block rule lets them differ:
-          floating-point tensors, and rank 0's for the rest. Under local_state="compensate" and "reset" it gets what a
-          block begins with.
-        - The data go on with what was not in the global model, each sample of the epoch once.
-        - Begun anew are: a block under way (all begin one from the global model, with the rule's look-ahead), what
-          codecs remember (residuals, momentum, factors), simulated clocks, paces, replicas, and what delays are
-          compensated from. A result on its way behind the next block is in the model already.
-        - Random generators are those of the same rank, where there was one, and else follow from the seed and the rank.
+          floating-point tensors, and rank 0's for the rest. Under local_state="compensate" and "reset" it gets the
+          state with which a block begins.
+        - The epoch continues with the samples that were not in the global model, each once.
+        - These start afresh: an unfinished block (all workers begin one from the global model, with the rule's
+          look-ahead), codec state (residuals, momentum, factors), simulated clocks, paces, replicas, and the history
+          for delay compensation. A result in flight under overlap is in the model already.
+        - A rank's random generators continue; a new rank's follow from the seed and the rank.
 
-        All workers read the files of the old ranks that they need: on a file system that they share, or from copies.
+        Each worker reads the files of the old ranks that it needs, from a shared file system or from copies.
 
         Raises:
-            CheckpointError: there is none at `path`, it or all steps are damaged, or it belongs to another program; on
-                every worker alike.
+            CheckpointError: there is none at `path`, it or all steps are damaged, or it belongs to another program;
+                raised on every worker.
         """
         self._check_open()
         self.include(**objects)
         return resume_run(self._parts, path)
 
     def snapshot(self) -> Any:
-        """Everything that a checkpoint holds, in memory; every worker calls it at the same place, between two steps.
+        """A checkpoint in memory; every worker calls it at the same place, between two steps.
 
         Raises `UnsupportedError` in the warm-up of a block rule, and under asynchronous rules.
         """
@@ -367,8 +366,8 @@ class Run:
             raise ClosedError(self.world.sign("this run is closed; attach again to go on"))
 
     def close(self) -> None:
-        """Come to the end together: merge what is left of the last block, wait for those who have more data, and
-        leave the global model in the user's model. May be called again."""
+        """End the run together with all workers: merge the rest of the last block, wait for workers that have more
+        data, and leave the global model in the user's model. May be called again."""
         if self._closed:
             return
         try:
@@ -382,7 +381,7 @@ class Run:
         assembly.take_apart(self._parts)
 
     def abandon(self) -> None:
-        """Leave at once, after an error of this worker's own: the others find out from the closed connection."""
+        """Leave at once after an error of this worker; its peers see the closed connection."""
         if not self._closed:
             self._take_apart()
 

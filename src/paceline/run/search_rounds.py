@@ -15,12 +15,12 @@ from paceline.update.engine.protocol import EngineProtocol
 
 
 class SearchRound:
-    """What a run does besides training in a round of a search.
+    """Applies a search round's values to a run, and ends it with a checkpoint.
 
     Args:
         plan: values to begin with, and the exchanges after which the round is over.
         context: what the parts of the run share.
-        engine: what exchanges, or None with one worker.
+        engine: exchanges by the rule; None with one worker.
         checkpointer: takes the checkpoint with which the round ends.
         close: closes the run.
     """
@@ -42,7 +42,7 @@ class SearchRound:
         tune, world, tuner = self._plan.tune, self._context.transport.world, self._context.tuner
         if not tune:
             return
-        tuner.knobs.check(tune)  # on all, so that all are refused alike
+        tuner.knobs.check(tune)  # on every worker, so that all raise
         request = tuner.ask(tune, revert=False) if world.rank == 0 else None
         if isinstance(self._engine, Engine):
             tuner.hear(self._context.transport)
@@ -51,7 +51,7 @@ class SearchRound:
             raise UnsupportedError(world.sign(f"the values of this round cannot be: {request.refused}"))
 
     def at_iteration_end(self) -> Callable[[], None] | None:
-        """What takes the checkpoint that is due and ends the program, if one is due."""
+        """A function that takes the checkpoint and ends the program, if one is due; else None."""
         take = self._checkpointer.at_iteration_end()
         return partial(self._end, take) if take is not None else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of a worker that a checkpoint holds: what it is made of, and how it is put back."""
+"""A worker's state in a checkpoint: captures and restores it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class RunState:
         membership: of an elastic run, else None.
 
     Attributes:
-        engine: what exchanges; None with one worker, and until it is made.
+        engine: exchanges by the rule; None with one worker, and until it is built.
         included: objects that `run.include` named.
-        pending: states that living workers sent for objects which `run.include` has not named yet.
+        pending: states that live workers sent for objects which `run.include` has not named yet.
         before_capture: called before the state is read.
-        rule_text: the rule as it was attached; what has been tuned since then is in the state.
+        rule_text: the rule as attached; the state holds later tuning.
     """
 
     def __init__(self, context: RunContext, membership: flow.Membership | None) -> None:
@@ -60,38 +60,38 @@ class RunState:
 
     @property
     def blocks(self) -> Blocks | None:
-        """The engine's blocks, where it exchanges blocks."""
+        """The engine's blocks, if it exchanges blocks."""
         return getattr(self.engine, "blocks", None)
 
     @property
     def global_model(self) -> GlobalModel | None:
-        """What knows the global model, where the user's model differs from it."""
+        """Gives the global model; None if the user's model holds it."""
         return self.engine.global_model if self.engine is not None else None
 
     def global_tensors(self) -> dict[str, Tensor]:
-        """Name -> parameter or buffer of the global model, where the user's model differs from it; copies."""
+        """Name -> parameter or buffer of the global model, if the user's model differs from it; copies."""
         return self.global_model.global_tensors() if self.global_model is not None else {}
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model as a state dictionary of the unwrapped model; copies."""
         return global_model.global_state(self._context.model, self.global_tensors())
 
-    # -- what a checkpoint is told ----------------------------------------------------------------
+    # -- capture ----------------------------------------------------------------------------------
 
     def moment(self) -> Moment:
-        """Where the exchanges stand; one worker alone counts the exchanges that it would have made."""
+        """Position in the exchanges; a single worker counts those that it would have made."""
         moment = self.engine.moment if self.engine is not None else None
         return moment if moment is not None else Moment(self._context.progress.exchanges)
 
     def about(self) -> dict[str, Any]:
-        """What the manifest says besides checksums."""
+        """The manifest's fields besides checksums."""
         steps = self._context.progress.steps if self._membership is None else self._membership.applied
         blocks = self.engine.exchanged if self.engine is not None else 0
         kinds = [type(optimizer).__name__ for optimizer, _ in self._context.owned]
         return {"rule": self.rule_text, "minibatches": steps, "blocks": blocks, "optimizers": kinds}
 
     def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """The state, and the global model where it is not the worker's own; the tensors themselves."""
+        """The state, and the global model if it differs from the worker's; the tensors themselves."""
         state, ahead = self.capture(), self.global_model
         if ahead is None:
             return state, None
@@ -128,19 +128,19 @@ class RunState:
             )
         return copy.deepcopy(self.capture())
 
-    # -- put back ---------------------------------------------------------------------------------
+    # -- restore ----------------------------------------------------------------------------------
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a `snapshot`; gradients are dropped."""
         if not isinstance(snapshot, dict):
             raise UnsupportedError(f"restore takes what run.snapshot() gave, got a {type(snapshot).__name__}")
-        self.capture()  # ends what is under way
+        self.capture()  # ends pending exchanges
         self.load("the snapshot", copy.deepcopy(snapshot))
         for optimizer, _ in self._context.owned:
             optimizer.zero_grad(set_to_none=True)
 
     def load(self, path: str | Path, state: dict[str, Any]) -> None:
-        """Load what as many workers saved at `path`."""
+        """Load the state that as many workers saved at `path`."""
         context = self._context
         self.check_included(path, state["included"])
         self.check(state)

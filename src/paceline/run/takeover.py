@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic runs: how this worker becomes a member, and how it loads the state that a living worker sent."""
+"""Elastic runs: this worker joins, and loads the state that a live worker sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.M
 
 
 class TakeOver:
-    """Loads the state that a living worker sent to this one, which joins.
+    """Loads the state that a live worker sent to this joining worker.
 
     Args:
         context: what the parts of the run share.
@@ -37,12 +37,12 @@ class TakeOver:
         self._context, self._elastic, self._state, self._checkpointer = context, elastic, state, checkpointer
 
     def begin(self) -> None:
-        """Load what was sent by now, and from now on what is sent when the members change."""
+        """Load the state received so far, and states sent later, when the members change."""
         self._elastic.joining.put = self.load
         self._elastic.joining.take_given()
 
     def load(self, given: flow.GivenState) -> None:
-        """Load what was sent; objects passed to `include` later load their part then."""
+        """Load the sent state; objects passed to `include` later load theirs then."""
         context, state = self._context, self._state
         loaded = other_workers.read(given, state, context)
         put = self._elastic.reshard(given)

@@ -36,7 +36,7 @@ def optimizer_list(optimizer: Any) -> list[Optimizer]:
 
 
 def without_ddp(model: Modules, rule: Rule, group: Any) -> Modules:
-    """The module inside `DistributedDataParallel`, where that works within a host and the rule between hosts."""
+    """The module inside `DistributedDataParallel`, if DDP works within a host and the rule between hosts."""
     if isinstance(model, DistributedDataParallel) and group is not None and rule.schedule.exchanges_blocks:
         return model.module  # type: ignore[no-any-return]
     return model
@@ -69,7 +69,7 @@ def check_model(model: Modules) -> None:
 
 
 def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Optimizer, Named]]:
-    """Each optimizer with its trainable parameters by name; every parameter in exactly one of them."""
+    """Each optimizer with its named trainable parameters; every parameter belongs to exactly one."""
     names = {id(parameter): name for name, parameter in trainable(model)}
     taken: dict[int, int] = {}
     owned: list[tuple[Optimizer, Named]] = []
