@@ -2,8 +2,8 @@
 """The scheduler of virtual workers: whose turn it is, who waits for what, and where they meet.
 
 One worker runs at a time, in a thread of its own. When it has to wait, it hands the turn to the next worker, in rank
-order, that can continue. When no worker can, the run is deadlocked:
-every worker gets an error that names who waits for what.
+order, that can continue: one that waits for nothing, or for what has arrived by now. When no worker can, the run is
+deadlocked, and every worker gets an error that names who waits for what.
 :mod:`paceline.communication.virtual.transport` makes a transport of it.
 """
 

@@ -76,7 +76,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         return PreparedLoader(loader, self.door) if self.door.shared else run.share(loader)
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
-        """As Accelerator's; refuses data that is not sharded."""
+        """As Accelerator's; refuses batches that `accelerator.share` did not give out."""
         if self.door.shared and not self.run.samples and not self.run.minibatches and self.run._context.loaders.idle:
             raise UnsupportedError(
                 self.door.world.sign(
