@@ -57,12 +57,12 @@ class Arrays:
 def ours() -> Row:
     """What `run.share` gives to worker 0 of 4."""
     from paceline.core.world import World
-    from paceline.data import Feed
+    from paceline.data import LoaderRegistry
 
     data = Vectors(WORKERS * SAMPLES)
 
     def row(processes: int) -> Iterable[Any]:
-        feed = Feed(World(0, WORKERS), 0, lambda epoch, batches: None)
+        feed = LoaderRegistry(World(0, WORKERS), 0, lambda epoch, batches: None)
         return feed.share(DataLoader(data, BATCH, shuffle=True, num_workers=processes))
 
     return row

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.core.world import World
-from paceline.data import Feed
+from paceline.data import LoaderRegistry
 from paceline.data.sampling.permutation import Permutation
 
 SAMPLES, PLACES, BATCH, WORKERS, RANK = 10**9, 10**10, 16, 4, 2
@@ -35,9 +35,9 @@ class Numbers(Dataset[Any]):
         return torch.tensor(index)
 
 
-def feed_of(rank: int, workers: int) -> tuple[Feed, Any]:
+def feed_of(rank: int, workers: int) -> tuple[LoaderRegistry, Any]:
     """A worker's data."""
-    feed = Feed(World(rank, workers), 0, lambda epoch, batches: None)
+    feed = LoaderRegistry(World(rank, workers), 0, lambda epoch, batches: None)
     return feed, feed.share(DataLoader(Numbers(), BATCH, shuffle=True))
 
 

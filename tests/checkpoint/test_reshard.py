@@ -20,7 +20,7 @@ from paceline import checkpoint
 from paceline.checkpoint import loading
 from paceline.checkpoint.files import own_sum
 from paceline.checkpoint.reshard import OldCheckpoint, mean_optimizers
-from paceline.data import Feed
+from paceline.data import LoaderRegistry
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.outer import BlockMomentum
 from paceline.update.engine.blocks import saved as saved_blocks
@@ -505,8 +505,8 @@ def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path)
 
 def test_the_data_positions_of_all_old_workers_are_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(Feed, "regroup", lambda self, states: given.append(states), raising=False)
-    monkeypatch.setattr(Feed, "state", lambda self: {"of": self.world.rank})
+    monkeypatch.setattr(LoaderRegistry, "regroup", lambda self, states: given.append(states), raising=False)
+    monkeypatch.setattr(LoaderRegistry, "state", lambda self: {"of": self.world.rank})
     simulate(Quadratic("sync", save=tmp_path / "c"), 4)
     simulate(Quadratic("sync", resume=tmp_path / "c"), 3)
     assert given == [[{"of": 0}, {"of": 1}, {"of": 2}, {"of": 3}]] * 3
@@ -616,10 +616,10 @@ def test_other_groups_are_refused(saved: Path) -> None:
 
 
 def test_data_that_cannot_be_shared_anew_change_nothing(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Feed, states: Any) -> None:
+    def refuse(self: LoaderRegistry, states: Any) -> None:
         raise UnsupportedError("not these data")
 
-    monkeypatch.setattr(Feed, "regroup", refuse, raising=False)
+    monkeypatch.setattr(LoaderRegistry, "regroup", refuse, raising=False)
     assert refused(saved, 3) == ["not these data"] * 3
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.world import World
-from paceline.data import Feed
+from paceline.data import LoaderRegistry
 from paceline.data.ledger.assignment import Even
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.lookup_cache import Memo
+from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import Shuffled
 from paceline.data.sampling.permutation import Permutation
 from paceline.data.sampling.split import split_of
@@ -30,7 +30,7 @@ def test_what_was_computed_is_found_and_nothing_else(
     computed = {place for begin, end in ranges for place in range(begin, end)}
     asked = [(begin, end) for begin, end in asked if begin < end]
     known = all(place in computed for begin, end in asked for place in range(begin, end))
-    assert Memo(order, ranges).at(asked) == (list(order.at(asked)) if known else None)
+    assert LookupCache(order, ranges).at(asked) == (list(order.at(asked)) if known else None)
 
 
 def test_a_look_at_what_comes_takes_nothing_away() -> None:
@@ -52,7 +52,7 @@ def test_an_epoch_is_computed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[int] = []
     at = Permutation.at
     monkeypatch.setattr(Permutation, "at", lambda self, places: (calls.append(len(places)), at(self, places))[1])
-    feed = Feed(World(0, 4), 0, lambda epoch, batches: None)
+    feed = LoaderRegistry(World(0, 4), 0, lambda epoch, batches: None)
     share = feed.share(DataLoader(TensorDataset(torch.arange(40_000)), 4, shuffle=True))
     assert sum(len(ids) for (ids,) in share) == 10_000
     assert len(calls) <= 5 and sum(calls) <= 10_100  # a place more for the size of a batch
@@ -60,7 +60,7 @@ def test_an_epoch_is_computed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_even_split_keeps_no_account_of_what_was_handed_out() -> None:
     """Only leases have to be marked; a long run's checkpoint stays small."""
-    feed = Feed(World(1, 2), 0, lambda epoch, batches: None)
+    feed = LoaderRegistry(World(1, 2), 0, lambda epoch, batches: None)
     for _ in feed.share(DataLoader(TensorDataset(torch.arange(200)), 2, shuffle=True)):
         pass
     assert feed.state()["in_hand"] == [] and feed.take_marks() == []

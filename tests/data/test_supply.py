@@ -7,14 +7,14 @@ from collections import deque
 
 import pytest
 
-from paceline.data.ledger.assignment import Even, Leased, Portion, Supply, cut_up
+from paceline.data.ledger.assignment import Assignment, Even, Leased, Portion, cut_up
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.split import Rounds, Stripes
 
 
-def drain(supply: Supply) -> list[Portion]:
+def drain(supply: Assignment) -> list[Portion]:
     found = []
     while (portion := supply.next(wait=True)) is not None:
         found.append(portion)

@@ -30,7 +30,7 @@ from typing_extensions import assert_type
 
 import paceline
 from paceline.rules.codec import Dense
-from paceline.data import Share
+from paceline.data import SharedLoader
 from paceline.rules.outer import BlockMomentum
 from paceline.rules.payload import Delta
 from paceline.rules.recipes import Recipe
@@ -67,7 +67,7 @@ def program(batches: list[Tensor]) -> int:
     assert_type(run, paceline.Run)
     run.log_to(sink)
     part = run.share(batches)
-    assert_type(part, Share)
+    assert_type(part, SharedLoader)
     for batch in part:
         optimizer.zero_grad()
         model(batch).sum().backward()

@@ -19,7 +19,7 @@ import pytest
 from paceline.errors import UnsupportedError
 from paceline.observe import event_file
 from paceline.observe.event_file import EventFile
-from paceline.observe.event_log import Journal
+from paceline.observe.event_log import EventLog
 from paceline.observe.reports.read import read_worker
 
 Fill = Callable[[int | None], None]
@@ -46,7 +46,7 @@ def numbers(path: Path) -> list[int]:
     return [event["number"] for event in map(json.loads, path.read_text().splitlines()) if "number" in event]
 
 
-def write(journal: Journal, numbers: range) -> None:
+def write(journal: EventLog, numbers: range) -> None:
     for number in numbers:
         journal.write("resume", number=number)  # an event that is written at once
 
@@ -54,7 +54,7 @@ def write(journal: Journal, numbers: range) -> None:
 def test_a_full_disk_is_one_warning_and_nothing_is_lost(
     tmp_path: Path, limit: Fill, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = Journal(tmp_path, 3)
+    journal = EventLog(tmp_path, 3)
     write(journal, range(10))
     assert journal.path is not None
     full = journal.path.stat().st_size + 20  # within the next line
@@ -72,7 +72,7 @@ def test_a_full_disk_is_one_warning_and_nothing_is_lost(
 
 def test_memory_is_bounded_and_the_gap_is_told(tmp_path: Path, limit: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file, "WAITING_BYTES", 2000)
-    journal = Journal(tmp_path, 0)
+    journal = EventLog(tmp_path, 0)
     write(journal, range(3))
     assert journal.path is not None
     limit(journal.path.stat().st_size)
@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_from_the_beginning_to_the_end(
     tmp_path: Path, limit: Fill, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit(0)
-    journal = Journal(tmp_path, 0)
+    journal = EventLog(tmp_path, 0)
     write(journal, range(5))
     journal.close()
     journal.write("late")
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_from_the_beginning_to_the_end(
 
 
 def test_a_directory_that_was_removed_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path / "log", 1)
+    journal = EventLog(tmp_path / "log", 1)
     write(journal, range(3))
     shutil.rmtree(tmp_path / "log")
     write(journal, range(3, 6))
@@ -110,7 +110,7 @@ def test_a_directory_that_was_removed_is_made_anew(tmp_path: Path, caplog: pytes
 def test_a_directory_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnsupportedError, match=r"no event log can be written in .*file.*: .*give another directory"):
-        Journal(tmp_path / "file" / "log", 0)
+        EventLog(tmp_path / "file" / "log", 0)
 
 
 def test_a_line_that_a_killed_writer_left_half_is_closed_first(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_line_that_a_killed_writer_left_half_is_closed_first(tmp_path: Path) -
 
 
 def test_a_disk_that_fails_for_good_never_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path, 0)
+    journal = EventLog(tmp_path, 0)
 
     def broken(*_: Any) -> int:
         raise OSError(30, "Read-only file system")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from paceline.observe.event_log import Journal, log_name
+from paceline.observe.event_log import EventLog, log_name
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -14,7 +14,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_events_in_order(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "deep" / "er", 3)
+    journal = EventLog(tmp_path / "deep" / "er", 3)
     assert journal.path == tmp_path / "deep" / "er" / "rank-003.jsonl"
     journal.write("first", value=1, text="é\n")
     journal.write("second", value=[1, 2])
@@ -26,7 +26,7 @@ def test_events_in_order(tmp_path: Path) -> None:
 
 
 def test_what_json_lacks_becomes_text(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
+    journal = EventLog(tmp_path, 0)
     journal.write("value", a=float("nan"), b=float("inf"), c=-float("inf"), d=1.5)
     journal.close()
     assert journal.path is not None
@@ -35,21 +35,21 @@ def test_what_json_lacks_becomes_text(tmp_path: Path) -> None:
 
 
 def test_rare_events_are_there_at_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
+    journal = EventLog(tmp_path, 0)
     journal.write("attach", size=2)
     assert journal.path is not None and len(lines(journal.path)) == 1
     journal.close()
 
 
 def test_without_a_directory_nothing_is_written() -> None:
-    journal = Journal(None, 0)
+    journal = EventLog(None, 0)
     journal.write("value", a=1)
     journal.close()
     assert journal.path is None
 
 
 def test_after_close_events_are_swallowed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
+    journal = EventLog(tmp_path, 0)
     journal.close()
     journal.write("late", a=1)
     journal.close()
@@ -57,7 +57,7 @@ def test_after_close_events_are_swallowed(tmp_path: Path) -> None:
 
 
 def test_two_runs_never_share_a_file(tmp_path: Path) -> None:
-    journals = [Journal(tmp_path, 0) for _ in range(3)]
+    journals = [EventLog(tmp_path, 0) for _ in range(3)]
     for journal in journals:
         journal.close()
     assert [j.path.name for j in journals if j.path] == [log_name(0, k) for k in (1, 2, 3)]

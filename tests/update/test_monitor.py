@@ -15,7 +15,7 @@ import pytest
 
 from paceline.communication import Transport
 from paceline.core.world import World
-from paceline.observe.event_log import Journal
+from paceline.observe.event_log import EventLog
 from paceline.update import monitor as module
 from paceline.update.exchange.header import Timing
 from paceline.update.monitor import Monitor
@@ -38,7 +38,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
     """Of worker 1 of 4; nothing is written before the end, however slow the machine is."""
     monkeypatch.setattr(module, "FOLD_S", float("inf"))
     world = World(1, 4, hosts=("alpha", "beta", "gamma", "delta"))
-    journal = Journal(tmp_path, 1)
+    journal = EventLog(tmp_path, 1)
     yield Monitor(journal, made_up(world))
     journal.close()
 
@@ -173,7 +173,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def make(tmp_path: Path, size: int) -> Monitor:
     world = World(min(1, size - 1), size, hosts=("alpha",) * size)
-    return Monitor(Journal(tmp_path, 1), made_up(world))
+    return Monitor(EventLog(tmp_path, 1), made_up(world))
 
 
 def times(line: dict[str, Any]) -> tuple[float, float, float, float]:

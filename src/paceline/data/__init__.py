@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from paceline.data.cache import Cache, Files
     from paceline.data.packed import PackedDataset, ParquetDataset
     from paceline.data.sampling.buckets import BucketBatches
-    from paceline.data.sharing.loader_registry import Feed
-    from paceline.data.sharing.shared_loader import Share
+    from paceline.data.sharing.loader_registry import LoaderRegistry
+    from paceline.data.sharing.shared_loader import SharedLoader
     from paceline.data.streams.dataset import Shards, ShardStream
     from paceline.data.streams.formats import json_lines, parquet_rows, text_lines
     from paceline.data.streams.libraries import by_index, hugging_face, web_dataset
@@ -26,13 +26,13 @@ else:
         {
             "BucketBatches": "sampling.buckets",
             "Cache": "cache",
-            "Feed": "sharing.loader_registry",
+            "LoaderRegistry": "sharing.loader_registry",
             "Files": "cache",
             "PackedDataset": "packed",
             "ParquetDataset": "packed",
             "ShardStream": "streams.dataset",
             "Shards": "streams.dataset",
-            "Share": "sharing.shared_loader",
+            "SharedLoader": "sharing.shared_loader",
             "by_index": "streams.libraries",
             "hugging_face": "streams.libraries",
             "json_lines": "streams.formats",
@@ -45,13 +45,13 @@ else:
 __all__ = [
     "BucketBatches",
     "Cache",
-    "Feed",
     "Files",
+    "LoaderRegistry",
     "PackedDataset",
     "ParquetDataset",
     "ShardStream",
     "Shards",
-    "Share",
+    "SharedLoader",
     "by_index",
     "hugging_face",
     "json_lines",

@@ -28,7 +28,7 @@ def log_name(rank: int, number: int) -> str:
     return f"rank-{rank:03d}.jsonl" if number <= 1 else f"rank-{rank:03d}.{number}.jsonl"
 
 
-class Journal:
+class EventLog:
     """Writes one worker's events; without a directory it swallows them.
 
     Raises:

@@ -16,9 +16,9 @@ from paceline.checkpoint import AutoCheckpointer, new_run
 from paceline.communication import Alone, Transport, connect
 from paceline.core.flat import Modules, averaged_buffers
 from paceline.core.optimizer_state import Owned
-from paceline.data.sharing.loader_registry import Feed
+from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
-from paceline.observe.event_log import Journal
+from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
@@ -111,8 +111,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         worker = membership.member.worker if membership is not None else transport.world.rank
         several = transport.world.size > 1 or membership is not None
 
-        monitor = Monitor(Journal(settings.log, worker), transport)
-        loaders = Feed(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
+        monitor = Monitor(EventLog(settings.log, worker), transport)
+        loaders = LoaderRegistry(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
         mistakes = Mistakes(transport.world, loaders, settings.data)
         tuner = _tuner(rule, owned, settings, transport, monitor)
         on_error.callback(tuner.close)

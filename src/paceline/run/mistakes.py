@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from paceline.communication.diagnosis import in_library
 from paceline.core.world import World
-from paceline.data.sharing.loader_registry import Feed
+from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
 from paceline.run.validation import MARK
 
@@ -41,7 +41,7 @@ class Mistakes:
         data: as in `Settings`: "own" if no loader has to be shared, "split" if zero lines share them.
     """
 
-    def __init__(self, world: World, loaders: Feed, data: str) -> None:
+    def __init__(self, world: World, loaders: LoaderRegistry, data: str) -> None:
         self._world, self._loaders, self._own = world, loaders, data == "own"
         self._thread = threading.get_ident()
         self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterators of loaders, their samples, where

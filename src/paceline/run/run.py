@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.core.flat import Modules
-from paceline.data.sharing.shared_loader import Share
+from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
 from paceline.run import assembly, validation
@@ -77,7 +77,7 @@ class Run:
 
     # -- data, metrics, settings ------------------------------------------------------------------
 
-    def share(self, loader: Iterable[Any], even: bool = False) -> Share:
+    def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
         """This worker's part of a loader: every sample of an epoch on exactly one worker.
 
         Works with a `DataLoader` and with any iterable of batches that every worker sees in the same order. May be

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.communication import Transport
 from paceline.data.sharing.cache_log import Sources
 from paceline.observe import processes
-from paceline.observe.event_log import Journal
+from paceline.observe.event_log import EventLog
 from paceline.update.exchange.header import ExchangeSummary, Header, Timing
 from paceline.version import __version__
 
@@ -128,7 +128,7 @@ class Monitor:
         transport: whose bytes are counted.
     """
 
-    def __init__(self, event_log: Journal, transport: Transport) -> None:
+    def __init__(self, event_log: EventLog, transport: Transport) -> None:
         self._event_log, self._transport = event_log, transport
         self._lock = threading.RLock()  # guards the event log, and what other threads than the training one count
         self._line = LogLine()

@@ -37,7 +37,7 @@ class Portion:
         return sum(end - begin for begin, end in self.places)
 
 
-class Supply(Protocol):
+class Assignment(Protocol):
     """Portions, one after another."""
 
     def next(self, wait: bool) -> Portion | None:

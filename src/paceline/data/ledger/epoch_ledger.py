@@ -38,7 +38,7 @@ class Question:
 
 
 @dataclass
-class Book:
+class EpochLedger:
     """One epoch of one loader.
 
     Attributes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.data.ledger.epoch_ledger import Book
+from paceline.data.ledger.epoch_ledger import EpochLedger
 from paceline.data.ledger.ranges import Ranges
 
 
@@ -14,25 +14,25 @@ class Epochs:
     """The books of the epochs that are under way; keys are (loader, epoch)."""
 
     def __init__(self) -> None:
-        self._books: dict[tuple[int, int], Book] = {}
+        self._books: dict[tuple[int, int], EpochLedger] = {}
         self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) that have no book are over
         self._expected: dict[tuple[int, int], Ranges] = {}
 
     def __bool__(self) -> bool:
         return bool(self._books or self._closed or self._expected)
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], Book]]:
+    def __iter__(self) -> Iterator[tuple[tuple[int, int], EpochLedger]]:
         """Keys and books, in the order in which they were begun."""
         return iter(list(self._books.items()))
 
     def __contains__(self, key: tuple[int, int]) -> bool:
         return key in self._books
 
-    def books(self) -> list[Book]:
+    def books(self) -> list[EpochLedger]:
         """All books."""
         return list(self._books.values())
 
-    def get(self, loader: int, epoch: int) -> Book | None:
+    def get(self, loader: int, epoch: int) -> EpochLedger | None:
         """The book of an epoch that is under way."""
         return self._books.get((loader, epoch))
 
@@ -40,10 +40,10 @@ class Epochs:
         """Whether an epoch that has no book is over."""
         return epoch <= self.closed(loader) and (loader, epoch) not in self._expected
 
-    def begin(self, key: tuple[int, int], total: int) -> Book:
+    def begin(self, key: tuple[int, int], total: int) -> EpochLedger:
         """A new book."""
         rest = self._expected.pop(key, Ranges([(0, total)]))
-        book = self._books[key] = Book(total, Ranges(rest.within(0, total)))
+        book = self._books[key] = EpochLedger(total, Ranges(rest.within(0, total)))
         return book
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
@@ -110,7 +110,7 @@ class Epochs:
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self._books = {
-            (row["key"][0], row["key"][1]): Book(
+            (row["key"][0], row["key"][1]): EpochLedger(
                 row["total"],
                 Ranges(row["free"]),
                 {rank: Ranges(held) for rank, held in row["leased"]},

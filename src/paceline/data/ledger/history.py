@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from paceline.data.ledger.epoch_ledger import Book
+from paceline.data.ledger.epoch_ledger import EpochLedger
 
 HISTORY = 1024
 """Entries that are kept for readers; one that is further behind gets the whole ledger."""
@@ -20,7 +20,7 @@ class History:
         self._number = 0  # of the last entry
         self._told: dict[int, int] = {}  # reader -> the last entry that it knows
 
-    def add(self, loader: int, epoch: int, begin: int, end: int, book: Book) -> None:
+    def add(self, loader: int, epoch: int, begin: int, end: int, book: EpochLedger) -> None:
         """Places begin .. end (excl.) are done; the book may have been shortened or left."""
         self._number += 1
         self._entries.append((loader, epoch, begin, end, book.total, int(book.left)))

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.data.ledger.epoch_ledger import ENDLESS, Book, Mark, Question, Speeds
+from paceline.data.ledger.epoch_ledger import ENDLESS, EpochLedger, Mark, Question, Speeds
 from paceline.data.ledger.epochs import Epochs
 from paceline.data.ledger.history import History
 from paceline.data.ledger.ranges import Ranges
@@ -223,7 +223,7 @@ class Ledger:
 
     # -- within -----------------------------------------------------------------------------------
 
-    def _open(self, question: Question) -> Book | None:
+    def _open(self, question: Question) -> EpochLedger | None:
         """The book of an epoch; None where the epoch is over."""
         key = (question.loader, question.epoch)
         for (loader, epoch), begun in self._epochs:
@@ -239,7 +239,7 @@ class Ledger:
             )
         return book
 
-    def _lease(self, worker: int, loader: int, epoch: int, book: Book, question: Question, now: float) -> Mark:
+    def _lease(self, worker: int, loader: int, epoch: int, book: EpochLedger, question: Question, now: float) -> Mark:
         self._speeds.begin(loader, worker, now)
         units = self._speeds.fair_units(worker, question, -(-min(book.free.total, book.total) // question.unit), now)
         first = next(iter(book.free))[0]

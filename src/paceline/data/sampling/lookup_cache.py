@@ -15,7 +15,7 @@ PLACES = 4096
 """So many places are computed at once, at least, where it is known that they will be asked for."""
 
 
-class Memo:
+class LookupCache:
     """What stands at some places.
 
     Args:

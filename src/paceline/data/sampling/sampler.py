@@ -19,7 +19,7 @@ from paceline.core.world import World
 from paceline.data.ledger.assignment import Portion, cut_up
 from paceline.data.ledger.epoch_ledger import MOST
 from paceline.data.sampling.drawing import Drawing, Streamed, drawn
-from paceline.data.sampling.lookup_cache import Memo
+from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import InShards, InTurn, Order, Shuffled
 from paceline.data.sharing.position import Cut, Position, set_states
 from paceline.errors import UnsupportedError
@@ -50,7 +50,7 @@ class Plan:
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
         self._orders: dict[int, tuple[Any, Order]] = {}  # with what the position said of it
-        self._memo: Memo | None = None
+        self._memo: LookupCache | None = None
 
     @property
     def in_shards(self) -> bool:
@@ -118,7 +118,7 @@ class Plan:
         found = self._memo.at(portion.places) if self._memo is not None and self._memo.order is order else None
         if found is None:
             same_epoch = [one for one in coming() if one.epoch == portion.epoch]
-            self._memo = Memo(order, [places for one in (portion, *same_epoch) for places in one.places])
+            self._memo = LookupCache(order, [places for one in (portion, *same_epoch) for places in one.places])
             found = self._memo.at(portion.places)
         assert found is not None
         return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core import rng
-from paceline.data.ledger.assignment import Even, EvenOfStream, Leased, Leases, Portion, Supply
+from paceline.data.ledger.assignment import Assignment, Even, EvenOfStream, Leased, Leases, Portion
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.sampler import Plan, generators_of
@@ -25,7 +25,7 @@ from paceline.data.sharing.batches import piece_of_rest, samples_in
 from paceline.data.sharing.completion import rest_of_pass
 from paceline.data.sharing.lists import Listed
 from paceline.data.sharing.position import Cut, Position, set_states
-from paceline.data.sharing.prefetch import Ahead
+from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import Pieces, ShardReading
@@ -146,7 +146,7 @@ class Iteration:
 
     # -- a map-style loader -----------------------------------------------------------------------
 
-    def _supply(self, plan: Plan | Listed, skip: int) -> Supply:
+    def _supply(self, plan: Plan | Listed, skip: int) -> Assignment:
         """What this worker is to do of the epoch."""
         position, world = self._position, self._world
         places = plan.places(position.epoch)
@@ -179,13 +179,13 @@ class Iteration:
                 )
             )
 
-    def _made(self, plan: Plan, supply: Supply) -> Generator[Any, None, None]:
+    def _made(self, plan: Plan, supply: Assignment) -> Generator[Any, None, None]:
         """Portions made into batches; when nothing is left that could be begun, wait for what others may leave."""
         if self._loading is None:
             self._loading = Loading(plan.loader, self._feed.seed)
         nominal = plan.nominal(self._position.epoch)
         under_way: deque[tuple[Portion, int]] = deque()
-        ahead = Ahead(plan, supply, self._position.epoch)
+        ahead = Prefetch(plan, supply, self._position.epoch)
         if self._leases is not None:
             self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
 
@@ -242,7 +242,7 @@ class Iteration:
 
     # -- shards -----------------------------------------------------------------------------------
 
-    def _supply_of_shards(self, places: int) -> Supply:
+    def _supply_of_shards(self, places: int) -> Assignment:
         position, world = self._position, self._world
         self._check_same_data(places, UNIT)
         if self._leases is not None:

@@ -14,14 +14,14 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sharing.numbering import Registry
 from paceline.data.sharing.position import Position
-from paceline.data.sharing.shared_loader import Share
+from paceline.data.sharing.shared_loader import SharedLoader
 
 Load = Callable[[Position], None]
 RECENT = 8
 """Shares that are kept though the program may have let them go: so many loaders are gone through in turn."""
 
 
-class Feed:
+class LoaderRegistry:
     """Shares loaders among the workers and counts what they hand out.
 
     Args:
@@ -46,8 +46,8 @@ class Feed:
         self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
         self._data = Registry()
-        self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()  # by the ids of their loaders
-        self._recent: deque[Share] = deque(maxlen=RECENT)
+        self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
+        self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
         self._loaded: list[Load] = []
         self._epoch = 0  # where a checkpoint says that the first loader is
         self.samples = 0
@@ -66,7 +66,7 @@ class Feed:
         self._rows: list[list[int]] = []  # the last of them
         self._in_hand: list[Mark] = []  # handed out, and not yet on its way to the global model
 
-    def share(self, loader: Iterable[Any], even: bool = False) -> Share:
+    def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
         """The worker's part of `loader`; the same object for the same loader, the same position for the same data.
 
         Args:
@@ -86,7 +86,7 @@ class Feed:
             again = False
         else:
             again = True
-        share = Share(loader, number, self._positions[number], self, None if even else self.leases)
+        share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases)
         share.again = again
         self._shares[id(loader)] = share
         self._recent.append(share)
@@ -129,7 +129,7 @@ class Feed:
         return self._leader is not None
 
     @property
-    def leading(self) -> Share | None:
+    def leading(self) -> SharedLoader | None:
         """The shared loader in whose pass the optimizer steps, while one is under way."""
         if self._leader not in self._under_way:
             return None

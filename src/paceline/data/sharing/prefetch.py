@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.data.ledger.assignment import Portion, Supply
+from paceline.data.ledger.assignment import Assignment, Portion
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.order import InShards
 from paceline.data.sampling.sampler import Plan
@@ -23,7 +23,7 @@ BATCHES = 16
 """How far ahead a data set without shards is told, in batches."""
 
 
-class Ahead:
+class Prefetch:
     """Tells a data set what is coming, as batches are begun.
 
     Args:
@@ -32,7 +32,7 @@ class Ahead:
         epoch: that it is in.
     """
 
-    def __init__(self, plan: Plan, supply: Supply, epoch: int) -> None:
+    def __init__(self, plan: Plan, supply: Assignment, epoch: int) -> None:
         self._plan, self._supply = plan, supply
         self._prefetch = getattr(plan.loader.dataset, "prefetch", None)
         order = plan.order(epoch) if self._prefetch is not None else None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _END = object()
 
 
-class Share:
+class SharedLoader:
     """A worker's part of a loader; iterate it once for each epoch.
 
     Args:

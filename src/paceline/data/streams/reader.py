@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.ledger.assignment import Portion, Supply
+from paceline.data.ledger.assignment import Assignment, Portion
 from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.shard_progress import UNIT, Consumed, dealt, pieces
 from paceline.data.sharing.batches import samples_in
@@ -108,7 +108,7 @@ class ShardReading:
         """Places of an epoch."""
         return len(self.stream.shards) * UNIT
 
-    def batches(self, supply: Supply) -> Iterator[Found]:
+    def batches(self, supply: Assignment) -> Iterator[Found]:
         """Batches of the pieces of shards that the supply gives, until it has none and nothing is under way."""
         while (first := supply.next(wait=True)) is not None:
             self._lanes = lanes = _Lanes(supply, first, self._width, self._count, self._order)
@@ -159,7 +159,7 @@ class _Lanes:
     """Requests for the loader processes in turn, and what to make of their answers."""
 
     def __init__(
-        self, supply: Supply, first: Portion, width: int, count: int, order: Callable[[int, int], int]
+        self, supply: Assignment, first: Portion, width: int, count: int, order: Callable[[int, int], int]
     ) -> None:
         self._supply, self._count, self._order = supply, count, order
         self._first: Portion | None = first

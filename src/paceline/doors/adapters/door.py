@@ -22,8 +22,8 @@ from paceline.communication.virtual import transport as virtual
 from paceline.communication.virtual.scheduler import Belonging
 from paceline.core.flat import Modules
 from paceline.core.world import World
-from paceline.data.sharing.loader_registry import Feed
-from paceline.data.sharing.shared_loader import Share
+from paceline.data.sharing.loader_registry import LoaderRegistry
+from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import attach
@@ -167,11 +167,13 @@ class Door:
 
     # -- data -------------------------------------------------------------------------------------
 
-    def part(self, loader: Any) -> Share:
+    def part(self, loader: Any) -> SharedLoader:
         """This worker's part of a loader, as many batches as every other worker has."""
         if self._open and self.run is not None:
             return self.run.share(loader, even=True)
-        return Feed(self.world, self._settings.get("seed", 0), lambda epoch, batches: None).share(loader, even=True)
+        return LoaderRegistry(self.world, self._settings.get("seed", 0), lambda epoch, batches: None).share(
+            loader, even=True
+        )
 
     # -- several workers in one process -----------------------------------------------------------
 
@@ -182,7 +184,7 @@ class Door:
             here.cluster.keep(here.world.rank, belonging)
 
 
-class SharedLoader:
+class DoorLoader:
     """A loader of which each worker sees its part, for a loop that is the framework's.
 
     Frameworks count batches and leave a pass after its last one without asking for another; then the pass is brought
@@ -197,7 +199,7 @@ class SharedLoader:
     def __init__(self, loader: Any, door: Door, epoch: Callable[[], int] | None = None) -> None:
         self.loader, self._door, self._epoch = loader, door, epoch
         self._length: int | None = None
-        self._pass: tuple[Share, Iterator[Any]] | None = None
+        self._pass: tuple[SharedLoader, Iterator[Any]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":
@@ -233,7 +235,7 @@ class SharedLoader:
             yield self.placed(batch, share)
         self._pass = None
 
-    def placed(self, batch: Any, share: Share) -> Any:
+    def placed(self, batch: Any, share: SharedLoader) -> Any:
         """The batch as the framework wants it."""
         return batch
 

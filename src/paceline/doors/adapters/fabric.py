@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door, SharedLoader
+from paceline.doors.adapters.door import FOLDER, Door, DoorLoader
 from paceline.doors.adapters.lightning_workers import Workers, beside
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
@@ -93,7 +93,7 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
         asked, self._asked = self._asked, False
         if not asked or not self.door.shared:
             return dataloader
-        shared = SharedLoader(dataloader, self.door)
+        shared = DoorLoader(dataloader, self.door)
         shared.__dict__.update({**vars(dataloader), **vars(shared)})  # Fabric copies what it finds there
         return shared
 

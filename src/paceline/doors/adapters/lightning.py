@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door, SharedLoader
+from paceline.doors.adapters.door import FOLDER, Door, DoorLoader
 from paceline.doors.adapters.lightning_workers import Workers, beside
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
@@ -86,7 +86,7 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     def process_dataloader(self, dataloader: Any) -> Any:
         if not self.door.shared or not self._trainer.training:
             return dataloader
-        return SharedLoader(dataloader, self.door, lambda: int(self._trainer.current_epoch))
+        return DoorLoader(dataloader, self.door, lambda: int(self._trainer.current_epoch))
 
     def on_train_start(self) -> None:
         # here, and not in setup: model and optimizers have what a checkpoint brings

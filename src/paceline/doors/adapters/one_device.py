@@ -15,8 +15,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, send_to_device
 from torch.utils.data import BatchSampler, RandomSampler
 
-from paceline.data.sharing.shared_loader import Share
-from paceline.doors.adapters.door import Door, SharedLoader
+from paceline.data.sharing.shared_loader import SharedLoader
+from paceline.doors.adapters.door import Door, DoorLoader
 from paceline.errors import UnsupportedError
 
 STATES = (PartialState, AcceleratorState, GradientState)
@@ -63,7 +63,7 @@ class _States:
             state._shared_state.update(kept)
 
 
-class PreparedLoader(SharedLoader, DataLoaderStateMixin):  # type: ignore[misc]
+class PreparedLoader(DoorLoader, DataLoaderStateMixin):  # type: ignore[misc]
     """A worker's part of a loader that accelerate has prepared: batches on the device, and the last one announced."""
 
     def __init__(self, loader: Any, door: Door) -> None:
@@ -78,7 +78,7 @@ class PreparedLoader(SharedLoader, DataLoaderStateMixin):  # type: ignore[misc]
         finally:
             self.end()
 
-    def placed(self, batch: Any, share: Share) -> Any:
+    def placed(self, batch: Any, share: SharedLoader) -> Any:
         self.end_of_dataloader = share.progress >= 1.0
         return batch if self._device is None else send_to_device(batch, self._device)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.data.sharing.shared_loader import Share
+from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.doors.zero import refusals
 from paceline.doors.zero.lengths import Lengths
 from paceline.doors.zero.models import GlobalView
@@ -236,7 +236,7 @@ class Loaders:
             self._say(one)
             yield from self._noted(one, share.rest(epoch, one.batches))
 
-    def _can_complete(self, one: LoaderPass, share: Share) -> bool:
+    def _can_complete(self, one: LoaderPass, share: SharedLoader) -> bool:
         """Whether the completed pass equals the pass of a single worker, up to the order of a random sampler."""
         return share.completes and (at_random(one.loader) or (one.full and one.batches == 1))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.communication import Transport
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
-from paceline.data.sharing.loader_registry import Feed
+from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine.progress import Progress
@@ -37,7 +37,7 @@ class RunContext:
     transport: Transport
     progress: Progress
     monitor: Monitor
-    loaders: Feed
+    loaders: LoaderRegistry
     tuner: Tuner
 
     @property
