@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic runs: block rules whose workers come and go while the others go on.
+"""Elastic runs: workers under a block rule may join and leave while the run continues.
 
-The control plane (:mod:`paceline.flow.control`) says who is a member and which exchange counts; the workers' own
-connections carry the numbers (:mod:`paceline.communication.ring`). An exchange is made until all members that live have
-all of it, and only then applied. A worker that dies in the middle of one takes nothing with it: the others repeat the
-exchange among themselves, from the contributions that they hold.
+The control plane (:mod:`paceline.flow.control`) decides membership and commits exchanges; the workers' own connections
+carry the tensors (:mod:`paceline.communication.ring`). An exchange is repeated until all live members have the complete
+result, and only then applied. If a worker dies in the middle of one, the survivors repeat it from the contributions
+that they hold.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rules an elastic run takes, and what has to be the same on all of its workers."""
+"""Which rules an elastic run supports, and which settings all of its workers must share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.update.engine.settings import Settings
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse rules whose workers cannot come and go."""
+    """Refuse rules whose workers cannot join and leave."""
     schedule = rule.schedule
     wrong = ""
     if not schedule.can_be_elastic:
@@ -29,10 +29,10 @@ def check_rule(rule: Rule) -> None:
 
 
 def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> dict[str, Any]:
-    """What has to be the same on all workers, in JSON's terms."""
+    """The settings that all workers must share; serializable as JSON."""
     rows = [row for part in exchanged_parts(model, owned) for row in part.layout()] + layout(untrained(model, owned))
     about = agreement.about_optimizers(owned)
-    del about["optimizer state at attach"]  # a newcomer is given it
+    del about["optimizer state at attach"]  # a joining worker receives it
     about["guard"] = str(settings.guard)
     found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
     numbers = sum(p.numel() for _, named in owned for _, p in named)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exchange that is made until all members that live have all of it.
+"""An exchange that is repeated until all live members have the complete result.
 
-A worker's contribution is kept until the control plane says that the exchange counts. Nothing is applied before: a
-sum that reached some workers and not others would leave them with different models.
+A worker keeps its contribution until the control plane commits the exchange. Nothing is applied before the commit: a
+sum that reached only some workers would leave them with different models.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Total = tuple[Tensor, State]
 
 
 class CommittingExchanger(Exchanger):
-    """Makes exchanges among members that change.
+    """Makes exchanges among changing members.
 
     Args:
         members: the membership.
         rule: says how chunks are written, and over which route they are summed.
-        tuner: changes settings while the run goes on.
+        tuner: changes settings during the run.
         marks: gives the places of the data that enter the global model with an exchange, those that were left out of
             it, and facts about it.
     """
@@ -71,14 +71,14 @@ class CommittingExchanger(Exchanger):
 
 
 class CommittedExchange:
-    """One exchange among members that may change while it is made.
+    """One exchange among members that may change during it.
 
     Args:
         exchanger: the connection.
         header: this worker's.
         chunks: the payload.
         number: counts the exchanges of this payload.
-        checksum: what the header is to say of the common state among other members.
+        checksum: gives the checksum of the common state for the header, when the members have changed.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CommittedExchange:
         self._header, self._number, self._checksum = header, number, checksum
         self._chunks = list(chunks)
         factor = header.factor if header.brings else 0.0
-        self._given = [chunk.fill(factor).clone() for chunk in self._chunks]  # sums are made in what is sent
+        self._given = [chunk.fill(factor).clone() for chunk in self._chunks]  # the all-reduce overwrites it
         self._generation = self._members.generation.number
         self._pending_header: PendingHeader | None = None
         self._running: list[Running] = []
@@ -117,7 +117,7 @@ class CommittedExchange:
             ]
 
     def _part(self, given: Tensor) -> Tensor:
-        """What is sent: the contribution, or zeros where it is far larger than usual and the exchange drops it."""
+        """The tensor to send: the contribution, or zeros if it is an outlier that the exchange drops."""
         assert self._pending_header is not None
         if self._header.usual:
             return given.clone()
@@ -126,11 +126,11 @@ class CommittedExchange:
 
     @property
     def headers(self) -> tuple[Header, ...]:
-        """What all said, in rank order; makes the exchange where that was not done."""
+        """The headers of all members, in rank order; makes the exchange if needed."""
         return self._arrive()[0].headers
 
     def arrive(self) -> list[State]:
-        """Wait for all of it; each chunk's new state."""
+        """Wait for all chunks; returns each chunk's new state."""
         return [state for _, state in self._arrive()[1]]
 
     def _arrive(self) -> tuple[ExchangeSummary, list[Total]]:
@@ -155,11 +155,11 @@ class CommittedExchange:
         self._pending_header, self._running, self._arrived, self._heard = None, [], None, None
 
     def finish(self, made: int = 0) -> ExchangeSummary:
-        """Apply it, once it counts.
+        """Apply it after its commit.
 
         Raises:
-            DesyncError, MismatchError, NonFiniteError: on every worker alike, with nothing applied.
-            GivenUpError: the others go on without this worker.
+            DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
+            GivenUpError: the run continues without this worker.
         """
         began, timing = time.perf_counter(), self._exchanger.timing
         timing.wait_s = timing.exchange_s = 0.0
@@ -175,7 +175,7 @@ class CommittedExchange:
             timing.wait_s += time.perf_counter() - asked
             if follows is None:
                 self._again()
-        self._members.applying.acquire()  # the engine releases it when all of it is in its place
+        self._members.applying.acquire()  # the engine releases it when everything is applied
         if summary.weight > 0:
             for chunk, (total, state) in zip(self._chunks, totals, strict=True):
                 chunk.keep(state)

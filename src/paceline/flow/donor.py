@@ -14,7 +14,7 @@ from paceline.update.monitor import Monitor
 
 
 class Donor:
-    """Sends this worker's state to those that join, where the control plane names it the donor.
+    """Sends this worker's state to joining workers, if the control plane names it the donor.
 
     Args:
         members: this worker's membership.
@@ -26,10 +26,10 @@ class Donor:
         self, members: Membership, monitor: Monitor, capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]]
     ) -> None:
         self._members, self._monitor, self._capture = members, monitor, capture
-        self._sending: list[Pending] = []  # held until they are sent, or others follow
+        self._sending: list[Pending] = []  # held until sent, or replaced by later ones
 
     def give(self) -> None:
-        """Send the state to the newcomers of this generation, if it is this worker's turn; in the background."""
+        """If this worker is the donor, send the state to the generation's joining workers, in the background."""
         members, generation = self._members, self._members.generation
         if generation.donor != members.member.worker or not generation.newcomers:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of an elastic run: carries out a block rule among workers that come and go."""
+"""The engine of an elastic run: carries out a block rule among workers that join and leave."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paceline.update.exchange.header import ExchangeSummary
 
 
 class ElasticEngine:
-    """What a worker of an elastic run does at its steps; a :class:`paceline.update.engine.protocol.EngineProtocol`.
+    """The steps of a worker in an elastic run; a :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     Args:
         run: what the parts of the run share; its rule is a block rule.
@@ -37,7 +37,7 @@ class ElasticEngine:
         capture: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
-        joining: how this worker gets the state of the run.
+        joining: gets the state of the run.
         blocks: all fragments of the model.
     """
 
@@ -63,7 +63,7 @@ class ElasticEngine:
         members.on_connect.append(self._renumber)
         self._take_note()
 
-    # -- who is here ------------------------------------------------------------------------------
+    # -- members ----------------------------------------------------------------------------------
 
     def _renumber(self) -> None:
         """The members have changed; in the training thread."""
@@ -71,10 +71,10 @@ class ElasticEngine:
         self._take_note()
 
     def _take_note(self) -> None:
-        """Go by the present members; the donor sends its state to newcomers."""
+        """Adopt the present members; the donor sends its state to joining workers."""
         run, world, generation = self._run, self.members.transport.world, self.members.generation
         run.tuner.among(world)
-        # what is leased is leased from the first worker on, though it may be alone for a time
+        # the loaders lease data even while the first worker is alone
         run.loaders.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts
         )
@@ -100,7 +100,7 @@ class ElasticEngine:
 
     @property
     def steps_committed(self) -> int:
-        """Minibatches of this worker whose work is in the global model: the first so many."""
+        """How many of this worker's minibatches, from the first, are in the global model."""
         return self.blocks.steps_committed
 
     @property
@@ -110,25 +110,25 @@ class ElasticEngine:
 
     @property
     def moment(self) -> Moment:
-        """Where the exchanges stand."""
+        """Position in the exchanges."""
         return Moment(self.members.applied, self.members.applied)
 
     @property
     def keeps_steps(self) -> bool:
-        """Only the first worker does: all hold the same state."""
+        """Only rank 0 writes them: all members hold the same state."""
         return self.members.rank == 0
 
     # -- over time --------------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Refuse to train a model that is not the run's."""
         self.joining.ready()
 
     def on_step(self, warm: bool) -> None:
-        """A minibatch was counted: end the block where it is over, or where other members wait for this worker."""
+        """A minibatch was counted: end the block if it is over, or if other members wait for this worker."""
         marks, steps = self._run.loaders.take_marks(), self._run.progress.steps
         if marks:
             self._uncommitted.add(steps, marks)
@@ -144,7 +144,7 @@ class ElasticEngine:
         self.members.member.doing("waiting for data", steps)
         self.members.follow_control()
         if self.members.called:
-            # minibatches that were gathered for a step which the end of the epoch leaves incomplete
+            # minibatches accumulated for a step that the end of the epoch left incomplete
             self._uncommitted.add(steps, self._run.loaders.take_marks())
             self._end_block(leaving=False)
 
@@ -161,7 +161,7 @@ class ElasticEngine:
         try:
             summary = blocks.land(fragment)
             self._uncommitted.drop(blocks.steps_committed)
-            if tuner.decided:  # among those who agreed on it, and before newcomers are given the state
+            if tuner.decided:  # among the members that agreed, and before joining workers get the state
                 tuner.apply()
                 self.follow(tuner.rule)
         finally:
@@ -174,33 +174,33 @@ class ElasticEngine:
         return summary
 
     def _marks(self, summary: ExchangeSummary) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
-        """What the ledger learns with this exchange."""
+        """The marks that this exchange reports to the ledger."""
         own = summary.headers[self.members.transport.world.rank]
         return self._uncommitted.of_exchange(own, self.blocks.steps_committed)
 
     def follow(self, rule: Rule) -> None:
-        """Go on with other numbers of the rule."""
+        """Continue with changed settings of the rule."""
         if rule is not self.rule:
             self.blocks.retune(rule, self.blocks.schedule.steps)
         self.rule = rule
 
     def merge(self) -> None:
-        """End the block that is under way; members that go on join the exchange as when they are called."""
+        """End the current block; members that train on are called and join the exchange."""
         for _ in self.blocks.updates:
             self._end_block(leaving=False)
 
     def shutdown(self) -> None:
-        """Come to the end together: keep joining exchanges until no member has more data."""
-        self.leases.done(self._run.loaders.take_marks())  # such as batches of a validation
+        """End the run together: keep joining exchanges until no member has more data."""
+        self.leases.done(self._run.loaders.take_marks())  # such as validation batches
         quiet = 0
-        while quiet < len(self.blocks.updates) + 1:  # the last one compares what the one before it left
+        while quiet < len(self.blocks.updates) + 1:  # the last one compares the state after the one before it
             summary = self._end_block(leaving=True)
             quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(self.blocks.global_parts)
         self.members.member.leave()
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release all resources."""
         self._closed = True
         exit_handling.release(self._run.owned)
         self._exchanger.close()
@@ -209,15 +209,15 @@ class ElasticEngine:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The engine's state for a checkpoint."""
         return {"blocks": saved.save(self.blocks), "gradients": [], "sequence": [self._exchanger.sequence]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Never asked: the members of now are others than those of then, and `reshard` is."""
+        """Never called: the members may differ from those that saved, so `reshard` is used."""
         raise CheckpointError("an elastic run resumes as another number of workers does")
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check what was saved, or what a live worker sent; what is returned puts it in its place."""
+        """Read and check a checkpoint, or the state that a live worker sent; returns a function that loads it."""
         rows = saved.read(self.blocks, old)
         if self.joining.given is not None and old is self.joining.given:
             return lambda: saved.join(self.blocks, rows)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker of an elastic run gets the state of the run, and when it says that it holds it.
+"""How a worker of an elastic run gets the run's state, and when it reports that it holds it.
 
-A newcomer loads the state that a live worker sent, and holds it from then on. Where no member holds one (at the very
-start, or when all that held it are lost) all begin alike, with what the first of them has, and mostly go on from a
-checkpoint at once. Until that is done none of them says that it holds the state: the control plane would have a
-worker save an untrained model as the newest step, or give it to others. So a worker says so when `run.resume` is over,
-or, where the program does not call it, before the first batch or step.
+A joining worker loads the state that a live worker sent, and holds it from then on. If no member holds one (at the
+start, or after all holders are lost), all members start from rank 0's model, and mostly resume from a checkpoint at
+once. Until then none reports that it holds the state: the control plane could else have an untrained model saved as
+the newest step, or sent to joining workers. So a worker reports it after `run.resume`, or, if the program does not
+call that, before the first batch or step.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ logger = logging.getLogger("paceline")
 
 
 class Joining:
-    """A worker's way into the run.
+    """Gets the run's state for a worker.
 
     Args:
         members: its membership.
         owned: (optimizer, its named parameters) pairs.
-        parts: what all begin alike with, of what is exchanged.
-        rest: (name, tensor) pairs of what is not.
+        parts: the exchanged tensors, which all members start with alike.
+        rest: (name, tensor) pairs that are not exchanged.
 
     Attributes:
-        given: what a living worker sent, where this one is a newcomer.
-        must_resume: whether all who had the model are gone, so that only a checkpoint has it.
-        settled: whether this worker has said that it holds the state.
-        put: takes over what was given.
-        blocks: of this worker.
+        given: the state that a live worker sent, if this worker joined; else None.
+        must_resume: whether all workers that held the model are lost, so that only a checkpoint has it.
+        settled: whether this worker has reported that it holds the state.
+        put: loads the given state.
+        blocks: this worker's blocks.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Joining:
         self.blocks: Blocks | None = None
 
     def start(self) -> None:
-        """Begin with what the others have, or all together with what the first of them has."""
+        """Receive the donor's state, or start with all members from rank 0's model."""
         members, self.given = self._members, None
         while True:
             try:
@@ -69,7 +69,7 @@ class Joining:
                     self.must_resume = False
                 else:
                     self.must_resume = members.generation.restored
-                    with members.transport.calling(AGREEMENT):  # for others this is their attach
+                    with members.transport.calling(AGREEMENT):  # other members are in attach
                         agreement.broadcast_start(members.transport, self._parts)
                         take_untrained(members.transport, self._rest)
                 return
@@ -79,13 +79,13 @@ class Joining:
                 members.renew(members.failed(error))
 
     def take_given(self) -> None:
-        """Take over what was given, if anything was, and hold it."""
+        """Load the given state, if any, and report that this worker holds it."""
         while self.given is not None and not self.settled:
             self.put(self.given)
             self._say()
 
     def ready(self) -> None:
-        """Before the first batch, step or exchange: this worker holds what it begins with.
+        """Before the first batch, step or exchange: report that this worker holds its initial state.
 
         Raises:
             CheckpointError: only a checkpoint has the model, and the program has not called `run.resume`.
@@ -102,13 +102,13 @@ class Joining:
             self._say()
 
     def resume(self, resume: Callable[[], bool]) -> bool:
-        """Go on from a checkpoint, all members together, as often as they change meanwhile.
+        """Resume from a checkpoint, all members together; repeated if they change meanwhile.
 
         Args:
-            resume: does it once; whether there was one.
+            resume: resumes once; returns whether there was a checkpoint.
 
         Returns:
-            True where there was one, or this worker was given the state by a living one.
+            True if there was one, or a live worker sent this worker the state.
         """
         if self.settled:
             return self.given is not None or resume()
@@ -128,20 +128,20 @@ class Joining:
         return found or self.given is not None
 
     def _again(self, error: PeerLostError) -> None:
-        """The members have changed, and this worker begins once more with what they have."""
+        """The members have changed: get their state once more."""
         self._members.renew(self._members.failed(error))
         self._begin()
 
     def _say(self) -> None:
-        """Say that this worker has what the others have; it is not settled where the members had changed before."""
+        """Report that this worker holds the state; it is not settled if the members had changed before."""
         members = self._members
         members.member.holds_state(members.generation.number, self.blocks.block if self.blocks is not None else 0)
-        members.member.ledger()  # its answer comes after all that was said before
+        members.member.ledger()  # its answer follows all earlier messages
         self.settled = not members.outdated or members.member.worker not in members.member.generation.newcomers
         if self.settled:
             members.applied = members.generation.exchange
             if self.blocks is not None:
-                self.blocks.renumber(members.transport.world.size)  # all compare the same sums, whenever they came
+                self.blocks.renumber(members.transport.world.size)  # all members compare the same sums
             return
         members.renew(members.member.generation)
         self._begin()

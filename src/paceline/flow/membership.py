@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of an elastic run, and the connection among them: made anew when a worker leaves or joins."""
+"""The members of an elastic run, and the connection among them, rebuilt when a worker leaves or joins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MembersTransport(Transport):
         self.inner: Transport = Alone(self.world)
 
     def renew(self, inner: Transport) -> None:
-        """Go on among other members."""
+        """Switch to the connection among new members."""
         self.inner.close()
         self.inner, self.world = inner, inner.world
         inner._parent = self  # which counts what is sent
@@ -87,17 +87,17 @@ class Membership:
     """This worker's membership.
 
     Args:
-        member: the way to the control plane.
-        door: where other members connect to this one.
+        member: the client of the control plane.
+        door: the listener for other members.
         settings: of the run.
 
     Attributes:
         transport: the connection among the members.
-        generation: the members, as this worker goes by them.
-        follows: the generation that follows the exchange that was applied last; None once it was taken over.
+        generation: the generation of members that this worker uses.
+        follows: the generation after the last applied exchange; None once it is adopted.
         applied: the exchange whose state this worker's model has.
-        on_connect: called one after another when this worker is connected to other members.
-        applying: held while an exchange that counts is applied, and while another thread reads what it changes.
+        on_connect: called in order when this worker is connected to new members.
+        applying: lock, held while a committed exchange is applied, and while another thread reads the state.
     """
 
     def __init__(self, member: Member, door: Door, settings: Settings) -> None:
@@ -112,7 +112,7 @@ class Membership:
         member.on_change(self._break_off)
 
     def enter(self) -> None:
-        """Wait until this worker is a member, and connect to the others."""
+        """Wait until this worker is a member, and connect to the other members."""
         self.renew(self.member.enter())
 
     @property
@@ -126,7 +126,7 @@ class Membership:
 
     @property
     def new(self) -> bool:
-        """Whether this worker has still to be given the state."""
+        """Whether this worker still needs the state."""
         return self.member.worker in self.generation.newcomers
 
     @property
@@ -136,12 +136,12 @@ class Membership:
 
     @property
     def outdated(self) -> bool:
-        """Whether the members have changed since this worker looked."""
+        """Whether the control plane has announced a newer generation."""
         return self.member.generation.number > self.generation.number
 
     @property
     def called(self) -> bool:
-        """Whether others wait for this worker at the next exchange."""
+        """Whether other members wait for this worker at the next exchange."""
         return self.member.called >= self.exchange
 
     @property
@@ -150,18 +150,18 @@ class Membership:
         return self.member.ledger()[0] == self.applied
 
     def follow_control(self) -> None:
-        """Between exchanges: go by the members that the control plane names."""
+        """Between exchanges: adopt the members that the control plane announced."""
         if self.outdated:
             self.renew(self.member.generation)
 
     def _break_off(self, generation: Generation) -> None:
-        """In the client's thread: no operation waits for members that are gone."""
+        """In the client's thread: cancel operations, which would wait for lost members."""
         inner = self.transport.inner
         if generation.number > self.generation.number:
             inner.cancel(f"the members have changed: {generation.reason}")
 
     def renew(self, generation: Generation) -> None:
-        """Connect to the members of a generation, or of the next one where that fails."""
+        """Connect to the members of a generation, or of the next one if that fails."""
         while True:
             try:
                 self._connect(generation)
@@ -172,7 +172,7 @@ class Membership:
                 generation = self.failed(error)
 
     def take_over(self) -> None:
-        """After an exchange was applied: go on with the generation that follows."""
+        """After an exchange was applied: adopt the generation that follows."""
         follows, self.follows = self.follows, None
         if follows is not None and follows.number == self.generation.number:
             self.generation = follows
@@ -191,28 +191,28 @@ class Membership:
         if world.size > 1:
             inner = RingTransport(self._door, label, world, addresses, settings.timeout_s, settings.tls)
         self.transport.renew(inner)
-        if self.outdated:  # it changed while this was made, and nothing has broken it off
+        if self.outdated:  # the members changed while it connected, and nothing has cancelled it
             self._break_off(self.member.generation)
         for call in self.on_connect:
             call()
 
     def failed(self, error: PeerLostError) -> Generation:
-        """An exchange broke off: the members with whom to go on."""
+        """Report a failed exchange; returns the generation for the next attempt."""
         inner = self.transport.inner
         suspects = [self.generation.members[rank].worker for rank in inner.lost]
         return self.member.failed(self.generation.number, str(error), suspects)
 
     def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:
-        """This worker has all of the next exchange; wait until all have.
+        """This worker has the complete next exchange; wait until all members have.
 
         Args:
             marks: the places whose work it brings into the global model.
             returned: those whose work was left out of it.
-            facts: about it, for people.
+            facts: about it, for the status.
 
         Returns:
-            The generation that follows, where the exchange counts; None where it has to be made once more, among
-            members that this worker is connected to by then.
+            The generation that follows, if the exchange is committed; None if it must be repeated, among the members
+            to which this worker is connected by then.
         """
         verdict = self.member.commit(self.generation.number, self.exchange, marks, facts, returned)
         if verdict.committed:
@@ -222,14 +222,14 @@ class Membership:
         return None
 
     def _leave_proof(self) -> None:
-        """Let the launcher know that an exchange of this worker counted."""
+        """Tell the launcher that an exchange of this worker was committed."""
         proof, self._proof = self._proof, None
         if proof is not None:
-            with contextlib.suppress(OSError):  # a full disk: then a death of this worker counts as a fruitless one
+            with contextlib.suppress(OSError):  # on a full disk, its death counts as one without progress
                 Path(proof).touch()
 
     def close(self) -> None:
-        """Say goodbye, and let everything go."""
+        """Leave the run, and release all resources."""
         self.member.close()
         self.transport.close()
         self._door.close()
@@ -245,7 +245,7 @@ def join(fingerprint: dict[str, Any], settings: Settings) -> Membership:
     """Ask the control plane to become a worker of its run.
 
     Args:
-        fingerprint: what has to be the same on all workers, in JSON's terms.
+        fingerprint: the settings that all workers must share; serializable as JSON.
         settings: of the run, with `control`.
     """
     assert settings.control is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""While a run waits for workers, one of those that are there writes a checkpoint."""
+"""While a run waits for workers, one live worker writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from paceline.update.monitor import Monitor
 
 logger = logging.getLogger("paceline")
 LOOK_AGAIN_S = 0.02
-"""How long a worker that is to save waits for its training thread to apply an exchange that counts."""
+"""How long the saving worker waits for its training thread to apply a committed exchange, seconds."""
 
 
 def save_while_paused(members: Membership, monitor: Monitor, save: Callable[[], None]) -> None:
-    """`save` is called, in a thread of its own, when the run waits for workers and this one is to save it."""
+    """Call `save`, in a thread of its own, when the run waits for workers and this worker is to save it."""
 
     def keep() -> None:
         done = False
         while members.member.paused and not done:
             with members.applying:
-                done = members.exact  # else an exchange counts already, and the training thread is about to apply it
+                done = members.exact  # else the training thread is about to apply a commit
                 if done and members.member.paused:
                     save()
             if not done:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newcomer is given by one that lives: everything a checkpoint holds, over the members' own connection.
+"""The state that a live worker sends to a joining one: a checkpoint over the members' own connection.
 
 ::
 
@@ -7,8 +7,8 @@
     text      JSON: the state without its tensors, and the sha256 sum of the tensors' bytes
     tensors   safetensors, as one piece
 
-Nothing of it is ever executed. The sum is checked before anything is put in its place; whether the model is the one
-that the others hold, the next exchange checks once more.
+None of it is ever executed. The receiver checks the sum before it loads anything; the next exchange compares its model
+with the other members'.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEXT_LIMIT = 1 << 28
 
 
 class GivenState(OldCheckpoint):
-    """What one living worker gave, read as a checkpoint of one worker."""
+    """The state that a live worker sent, read as a checkpoint of one worker."""
 
     def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:
         super().__init__({"size": 1})
@@ -46,7 +46,7 @@ class GivenState(OldCheckpoint):
 
 
 class PackedState:
-    """A state as it was at one moment, ready to be given to several.
+    """A snapshot of a state, ready to be sent to several workers.
 
     Args:
         state: as a checkpoint of one worker has it.
@@ -62,7 +62,7 @@ class PackedState:
 
     @property
     def nbytes(self) -> int:
-        """What is sent to each."""
+        """Bytes sent to each worker."""
         return sum(part.numel() * part.element_size() for part in self._parts)
 
     def give(self, transport: Transport, to: int) -> list[Pending]:
@@ -71,14 +71,14 @@ class PackedState:
 
 
 def receive_state(transport: Transport, source: int, limit: int) -> GivenState:
-    """Receive what `source` gives.
+    """Receive the state from `source`.
 
     Args:
         limit: bytes of tensors, at most.
 
     Raises:
-        PeerLostError: it does not come.
-        CheckpointError: it is not what was sent, or no such thing.
+        PeerLostError: it did not arrive.
+        CheckpointError: it is damaged or malformed.
     """
     lengths = torch.zeros(2, dtype=torch.int64)
     transport.receive(lengths, source).wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which places of the data this worker has trained on and not yet committed to the global model."""
+"""The places of the data that this worker has trained on and not yet committed to the global model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.update.exchange.header import Header
 
 
 class UncommittedPlaces:
-    """Places of the data by the step that used them, until an exchange with that step counts."""
+    """Places of the data by the step that used them, until an exchange with that step is committed."""
 
     def __init__(self) -> None:
         self._by_step: deque[tuple[int, list[Mark]]] = deque()
@@ -21,12 +21,12 @@ class UncommittedPlaces:
         self._by_step.append((step, marks))
 
     def drop(self, committed: int) -> None:
-        """The work of the first `committed` steps is in the global model, or was given back."""
+        """The first `committed` steps are in the global model, or their places were given back."""
         while self._by_step and self._by_step[0][0] <= committed:
             self._by_step.popleft()
 
     def of_exchange(self, own: Header, committed: int) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
-        """What an exchange means for the ledger.
+        """The marks of an exchange for the ledger.
 
         Args:
             own: this worker's header.
