@@ -170,7 +170,7 @@ def plan_command(
 
     Exit code 0: it does; 1: workers would wait; 2: the question makes no sense.
     """
-    from paceline.data.packed.plan import Need
+    from paceline.data.packed.plan import Need, to_json
     from paceline.data.packed.sizes import parse_bytes, parse_rate
 
     if workers < 1 or not 1 <= hosts <= workers:
@@ -187,7 +187,7 @@ def plan_command(
     except PacelineError as error:
         refuse(str(error))
     if as_json:
-        print(json.dumps(plan.to_json()), flush=True)
+        print(json.dumps(to_json(plan)), flush=True)
     else:
         _tell_plan(plan)
     raise typer.Exit(0 if plan.feeds else 1)

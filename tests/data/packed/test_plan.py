@@ -8,7 +8,7 @@ import json
 import pytest
 
 from paceline.data.packed.measure import Holding, Speed
-from paceline.data.packed.plan import Need, Plan, judge
+from paceline.data.packed.plan import Need, Plan, judge, to_json
 
 MB = 10**6
 
@@ -121,7 +121,7 @@ def test_what_was_not_measured_is_said() -> None:
 
 
 def test_json_holds_the_numbers() -> None:
-    found = json.loads(json.dumps(plan(Need(8, 2, 400.0), 100, 640).to_json()))
+    found = json.loads(json.dumps(to_json(plan(Need(8, 2, 400.0), 100, 640))))
     assert found["need_bytes_s"] == 320e6
     assert found["need_bytes_s_a_host"] == 160e6
     assert found["several"]["bytes_s"] == 640e6

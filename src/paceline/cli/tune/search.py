@@ -77,9 +77,8 @@ def command(
     of the best quarter, and goes on with values near theirs. The program stays as it is; it has to call run.resume()
     before its training loop, and run.log(loss=...) within it.
     """
-    from paceline.cli.tune.search_plan import (
-        SearchPlan,  # here, because torch loads for seconds and --help must not wait
-    )
+    # here, because torch loads for seconds and --help must not wait
+    from paceline.cli.tune.search_plan import SearchPlan, check
     from paceline.cli.tune.search_rounds import Search
 
     if again is not None:
@@ -112,7 +111,7 @@ def command(
         timeout_s=timeout,
         seed=seed,
     )
-    plan.check()
+    check(plan)
     checks.check_rule(rule)
     raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).play())
 

@@ -35,19 +35,21 @@ class SearchPlan:
         """What is searched."""
         return space(self.search)
 
-    def check(self) -> None:
-        """Refuse what cannot be, before anything starts."""
-        try:
-            names = list(self.space)
-            optuna()
-        except PacelineError as error:
-            refuse(str(error))
-        for name in names:
-            if name in OF_RULES and self.workers == 1:
-                refuse(f"{name} changes nothing for a worker that has nobody to exchange with; give more --workers")
 
-    def exchanges(self, values: Values) -> int:
-        """Of a group in a round: as many minibatches for all, where they have different periods."""
-        if "period" not in values:
-            return self.blocks
-        return max(1, round(self.blocks * int(self.space["period"].at(1.0)) / int(values["period"])))
+def check(plan: SearchPlan) -> None:
+    """Refuse what cannot be, before anything starts."""
+    try:
+        names = list(plan.space)
+        optuna()
+    except PacelineError as error:
+        refuse(str(error))
+    for name in names:
+        if name in OF_RULES and plan.workers == 1:
+            refuse(f"{name} changes nothing for a worker that has nobody to exchange with; give more --workers")
+
+
+def exchanges(plan: SearchPlan, values: Values) -> int:
+    """Of a group in a round: as many minibatches for all, where they have different periods."""
+    if "period" not in values:
+        return plan.blocks
+    return max(1, round(plan.blocks * int(plan.space["period"].at(1.0)) / int(values["period"])))

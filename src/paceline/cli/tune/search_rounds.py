@@ -37,7 +37,7 @@ from paceline.cli.run import certificates as doors
 from paceline.cli.run import failure
 from paceline.cli.run.command import environment
 from paceline.cli.tune.search_messages import best_text, table
-from paceline.cli.tune.search_plan import SearchPlan
+from paceline.cli.tune.search_plan import SearchPlan, check, exchanges
 from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import request_files
 from paceline.tuning.population import PopulationMember, copies, first_round, next_round, ranking, scores
@@ -88,7 +88,7 @@ class Search:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             refuse(f"{near(path)} is no record of a search ({type(error).__name__}: {error})")
-        plan.check()
+        check(plan)
         return found
 
     def _write(self) -> None:
@@ -193,7 +193,7 @@ class Search:
         if "OMP_NUM_THREADS" in added:
             added["OMP_NUM_THREADS"] = str(max(1, int(added["OMP_NUM_THREADS"]) // min(plan.together, plan.groups)))
         added |= doors.environment(cluster, doors.for_workers(cluster, place, None, False), False)
-        added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), plan.exchanges(member.values), member.tune).text()
+        added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), exchanges(plan, member.values), member.tune).text()
         if member.source is not None:
             step = self._step(number - 1, member.source)
             if step is None:

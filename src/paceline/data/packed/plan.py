@@ -92,17 +92,18 @@ class Plan:
     advice: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it but the list of files."""
-        found = asdict(self)
-        files = found["holding"].pop("files")
-        found["holding"].update(files=len(files), file_bytes=self.holding.file_bytes)
-        for name in ("one", "several"):
-            found[name]["bytes_s"] = getattr(self, name).bytes_s
-        for epoch, row in zip(self.epochs, found["epochs"], strict=True):
-            row["waiting"] = epoch.waiting
-        need = self.need.host_bytes_s(self.holding.bytes_per_sample)
-        return {**found, "need_bytes_s_a_host": need, "need_bytes_s": _total(self.need, self.holding)}
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """All of a plan but the list of files."""
+    found = asdict(plan)
+    files = found["holding"].pop("files")
+    found["holding"].update(files=len(files), file_bytes=plan.holding.file_bytes)
+    for name in ("one", "several"):
+        found[name]["bytes_s"] = getattr(plan, name).bytes_s
+    for epoch, row in zip(plan.epochs, found["epochs"], strict=True):
+        row["waiting"] = epoch.waiting
+    need = plan.need.host_bytes_s(plan.holding.bytes_per_sample)
+    return {**found, "need_bytes_s_a_host": need, "need_bytes_s": _total(plan.need, plan.holding)}
 
 
 def _total(need: Need, holding: Holding) -> float:

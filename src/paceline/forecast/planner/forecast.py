@@ -24,7 +24,7 @@ from paceline.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline.forecast.planner.network import Network
 from paceline.forecast.planner.pushes import Trip, block_s
 from paceline.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
-from paceline.forecast.planner.workload import Conditions, Workload
+from paceline.forecast.planner.workload import Conditions, Workload, dense
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded, EveryBlock
@@ -72,9 +72,10 @@ class Forecast:
         """Over one worker."""
         return self.workers * self.efficiency
 
-    def as_json(self) -> dict[str, Any]:
-        """As JSON knows it."""
-        return asdict(self) | {"speed_up": self.speed_up}
+
+def forecast_json(forecast: Forecast) -> dict[str, Any]:
+    """A forecast in terms of JSON."""
+    return asdict(forecast) | {"speed_up": forecast.speed_up}
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _
     schedule = rule.blocks
     parts = schedule.fragments
     layout = _part(workload.layout, parts)
-    found = exchange(rule, layout, workload.dense(rule.payload.rides(workload.moments)) // parts, network, workers)
+    found = exchange(rule, layout, dense(workload, rule.payload.rides(workload.moments)) // parts, network, workers)
     inner_s, inner_bytes = _within(rule, workload, network, workers)
     own_s = _own_s(rule, workload) / parts
     if schedule.overlap:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.forecast.planner.advice import Advice
-from paceline.forecast.planner.forecast import Forecast
+from paceline.forecast.planner.forecast import Forecast, forecast_json
 from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
 
 Rows = Sequence[Sequence[Forecast]]
@@ -59,6 +59,6 @@ def as_json(rows: Rows, advice: Advice, setting: dict[str, Any]) -> dict[str, An
     recommended = {"rule": advice.rule, "period": advice.period, "why": advice.why}
     return {
         "setting": setting,
-        "forecasts": [found.as_json() for row in rows for found in row],
-        "advice": recommended | {"forecast": advice.forecast.as_json()},
+        "forecasts": [forecast_json(found) for row in rows for found in row],
+        "advice": recommended | {"forecast": forecast_json(advice.forecast)},
     }

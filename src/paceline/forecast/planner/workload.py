@@ -55,9 +55,10 @@ class Workload:
         """Mean time of a minibatch, c."""
         return self.steps.mean_s
 
-    def dense(self, rides: bool) -> int:
-        """32-bit numbers that travel beside the parameters; `rides`: whether the optimizer's moments do."""
-        return self.buffers + (self.moments * self.layout.numel if rides else 0)
+
+def dense(workload: Workload, rides: bool) -> int:
+    """32-bit numbers that travel beside the parameters; `rides`: whether the optimizer's moments do."""
+    return workload.buffers + (workload.moments * workload.layout.numel if rides else 0)
 
 
 @dataclass(frozen=True)
