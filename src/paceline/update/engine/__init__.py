@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of rules whose workers exchange together, and what they share with the user's optimizer."""
+"""The engine of rules whose workers exchange together, and its hooks on the user's optimizer."""

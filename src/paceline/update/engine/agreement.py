@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the workers attached the same thing, and what changed since: compared before the first exchange."""
+"""Checks before the first exchange that all workers attached the same model, rule and settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.rules.rule import Rule
 
 
 def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:
-    """What has to be the same of the workers' optimizers: their kinds, their groups, and whether they have begun."""
+    """The properties that all workers' optimizers must share: classes, groups, and whether they have state."""
     names = {id(parameter): name for _, named in owned for name, parameter in named}
     groups = [
         [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
@@ -32,7 +32,7 @@ def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:
 
 
 def check_same(transport: Transport, rule: Rule, rows: list[list[object]], settings: dict[str, Any]) -> None:
-    """Compare rule, settings and the model's layout over the workers; the same error on all where they differ.
+    """Compare rule, settings and the model's layout over the workers; raises the same error on all if they differ.
 
     Args:
         rows: name, shape, dtype and kind of each tensor.
@@ -71,7 +71,7 @@ def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str
 
 
 def check_unchanged(owned: list[tuple[Optimizer, Named]]) -> None:
-    """Refuse parameters that came to an optimizer, or left it, after attach."""
+    """Refuse parameters that were added to an optimizer, or removed from it, after attach."""
     for optimizer, named in owned:
         known = {id(parameter) for _, parameter in named}
         now = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of workers that exchange together: gradients at every step, or blocks, and the end together."""
+"""The engine of workers that exchange together: gradients at every step, or blocks."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from paceline.update.exchange.kind import WARMUP_END
 
 
 class Engine:
-    """What a run of several workers does at its steps; an :class:`paceline.update.engine.protocol.EngineProtocol`.
+    """The steps of a run of several workers; an :class:`paceline.update.engine.protocol.EngineProtocol`.
 
-    Where the processes of a host are one worker (`within="host"`), gradients are exchanged inside each host, at every
-    step, and blocks among all processes: those of a host bring the same delta, each weighs as the others do, and over
-    the slow links each carries its share of what the host sends (:mod:`paceline.rules.topology.hierarchical`).
+    If the processes of a host are one worker (`within="host"`), gradients are exchanged inside each host, at every
+    step, and blocks among all processes: those of a host contribute the same delta with equal weights, and each sends
+    its share of the host's traffic over the slow links (:mod:`paceline.rules.topology.hierarchical`).
 
     Args:
-        run: what the parts of the run share.
+        run: the context that the parts of the run share.
     """
 
     def __init__(self, run: RunContext) -> None:
         self._run, self._progress, self._parts = run, run.progress, assemble(run)
 
-    # -- where it stands --------------------------------------------------------------------------
+    # -- position ---------------------------------------------------------------------------------
 
     @property
     def blocks(self) -> Blocks | None:
-        """The blocks, where the rule has any."""
+        """The blocks, if the rule has any."""
         return self._parts.blocks.blocks if self._parts.blocks is not None else None
 
     @property
@@ -51,7 +51,7 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """Whether gradients are to stay on this worker for the moment."""
+        """Whether gradients stay on this worker at present."""
         return self._parts.gradients.context.local
 
     @local.setter
@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def hooks_gradients(self) -> bool:
-        """Whether something is due before an optimizer's step."""
+        """Whether the optimizers need a pre-step hook."""
         return bool(self.gradients)
 
     @property
@@ -70,7 +70,7 @@ class Engine:
 
     @property
     def quiet(self) -> bool:
-        """Whether the next step leaves the parameters alone, and does not read them."""
+        """Whether the engine neither reads nor writes the parameters at the next step."""
         return self.blocks is not None and not self.gradients_due and self.blocks.quiet
 
     @property
@@ -80,13 +80,13 @@ class Engine:
 
     @property
     def steps_committed(self) -> int:
-        """Minibatches of this worker whose work is in the global model: the first so many."""
+        """How many of this worker's minibatches, from the first, are in the global model."""
         blocks = self._parts.blocks
         return self._progress.steps if blocks is None or self._progress.lockstep else blocks.blocks.steps_committed
 
     @property
     def moment(self) -> Moment:
-        """Where the exchanges stand."""
+        """Position in the exchanges."""
         blocks, host, one = self.blocks, self._parts.host, self._parts.exchanger
         if blocks is None or self._progress.lockstep:
             one = one if self._progress.lockstep or host is None else host
@@ -96,7 +96,7 @@ class Engine:
 
     @property
     def leases(self) -> Leases | None:
-        """None: every worker knows every other one's part of the data."""
+        """None: every worker computes all workers' parts of the data."""
         return None
 
     @property
@@ -106,7 +106,7 @@ class Engine:
 
     @property
     def global_model(self) -> Blocks | None:
-        """The blocks, where the user's model differs from the global one."""
+        """The blocks, if the user's model differs from the global one."""
         return None if self._progress.lockstep or self._parts.gradients.context.closed else self.blocks
 
     # -- at a step --------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Engine:
             self._parts.gradients.after_step(optimizer)
 
     def on_step(self, warm: bool) -> None:
-        """A minibatch was counted; `warm` where the warm-up is over with it."""
+        """A minibatch was counted; `warm` if it ended the warm-up."""
         parts = self._parts
         if warm:
             parts.end_warmup(parts.exchanger.meet(parts.bare_header(WARMUP_END, leaving=False)))
@@ -130,26 +130,26 @@ class Engine:
         parts.retuning.apply(0)
 
     def retune(self) -> None:
-        """Apply the changes that all agreed on, between two exchanges, where all stand after the same step."""
+        """Apply the agreed changes between two exchanges, after the same step on all workers."""
         self._parts.retuning.apply(self.blocks.schedule.steps if self.blocks is not None else 0)
 
     def follow(self, rule: Rule) -> None:
-        """Go on with other numbers of the rule."""
+        """Continue with changed settings of the rule."""
         self._parts.retuning.follow(rule)
 
-    # -- together ---------------------------------------------------------------------------------
+    # -- collective calls -------------------------------------------------------------------------
 
     def merge(self) -> None:
-        """End the block that is under way, of every fragment, however many minibatches it has."""
+        """End the current block of every fragment, at any number of minibatches."""
         if self.global_model is not None and self._parts.blocks is not None:
             self._parts.blocks.merge()
 
     def shutdown(self) -> None:
-        """Come to the end together: wait for workers that have more data, and merge what is left of the last block."""
+        """End the run together: wait for workers that have more data, and merge the rest of the last block."""
         shut_down(self._parts)
 
     def close(self) -> None:
-        """Unhook, and end the threads in the background."""
+        """Remove the hooks, and end the background threads."""
         self._parts.gradients.context.closed = True
         exit_handling.release(self._run.owned)
         self._parts.gradients.stop()
@@ -159,7 +159,7 @@ class Engine:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The engine's state for a checkpoint."""
         self._parts.gradients.withdraw()
         return {
             "blocks": saved_blocks.save(self.blocks) if self.blocks is not None else [],
@@ -168,7 +168,7 @@ class Engine:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave; after the optimizers' own state."""
+        """Load a result of `state`; after the optimizers' own state."""
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
         self._parts.follow_progress()
@@ -178,9 +178,9 @@ class Engine:
             exchanger.sequence = sequence
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check what another number of workers saved; what is returned puts it in its place.
+        """Read and check a checkpoint of another number of workers; returns a function that loads it.
 
-        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        When it is called, the user's model must hold the global model, and the optimizers their new state.
         """
         blocks = self.blocks
         warming = self._parts.retuning.rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun

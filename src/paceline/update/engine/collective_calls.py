@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of `Run` that every worker makes at the same place: what they are called, and `merge` among workers of which
-one has a step less."""
+"""Calls of `Run` that every worker makes at the same place: their names, and `merge` among workers whose step counts
+differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def by_all(call: str) -> Callable[[Method], Method]:
-    """A method of `Run` that every worker calls: its agreements say that they belong to `call`."""
+    """Decorates a method of `Run` that every worker calls: mismatched calls are reported as `call`."""
 
     def around(method: Method) -> Method:
         @functools.wraps(method)
@@ -31,14 +31,14 @@ def by_all(call: str) -> Callable[[Method], Method]:
 
 
 class MergePoint:
-    """Whether the workers come to `run.merge()` together.
+    """Detects whether all workers call `run.merge()`.
 
-    One that merges goes on coming to exchanges until all do: another may have a step more to make, and end a block with
-    it. Who ends more blocks than that does not come.
+    A merging worker keeps joining exchanges until all merge: another may have one more step, which ends a block. A
+    worker that ends more blocks than that has not called `merge`.
 
     Args:
         world: this worker.
-        fragments: exchanges that a merge is made of.
+        fragments: exchanges of one merge.
     """
 
     def __init__(self, world: World, fragments: int) -> None:
@@ -49,7 +49,7 @@ class MergePoint:
         """Count an exchange of blocks.
 
         Raises:
-            ElsewhereError: some workers merge and others train on; on every worker alike.
+            ElsewhereError: some workers merge and others train on; raised on every worker.
         """
         merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
         others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving)]

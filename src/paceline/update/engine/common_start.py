@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common start: every worker takes rank 0's model at attach, whether it is trained or not.
+"""The common start: every worker takes rank 0's model at attach, trained or not.
 
 What is exchanged later (trained parameters, numeric buffers) is broadcast as a whole. The rest (frozen parameters,
 those outside of the optimizers, masks, complex and infinite buffers) never travels again, so that workers that were
 seeded differently would train round different layers to the end. It may be most of a large model that all have loaded
 from the same file: checksums are compared first, and what differs anywhere is broadcast.
 
-What another attached run trains is left alone: that run brings it together, at its own time.
+Parameters that another attached run trains are left alone: that run broadcasts them itself.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
 
 PIECE_BYTES = 1 << 24
-"""What is broadcast at a time."""
+"""Bytes broadcast at a time."""
 
 
 def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
-    """What workers exchange: trained parameters and numeric buffers."""
+    """The tensors that workers exchange: trained parameters and numeric buffers."""
     parameters = [pair for _, named in owned for pair in named]
     buffers = fragments("buffers", averaged_buffers(model), find_buffers(model))
     return fragments("parameters", parameters) + buffers
 
 
 def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
-    """(name, tensor) pairs of what workers never exchange, and no other run trains; each tensor once."""
+    """(name, tensor) pairs that workers never exchange and no other run trains; each tensor once."""
     seen = {id(parameter) for _, named in owned for _, parameter in named}
     seen |= {id(buffer) for _, buffer in averaged_buffers(model)} | set(exit_handling.trained)
     found = []
@@ -50,16 +50,16 @@ def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
 
 
 def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
-    """What has to be the same of them on every worker, in JSON's terms."""
+    """Their layout, which every worker must share; serializable as JSON."""
     return [[name, list(local(t).shape), str(t.dtype).removeprefix("torch."), "untrained"] for name, t in named]
 
 
 def begin_together(
     transport: Transport, rule: Rule, model: Modules, owned: Owned, settings: dict[str, Any]
 ) -> list[Fragment]:
-    """Make sure that all workers are about the same, and give them rank 0's model; what is exchanged of it.
+    """Check that all workers attached the same, and give them rank 0's model; returns its exchanged fragments.
 
-    Raises `MismatchError` on every worker alike where they differ in rule, settings, optimizers or the model's shape.
+    Raises `MismatchError` on every worker if they differ in rule, settings, optimizers or the model's shape.
     """
     parts, rest = exchanged_parts(model, owned), untrained(model, owned)
     rows = [row for part in parts for row in part.layout()] + layout(rest)
@@ -72,9 +72,9 @@ def begin_together(
 
 @torch.no_grad()
 def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], source: int = 0) -> None:
-    """Every worker takes rank `source`'s values, where any worker has others.
+    """Every worker takes rank `source`'s values of the tensors that differ on any worker.
 
-    Raises `UnsupportedError` on every worker alike where a tensor of the same shape has memory of another size.
+    Raises `UnsupportedError` on every worker if a tensor of the same shape has memory of another size.
     """
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
     sums = [[leaf.numel() * leaf.element_size(), *_checksum(leaf)] for _, leaf in memories]
@@ -93,7 +93,7 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
 
 
 def _memory(tensor: Tensor) -> Iterator[Tensor]:
-    """The strided tensors that hold a tensor's numbers: itself, or what a subclass or a sparse layout is made of."""
+    """The strided tensors that hold a tensor's numbers: itself, or the parts of a subclass or a sparse layout."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _memory(getattr(tensor, name))
@@ -106,7 +106,7 @@ def _memory(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _compressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices of a tensor whose rows, or columns, are compressed."""
+    """The indices of a tensor with compressed rows or columns."""
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices()
     return tensor.ccol_indices(), tensor.row_indices()

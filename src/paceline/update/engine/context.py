@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a run share: one frozen record, put together once in :mod:`paceline.run.assembly`."""
+"""The context that the parts of a run share: one frozen record, built in :mod:`paceline.run.assembly`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunContext:
         progress: counts this worker's steps.
         monitor: times the run and writes its event log.
         loaders: the data that the run shares among the workers.
-        tuner: changes settings while the run goes on.
+        tuner: changes settings during the run.
     """
 
     settings: Settings

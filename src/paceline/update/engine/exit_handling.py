@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a program: runs that were not closed come to their end together, unless the program failed."""
+"""The end of a program: closes open runs together on all workers, unless the program failed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from paceline.core.optimizer_state import Named
 from paceline.errors import EXPELLED, GivenUpError, OverError, UnsupportedError
 
 trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-"""The parameters of the runs that are attached, by id."""
+"""The parameters of attached runs, by id."""
 
 
 def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
-    """Close `run` when its program (or virtual worker) ends, if the program has not by then; returns what forgets it.
+    """Close `run` when its program (or virtual worker) ends, if it is still open; returns a function that cancels this.
 
-    A program that ends with an error leaves at once instead, so that its peers hear of it and do not wait. The run is
-    held until then: a user who does not keep it still has it.
+    A program that ends with an error leaves at once instead, so that its peers see it and do not wait. The run is kept
+    alive until then, even if the user holds no reference.
     """
     transport = virtual.current()
     if transport is not None:
@@ -46,7 +46,7 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
 
 
 def exit_after_end(error: OverError) -> NoReturn:
-    """End a program that came when the others of its run had come to their end: all is well, so with 0."""
+    """Exit with status 0: this worker joined after all workers of its run had finished."""
     print(f"paceline: {error}; this worker has nothing left to do", file=sys.stderr, flush=True)
     raise SystemExit(0) from None
 
@@ -58,14 +58,14 @@ def _error() -> BaseException | None:
 
 
 def release(owned: list[tuple[Any, Named]]) -> None:
-    """The run that trained these parameters is over."""
+    """Forget these parameters: their run is over."""
     for _, named in owned:
         for _, parameter in named:
             trained.pop(id(parameter), None)
 
 
 def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:
-    """A run of this process trains these parameters from now on.
+    """Record that a run of this process trains these parameters.
 
     Refuses a parameter that two virtual workers attach: they must not share a model.
     """

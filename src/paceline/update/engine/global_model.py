@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global model, for those who evaluate it, save it or take it elsewhere."""
+"""The global model, for evaluation, saving and export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.update.engine.protocol import GlobalPart
 
 
 def unwrapped(model: Modules) -> Any:
-    """The modules inside what torch.compile made of them, in the same list or dictionary."""
+    """The modules without torch.compile's wrappers, in the same list or dictionary."""
     if isinstance(model, nn.Module):
         return getattr(model, "_orig_mod", model)
     if isinstance(model, dict):
@@ -25,7 +25,7 @@ def unwrapped(model: Modules) -> Any:
 
 
 def plain_state(model: Modules) -> dict[str, Tensor]:
-    """The state dictionary of the unwrapped modules, prefixed where there are several; no copies."""
+    """The state dictionary of the unwrapped modules, prefixed if there are several; no copies."""
     found: dict[str, Tensor] = {}
     for prefix, module in module_list(unwrapped(model)):
         found |= {prefix + name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
@@ -43,7 +43,7 @@ def global_parts(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same, copied."""
+    """As `global_parts`; copies."""
     return {name: tensor.detach().clone() for name, tensor in global_parts(model, values).items()}
 
 
@@ -60,7 +60,7 @@ def twin(model: Modules, values: dict[str, Tensor]) -> Any:
 
 @contextlib.contextmanager
 def swapped(parts: Sequence[GlobalPart]) -> Iterator[None]:
-    """Inside, the user's tensors hold the global values; afterwards their own again."""
+    """Context in which the user's tensors hold the global values; restores their own."""
     with torch.no_grad():
         for part in parts:
             part.fragment.refresh()

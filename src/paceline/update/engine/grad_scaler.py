@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed precision: a step that the GradScaler skips is no step, and under a gradient payload all skip it together."""
+"""Mixed precision: a step that the GradScaler skips does not count; under a gradient payload all workers skip it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.rules.rule import Rule
 
 DEPTH = 20
-"""Frames between a scaler's step and the hook of the optimizer's, at most."""
+"""Frames between a scaler's step and the hook of the optimizer's step, at most."""
 
 
 def skipped(optimizer: Optimizer) -> bool:
-    """Whether the step that just ended did nothing: fused optimizers skip inside, and say so in `found_inf`."""
+    """Whether the last step did nothing: fused optimizers skip inside, and report it in `found_inf`."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found.item() if hasattr(found, "item") else found)
 
 
 def is_scaler(thing: Any) -> bool:
-    """Whether it is a GradScaler that does something."""
+    """Whether it is an enabled GradScaler."""
     return issubclass(type(thing), GradScaler) and bool(thing.is_enabled())
 
 
 def stepping_scaler() -> Any:
-    """The GradScaler that makes the step in whose hook this is called; None where the program steps itself."""
+    """The GradScaler that makes the step in whose hook this is called; None if the program steps itself."""
     frame = sys._getframe(1)
     for _ in range(DEPTH):
         if frame is None:
@@ -46,7 +46,7 @@ def stepping_scaler() -> Any:
 
 
 def overflow(world: World, ranks: list[int]) -> NonFiniteError:
-    """What is raised where the program makes a step in spite of it."""
+    """The error if the program makes the step despite the overflow."""
     return NonFiniteError(
         world.sign(
             f"the scaled gradients of {world.names(ranks)} hold inf or nan, so this step is to be skipped, and it was "
@@ -56,16 +56,16 @@ def overflow(world: World, ranks: list[int]) -> NonFiniteError:
 
 
 class Scaling:
-    """By what the gradients of an optimizer are scaled, as far as that is known.
+    """The GradScaler of an optimizer's gradients, and its scale.
 
-    Where gradients leave in backward the user need not pass the scaler: it is found when it makes its first step.
-    Before that, one that lives is taken for the one (which is looked for only when gradients are not finite).
+    If gradients are sent in backward, the user need not pass the scaler: it is found at its first step. Before that,
+    any live enabled scaler is assumed to be it (searched for only when gradients are not finite).
 
     Args:
-        scaler: the one that was handed over, or None.
+        scaler: the user's, or None.
 
     Attributes:
-        kept_at: the scale of the numbers that codecs have kept for later; None where it is not known.
+        kept_at: the scale of the codecs' residuals; None if unknown.
     """
 
     def __init__(self, scaler: Any = None) -> None:
@@ -74,7 +74,7 @@ class Scaling:
 
     @property
     def active(self) -> bool:
-        """Whether a scaler is to hear of a gradient that is not finite."""
+        """Whether a scaler handles gradients that are not finite."""
         if self._sure:
             return self._scaler is not None and bool(self._scaler.is_enabled())
         return any(is_scaler(thing) and thing._scale is not None for thing in gc.get_objects())
@@ -86,7 +86,7 @@ class Scaling:
         self._scaler, self._sure = scaler, True
 
     def follow(self, kept: Iterable[dict[str, Tensor]]) -> None:
-        """Bring what codecs have kept to the scale of the gradients that come now."""
+        """Rescale the codecs' residuals to the scale of the present gradients."""
         states = list(kept)
         if not states:
             return
@@ -99,15 +99,15 @@ class Scaling:
 
 
 class ScalerHook:
-    """Exchanges gradients before the scaler looks at them, so that every worker sees the same inf.
+    """Exchanges gradients before the scaler checks them, so that every worker sees the same inf.
 
-    The scaler's own `unscale_` and `step` are wrapped on this one object; `remove` puts them back.
+    Wraps `unscale_` and `step` of this one scaler; `remove` restores them.
 
     Args:
         scaler: a `torch.amp.GradScaler`.
         exchange: optimizer -> exchanges its (scaled) gradients; called once a step.
         ours: optimizer -> whether it belongs to this run and gradients are due.
-        over: optimizer -> is told that its step is over, also where it was skipped.
+        over: called with the optimizer when its step is over or was skipped.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class ScalerHook:
                 self._over(optimizer)
 
     def remove(self) -> None:
-        """Give the scaler back as it was."""
+        """Restore the scaler's methods."""
         for name in ("unscale_", "step"):
             self._scaler.__dict__.pop(name, None)
 
 
 def check_scaler(rule: Rule, scaler: Any) -> None:
-    """Refuse a scaler whose inf checks would come after the step that the rule makes."""
+    """Refuse a scaler whose inf check would follow the step that the rule makes."""
     if rule.payload.moments_after is not None and scaler is not None:
         raise UnsupportedError(
             f"{rule.text()} makes Adam's step itself, where a GradScaler cannot skip it; train in bfloat16 without a "
@@ -156,8 +156,8 @@ def check_scaler(rule: Rule, scaler: Any) -> None:
 
 
 def refuse_hidden_scaler(rule: Rule, scaler: Any, landed: bool) -> None:
-    """A GradScaler that we do not know of makes the step. Without gradients that all have exchanged in backward it
-    skips steps on some workers alone, and the others would wait for ever."""
+    """Refuse a step of a GradScaler that was not passed to attach, unless gradients were exchanged in backward: it
+    would skip steps on some workers only, and their peers would wait for ever."""
     check_scaler(rule, scaler)
     if not landed:
         raise UnsupportedError(

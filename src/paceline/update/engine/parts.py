@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the engine of workers that exchange together, and how they are put together."""
+"""The parts of the engine of workers that exchange together, and how they are built."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Parts:
     """The parts of the engine of workers that exchange together.
 
     Attributes:
-        run: what all parts of the run share.
+        run: the context that all parts of the run share.
         fragments: the trained parameters and numeric buffers.
         exchanger: the connection among all workers.
-        host: the connection among the processes of this host, where they are one worker and any host has several.
+        host: the connection among the processes of this host, if they are one worker and any host has several.
         gradients: the exchanges of gradients.
-        blocks: those of blocks, where the rule has blocks and several workers make them.
+        blocks: those of blocks, if the rule has blocks and there are several workers.
         retuning: changes the rule's numbers.
     """
 
@@ -51,7 +51,7 @@ class Parts:
 
     @property
     def outer_fragments(self) -> list[Fragment]:
-        """What has to be the same on all workers when blocks begin or end."""
+        """The tensors that must be equal on all workers when blocks begin or end."""
         if self.blocks is None:
             return self.fragments
         return [state.fragment for state in self.blocks.blocks.outer_states]
@@ -61,7 +61,7 @@ class Parts:
         return Header(0, kind, False, leaving, True, 0, 0.0, 0.0, self.run.progress.steps, checksum)
 
     def end_warmup(self, summary: ExchangeSummary) -> None:
-        """The warm-up is over: all workers, also those that have left, take the same start for the first block."""
+        """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.run.progress
         progress.warm = True
         if self.blocks is not None:
@@ -90,7 +90,7 @@ def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence
 
 
 def assemble(run: RunContext) -> Parts:
-    """Make sure that all workers attached the same, give them rank 0's model, and build the engine's parts."""
+    """Check that all workers attached the same, give them rank 0's model, and build the engine's parts."""
     rule, settings, transport = run.rule, run.settings, run.transport
     same = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
     fragments = begin_together(transport, rule, run.model, run.owned, same)
@@ -119,7 +119,7 @@ def assemble(run: RunContext) -> Parts:
 
 
 def _within_host(run: RunContext) -> Exchanger | None:
-    """The connection among the processes of this host, where any host has several."""
+    """The connection among the processes of this host, if any host has several."""
     hosts = run.transport.world.hosts
     names = list(dict.fromkeys(hosts))
     if len(names) == len(hosts):
@@ -129,7 +129,7 @@ def _within_host(run: RunContext) -> Exchanger | None:
 
 
 def _blocks(run: RunContext, exchanger: Exchanger) -> Blocks | None:
-    """The blocks, with the moments that were there at attach; None where there is one worker only."""
+    """The blocks, with the moments that existed at attach; None for a single worker."""
     world = run.transport.world
     workers = len(set(world.hosts)) if run.rule.within else world.size  # N, as the rule counts them
     if not run.rule.schedule.exchanges_blocks or workers == 1:

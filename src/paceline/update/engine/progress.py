@@ -23,7 +23,7 @@ class Progress:
 
     @property
     def warm(self) -> bool:
-        """Whether the warm-up is over; a worker that left during it learns so from the other workers."""
+        """Whether the warm-up is over; a worker that left during it learns this from its peers."""
         return self._warm
 
     @warm.setter
@@ -32,10 +32,10 @@ class Progress:
 
     @property
     def exchanges(self) -> int:
-        """What a single worker would have exchanged by now."""
+        """Exchanges that a single worker would have made by now."""
         return self.schedule.exchanges_after(self.steps)
 
     def stepped(self) -> bool:
-        """Count a step; whether the warm-up is over with it (`warm` is set once all workers have the same start)."""
+        """Count a step; returns whether it ends the warm-up (`warm` is set once all workers have the same start)."""
         self.steps += 1
         return self.lockstep and self.schedule.ends_warmup(self.steps)

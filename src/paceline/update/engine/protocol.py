@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run needs of whatever carries out its rule among several workers."""
+"""The engine protocol: the interface by which a run carries out its rule among several workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GlobalPart(Protocol):
 
 
 class GlobalModel(Protocol):
-    """What knows the global model."""
+    """Gives the global model."""
 
     @property
     def global_parts(self) -> Sequence[GlobalPart]:
@@ -44,17 +44,17 @@ class GlobalModel(Protocol):
 
 
 class EngineProtocol(Protocol):
-    """What happens at the steps of a run of several workers.
+    """Carries out a rule at the steps of a run of several workers.
 
     Attributes:
-        local: whether gradients are to stay on this worker for the moment.
+        local: whether gradients stay on this worker at present.
     """
 
     local: bool
 
     @property
     def hooks_gradients(self) -> bool:
-        """Whether something is due before an optimizer's step."""
+        """Whether the optimizers need a pre-step hook."""
 
     @property
     def gradients_due(self) -> bool:
@@ -66,23 +66,23 @@ class EngineProtocol(Protocol):
 
     @property
     def steps_committed(self) -> int:
-        """Minibatches of this worker whose work is in the global model: the first so many."""
+        """How many of this worker's minibatches, from the first, are in the global model."""
 
     @property
     def moment(self) -> Moment | None:
-        """Where the exchanges stand; None under rules by which workers never stand alike."""
+        """Position in the exchanges; None under asynchronous rules, which have no common one."""
 
     @property
     def leases(self) -> Leases | None:
-        """The way to the ledger of the data, under rules by which workers go on unevenly."""
+        """The client of the data ledger, under rules by which workers proceed unevenly; else None."""
 
     @property
     def global_model(self) -> GlobalModel | None:
-        """What knows the global model, where the user's differs from it."""
+        """Gives the global model; None if the user's model holds it."""
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether this worker writes, or takes part in writing, the steps that are due; else others do."""
+        """Whether this worker writes, or helps to write, checkpoint steps that are due."""
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
@@ -91,26 +91,26 @@ class EngineProtocol(Protocol):
         """An optimizer made a step, or skipped it."""
 
     def on_step(self, warm: bool) -> None:
-        """A minibatch was counted; `warm` where a warm-up is over with it."""
+        """A minibatch was counted; `warm` if it ended the warm-up."""
 
     def follow(self, rule: Rule) -> None:
-        """Go on with other numbers of the rule."""
+        """Continue with changed settings of the rule."""
 
     def merge(self) -> None:
-        """Bring what every worker has done so far into the global model; all call it at the same place."""
+        """Merge every worker's work so far into the global model; all workers call it at the same place."""
 
     def shutdown(self) -> None:
-        """Come to the end together."""
+        """End the run together with all workers."""
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release all resources."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The engine's state for a checkpoint."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Load a result of `state`."""
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check what another number of workers saved; what is returned puts it in its place, after the
-        model's, the optimizers' and the flow's own."""
+        """Read and check a checkpoint of another number of workers; returns a function that loads it; call
+        that after model, optimizers and step counts are loaded."""

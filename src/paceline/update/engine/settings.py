@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run is carried out; none of it changes what the rule means."""
+"""How a run is carried out; no setting changes the meaning of the rule."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ class Settings:
         log: directory of the event log, or None.
         timeout_s: deadline of every wait for another worker, seconds.
         seed: of the order of samples; the same on every worker.
-        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned where the model is on CUDA).
-        scaler: the GradScaler, where there is one.
+        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned if the model is on CUDA).
+        scaler: the GradScaler, or None.
         group: the torch.distributed group to use, or None for all processes.
-        tls: certificates for paceline's own connections, or None for connections in the clear.
+        tls: certificates for paceline's own connections, or None for unencrypted ones.
         transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
         control: HOST:PORT of the control plane of an elastic run, or None.
-        exchanged: file that an elastic worker makes when its first exchange counts, or None.
+        exchanged: file that an elastic worker creates when its first exchange is committed, or None.
         guard: against contributions that are far larger than usual, or None.
-        checkpoint: directory or URL of the run's steps, or None for no checkpoints of their own accord.
+        checkpoint: directory or URL of the run's steps, or None for no automatic checkpoints.
         every_blocks: exchanges from one step to the next.
         keep: steps that are kept.
-        data: "shared", "own" where each worker brings its own and nothing has to be shared, or "split" where zero lines
-            split the program's loaders.
-        start: checkpoint from which a run without steps of its own goes on, or None.
+        data: "shared", "own" if each worker has its own data, or "split" if zero lines split the program's loaders.
+        start: checkpoint from which a run without steps of its own resumes, or None.
         round: of a search, or None.
     """
 
@@ -60,7 +59,7 @@ class Settings:
 
     @property
     def outer_state_device(self) -> torch.device | None:
-        """Where outer state lies; None for the tensors' own device."""
+        """The device of outer state; None for the tensors' own device."""
         return torch.device("cpu") if self.outer_state == "host" else None
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, Kind
 
 
 def shut_down(parts: Parts) -> None:
-    """Come to the end together: wait for workers that have more data, and merge what is left of the last block."""
+    """End the run together: wait for workers that have more data, and merge the rest of the last block."""
     progress, blocks = parts.run.progress, parts.blocks
     parts.gradients.withdraw()
     if blocks is not None:
@@ -24,12 +24,12 @@ def shut_down(parts: Parts) -> None:
         checksum = blocks.blocks.checksum()
     else:
         checksum = parts.gradients.updates[-1].buckets.checksum()
-    # no exchange follows: it compares the bits with which all end
+    # no exchange follows: this one compares the final bits of all workers
     parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=checksum))
 
 
 def _finish_lockstep(parts: Parts) -> None:
-    """Join the gradients of workers that have more data, until all have left or the warm-up is over."""
+    """Join the gradient exchanges of workers that have more data, until all have left or the warm-up is over."""
     while parts.run.progress.lockstep:
         summary = _join_gradients(parts, parts.exchanger)
         if any(h.kind == WARMUP_END for h in summary.headers):
