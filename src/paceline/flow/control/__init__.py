@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control plane of elastic runs: who is a member, which exchanges are committed, and who has which data.
+"""The control plane of elastic runs: membership, commits of exchanges, and leases of data.
 
 :class:`Control` lives in the launcher, a :class:`Member` in every worker.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's side of the control plane: it enters, commits exchanges, complains, and asks for data.
+"""A worker's client of the control plane: it joins, commits exchanges, reports failures, and asks for data.
 
-All calls are the training thread's unless they say otherwise. Those that wait end with an error that says what was
-waited for. A launcher that ends and is started again is not noticed, except for the time it takes.
+Only the training thread makes these calls unless they say otherwise. Every wait has a deadline, and its error names
+what was missing. A restart of the launcher costs time and is otherwise transparent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, Generation, Verdict
 
 GOODBYE_S = 5.0
-"""Seconds that a goodbye is waited for."""
+"""Seconds to wait for the answer to a goodbye."""
 _ANSWERS = {NOTHING: "nothing", WORK: "work", OVER: "over"}
 
 
@@ -31,17 +31,17 @@ class Member(ClientState):
     Args:
         address: of the control plane.
         port: of the control plane.
-        about: what this worker says about itself.
-        tls: None for connections in the clear.
+        about: this worker's description of itself.
+        tls: None for unencrypted connections.
         timeout_s: seconds for every wait, except for those below the quorum.
 
     Attributes:
         worker: its number; it is final once :meth:`enter` has returned.
         run: the name of the run.
-        generation: the newest that is known; its number is 0 before this worker is a member.
+        generation: the newest known; its number is 0 before this worker is a member.
         called: the highest exchange to which this worker was called, 0 for none.
-        paused: why the run waits for workers; "" where it does not.
-        saves: whether this worker is the one that writes a checkpoint while it waits.
+        paused: why the run waits for workers; "" if it does not.
+        saves: whether this worker writes a checkpoint while the run waits.
 
     Raises:
         OverError: the run is over.
@@ -53,41 +53,41 @@ class Member(ClientState):
         super().__init__((address, port), about, tls, timeout_s)
         self._connection.start()
 
-    # -- who is there -----------------------------------------------------------------------------
+    # -- membership -------------------------------------------------------------------------------
 
     def enter(self) -> Generation:
-        """Wait until this worker is a member; the generation of which it is one."""
+        """Wait until this worker is a member; returns its first generation."""
         self._wait(lambda: self.generation.rank(self.worker) is not None, "to be taken in", self._timeout_s)
         return self.generation
 
     def on_change(self, call: Callable[[Generation], None]) -> None:
-        """`call` gets every newer generation as soon as it is known, in a thread of the client: it must not wait."""
+        """`call` gets every newer generation at once, in a thread of the client: it must not wait."""
         self._calls["generation"] = call
 
     def on_pause(self, call: Callable[[str], None]) -> None:
-        """`call` gets why the run waits for workers, "" when it goes on, in a thread of the client."""
+        """`call` gets why the run waits for workers, "" when it continues, in a thread of the client."""
         self._calls["paused"] = call
 
     def on_end(self, call: Callable[[PacelineError], None]) -> None:
-        """`call` gets the error with which this worker is out, in a thread of the client."""
+        """`call` gets the error by which this worker lost its membership, in a thread of the client."""
         self._calls["end"] = call
 
     def doing(self, what: str, step: int) -> None:
-        """What this worker does now: others hear it when they wait for it. Any thread; returns at once."""
+        """Report this worker's activity, shown to members that wait for it. Any thread; returns at once."""
         self._doing, self._step = what, step
 
     def leave(self) -> None:
-        """Goodbye, at the end of the program."""
+        """Say goodbye, at the end of the program."""
         self._heartbeats.close()
         if self._error is None:
-            self._leaving = True  # said again to a control plane that is started again meanwhile
+            self._leaving = True  # repeated if the control plane restarts meanwhile
             self._connection.say(wire.BYE)
             with contextlib.suppress(PacelineError):
                 self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
         self.close()
 
     def close(self) -> None:
-        """Without a goodbye: for the others this worker is dead."""
+        """Close without a goodbye: the control plane takes this worker for dead."""
         with self._changed:
             self._error = self._error or ClosedError("this worker has left the run")
             self._changed.notify_all()
@@ -97,7 +97,7 @@ class Member(ClientState):
     # -- exchanges --------------------------------------------------------------------------------
 
     def starts(self, exchange: int) -> None:
-        """This worker has come to an exchange and waits there. Returns at once."""
+        """This worker has reached an exchange and waits there. Returns at once."""
         self._check()
         with self._changed:
             self._started = max(self._started, exchange)
@@ -106,18 +106,18 @@ class Member(ClientState):
     def commit(
         self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
     ) -> Verdict:
-        """This worker has come through the exchange; wait for all others.
+        """This worker has completed the exchange; wait for all members.
 
         Args:
-            generation: in which it was.
+            generation: of the exchange.
             exchange: its number.
-            marks: the places whose work of this worker went into it.
-            facts: what else others may want to see in the status; small.
+            marks: the places whose work by this worker went into it.
+            facts: further facts for the status; small.
             returned: places of its leases whose work was left out of the exchange.
 
         Raises:
-            GivenUpError: this worker is out.
-            PeerLostError: the control plane is.
+            GivenUpError: this worker was removed from the run.
+            PeerLostError: the control plane is lost.
         """
         with self._changed:
             if generation == self.generation.number and self._state != self.generation.exchange:
@@ -136,11 +136,11 @@ class Member(ClientState):
         return self._newest(frame)
 
     def holds_state(self, generation: int, exchanges: int = 0) -> None:
-        """This newcomer has the state that the donor gave, or the common start, or that of a checkpoint.
+        """This joining worker holds the donor's state, the common start, or a checkpoint.
 
         Args:
-            generation: in which it got it.
-            exchanges: that are in the model.
+            generation: in which it got the state.
+            exchanges: number of exchanges in the model.
         """
         self._check()
         with self._changed:
@@ -168,26 +168,26 @@ class Member(ClientState):
         return "work", (loader, epoch, begin, end)
 
     def wait_news(self, timeout_s: float) -> bool:
-        """Wait until :meth:`ask` may answer otherwise than the last time, or this worker is called; whether so."""
+        """Wait until :meth:`ask` may give a new answer, or this worker is called; returns whether that happened."""
         with contextlib.suppress(TimeoutError):
             self._wait(lambda: self._news > self._seen_news, "for news", timeout_s, TimeoutError)
         return self._news > self._seen_news
 
     def tell(self, kind: str, *values: Any) -> None:
-        """Returns at once; what is wrong with it, the next call that waits raises.
+        """Send a message about the data; returns at once. The next call that waits raises its error.
 
         "left" loader epoch marks; "ends" loader epoch total; "done" marks; "expect" loader epoch ranges; "waits" bool.
         """
         self._check()
         if kind == "holds":
-            return  # said by itself whenever it is needed
-        if kind == "left":  # at once: a server that had heard it, and was started again, would lease them anew
+            return  # sent automatically
+        if kind == "left":  # at once: a server restarted after this message would lease them anew
             with self._changed:
                 self._held_leases.settle(values[-1])
         self._connection.request(wire.TELL, (self._next(),), [kind, *values])
 
     def ledger(self) -> tuple[int, dict[str, Any]]:
-        """The number of the last exchange that was committed, and the state of the ledger as of then."""
+        """The number of the last committed exchange, and the ledger's state as of that commit."""
         said = self._request(wire.LEDGER, (), None, "for the ledger", 1)
         return said.numbers[1], validation.table(said.note, "a ledger")
 
@@ -218,7 +218,7 @@ class Member(ClientState):
         limit_s: float,
         error: type[Exception] = PeerLostError,
     ) -> None:
-        """Wait; time below the quorum does not count, and has a limit of its own."""
+        """Wait; time below the quorum has a limit of its own."""
         began = time.monotonic()
         with self._changed:
             while not ready():

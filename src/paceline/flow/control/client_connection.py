@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's connection to the control plane: it comes back by itself, and sends again what was not answered."""
+"""A worker's connection to the control plane: it reconnects automatically, and resends unanswered requests."""
 
 from __future__ import annotations
 
@@ -16,71 +16,71 @@ from paceline.errors import GivenUpError, MismatchError, OverError, PacelineErro
 from paceline.flow.control import validation, wire
 
 ATTEMPT_S = 2.0
-"""For one attempt to come back."""
+"""Deadline of one attempt to reconnect, seconds."""
 PAUSE_S = 0.1
-"""Between two attempts to come back."""
+"""Pause between two attempts to reconnect, seconds."""
 Said = tuple[int, tuple[int, ...], Any]
 """The kind of a frame, its numbers and its note."""
 _ALL: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
 
 
 class ConnectionOwner(Protocol):
-    """Whose connection it is; all of it is called in the link's thread, but for the first hello."""
+    """The owner of a connection; called in the connection's thread, except for the first hello."""
 
     def hello(self) -> Said:
-        """With what a connection begins."""
+        """The first frame of a connection."""
 
     def welcome(self, frame: Frame) -> None:
         """The answer to it."""
 
     def afresh(self) -> bool:
-        """The old one is not known any more; whether this worker can come as a new one."""
+        """The server no longer knows this worker; returns whether it can join as a new one."""
 
     def again(self) -> list[Said]:
-        """What is to be said on every connection that is not the first."""
+        """The frames to send after every reconnect."""
 
     def heard(self, frame: Frame) -> None:
         """Any other frame."""
 
     def over(self, error: PacelineError) -> None:
-        """The error that has ended it."""
+        """The connection has ended with this error."""
 
 
 class ClientConnection:
-    """The talk connection.
+    """The connection for requests.
 
     Args:
         where: address and port.
-        tls: None for connections in the clear.
-        timeout_s: seconds for which it tries to come back.
-        owner: whose it is.
+        tls: None for unencrypted connections.
+        timeout_s: seconds for which it tries to reconnect.
+        owner: gets its frames.
     """
 
     def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, owner: ConnectionOwner) -> None:
         self._where, self._tls, self._timeout_s, self._owner = where, tls, timeout_s, owner
         self._sending = threading.Lock()
-        self._pending: dict[int, Said] = {}  # what was not answered yet, in order
+        self._pending: dict[int, Said] = {}  # unanswered requests, in order
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-member", daemon=True)
         self._channel = self._connect(time.monotonic() + timeout_s)
         _ALL.add(self)
 
     def start(self) -> None:
-        """Listen."""
+        """Start the receiving thread."""
         self._thread.start()
 
     @property
     def name(self) -> str:
-        """Of the other end, for messages."""
+        """Name of the server, for messages."""
         return f"the control plane at {self._where[0]}, port {self._where[1]}"
 
     def say(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
-        """Send this now, if there is a connection."""
+        """Send a frame now, if there is a connection."""
         with self._sending, contextlib.suppress(PeerLostError):
             self._channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
 
     def request(self, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
-        """Send this now, and again on every new connection until :meth:`answered`; numbers[0] is its serial number."""
+        """Send a request now, and on every new connection until :meth:`answered`; numbers[0] is its serial number."""
         with self._sending:
             self._pending[numbers[0]] = (kind, numbers, note)
             try:
@@ -92,23 +92,23 @@ class ClientConnection:
                 raise
 
     def answered(self, serial: int) -> Said | None:
-        """This need not be sent again; the request, None where it was answered before."""
+        """Stop resending a request; returns it, or None if it was answered before."""
         with self._sending:
             return self._pending.pop(serial, None)
 
     def finish(self) -> None:
-        """The other end will close the connection, and that is well."""
+        """The server will close the connection: do not reconnect."""
         self._closing.set()
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
         self._closing.set()
         self._channel.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's, and must end with it."""
+        """In a forked child: drop the connection, which belongs to the parent."""
         self._channel.abandon()
 
     # -- the thread -------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class ClientConnection:
             self._channel.close()
 
     def _listen(self) -> None:
-        """To the end of this connection."""
+        """Receive until this connection ends."""
         while True:
             try:
                 frame = self._channel.receive()
@@ -162,7 +162,7 @@ class ClientConnection:
                     channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
 
     def _connect(self, until: float) -> Channel:
-        """A connection on which the hello was answered."""
+        """Connect, and exchange hello and welcome."""
         channel = connect(*self._where, "the control plane", max(0.1, until - time.monotonic()), self._tls)
         try:
             channel.limit = 0
@@ -185,7 +185,7 @@ class ClientConnection:
 
 
 def given_up(frame: Frame) -> GivenUpError:
-    """What a frame of this kind means."""
+    """The error that a "given_up" frame reports."""
     return (OverError if frame.numbers[1] else GivenUpError)(validation.text(frame.note, validation.REASON, "why"))
 
 
@@ -194,9 +194,9 @@ class Heartbeats:
 
     Args:
         where: address and port.
-        tls: None for connections in the clear.
+        tls: None for unencrypted connections.
         hello: gives the worker's number and its secret.
-        beat: gives its steps, and what it does.
+        beat: gives its steps and its activity.
         beat_s: seconds between two.
         silence_s: seconds in which one must be answered.
     """
@@ -224,7 +224,7 @@ class Heartbeats:
         self._now.set()
 
     def close(self) -> None:
-        """End it."""
+        """Stop them."""
         self._closing.set()
         self._now.set()
         if self._channel is not None:
@@ -232,7 +232,7 @@ class Heartbeats:
         self._thread.join(5.0)
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """In a forked child: drop the connection."""
         if self._channel is not None:
             self._channel.abandon()
 
@@ -241,7 +241,7 @@ class Heartbeats:
             try:
                 with connect(*self._where, "the control plane", ATTEMPT_S, self._tls) as self._channel:
                     self._go_on(self._channel)
-            except (PacelineError, OSError):  # the talk connection says what is wrong
+            except (PacelineError, OSError):  # the request connection reports the error
                 self._closing.wait(self._beat_s)
 
     def _go_on(self, channel: Channel) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker hears from the control plane, and what it knows because of it: the lower half of the client."""
+"""The state that a worker learns from the control plane: the lower half of the client."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOG = logging.getLogger("paceline.control")
 
 
 class ClientState:
-    """Keeps what the control plane has said; its connection's thread brings it.
+    """Keeps the control plane's messages, which the connection's thread delivers.
 
     Args:
         where: address and port.
-        about: what this worker says about itself.
-        tls: None for connections in the clear.
-        timeout_s: seconds for which it tries to come back.
+        about: this worker's description of itself.
+        tls: None for unencrypted connections.
+        timeout_s: seconds for which it tries to reconnect.
     """
 
     def __init__(self, where: tuple[str, int], about: About, tls: TLS | None, timeout_s: float) -> None:
@@ -41,7 +41,7 @@ class ClientState:
         self._state = -1  # the exchange whose state this worker holds
         self._news = 0
         self._seen_news = 0
-        self._moved = time.monotonic()  # when a wait last had a reason to begin anew
+        self._moved = time.monotonic()  # when a wait's deadline last started anew
         self._doing, self._step = "", 0
         self._serial = 0
         self._answers: dict[int, Frame] = {}
@@ -62,7 +62,7 @@ class ClientState:
         return max(0, self._step), self._doing
 
     def hello(self) -> Said:
-        """With what a connection begins."""
+        """The first frame of a connection."""
         with self._changed:
             if not self._secret:
                 return wire.HELLO, (), self._about.note()
@@ -70,7 +70,7 @@ class ClientState:
             return wire.BACK, (self.worker, self._state, self._started), note
 
     def again(self) -> list[Said]:
-        """What may have been said while there was no connection."""
+        """Messages that may have been lost while there was no connection."""
         with self._changed:
             said: list[Said] = [(wire.STARTS, (self._started,), None)] if self._started else []
             if self._state == self.generation.exchange:
@@ -78,7 +78,7 @@ class ClientState:
             return [*said, (wire.BYE, (), None)] if self._leaving else said
 
     def afresh(self) -> bool:
-        """Whether this worker can come as a new one."""
+        """Whether this worker can join as a new one."""
         with self._changed:
             if not self.generation.number:
                 self._secret = ""
@@ -94,7 +94,7 @@ class ClientState:
             self._moved = time.monotonic()
 
     def heard(self, frame: Frame) -> None:
-        """What the control plane says."""
+        """A frame from the control plane."""
         kind = wire.KINDS.get(frame.kind)
         if kind == "given_up":
             raise given_up(frame)
@@ -118,7 +118,7 @@ class ClientState:
             raise MismatchError(f"the control plane says nothing of kind {frame.kind}")
 
     def _answered(self, kind: str, frame: Frame) -> None:
-        """An answer to a request; what it says about what this worker holds counts from now on."""
+        """An answer to a request; updates this worker's held leases."""
         with self._changed:
             request = self._connection.answered(frame.numbers[0])
             if request is None:
@@ -177,6 +177,6 @@ class ClientState:
         self._call("end", error)
 
     def _check(self) -> None:
-        """Raise the error that has ended this worker, if there was one."""
+        """Raise the error that ended this worker's membership, if any."""
         if self._error is not None:
             raise type(self._error)(str(self._error))

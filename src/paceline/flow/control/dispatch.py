@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker says, checked and handed to the state machine."""
+"""Checks a worker's frames and hands them to the state machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.flow.control.worker_record import Commit
 
 
 def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> None:
-    """Carry out one frame; MismatchError where it makes no sense."""
+    """Carry out one frame; MismatchError if it is invalid."""
     first, second, third, *_ = frame.numbers
     if frame.kind == wire.STARTS:
         machine.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 OFTEN = 20
-"""Events of strangers within a minute, at most; the rest are counted."""
+"""Events of unauthenticated connections within a minute, at most; the rest are counted."""
 _LOG = logging.getLogger("paceline.control")
 
 
@@ -31,11 +31,11 @@ class EventSender:
         self._thread.start()
 
     def tell(self, kind: str, about: dict[str, Any]) -> None:
-        """An event."""
+        """Queue an event."""
         self._queue.put((kind, about))
 
     def limited(self, kind: str, about: dict[str, Any]) -> None:
-        """An event that a stranger could cause without end."""
+        """Queue an event that an unauthenticated connection could cause without limit."""
         with self._guard:
             now = time.monotonic()
             if now - self._since > 60:
@@ -48,7 +48,7 @@ class EventSender:
         self.tell(kind, {**about, **({"not_shown": left_out} if left_out else {})})
 
     def close(self) -> None:
-        """Tell what is left, and end."""
+        """Deliver the queued events, and stop."""
         self._queue.put(None)
         self._thread.join(5.0)
 
@@ -56,5 +56,5 @@ class EventSender:
         while (one := self._queue.get()) is not None:
             try:
                 self._told(*one)
-            except Exception:  # the log is not worth the run
+            except Exception:  # a failing log must not end the run
                 _LOG.exception("an event of the control plane could not be told: %s", one[0])

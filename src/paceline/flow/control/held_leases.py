@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker holds of the data, as it must say it to a control plane that was started again."""
+"""The leases that a worker holds; it reports them to a restarted control plane."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from paceline.data.ledger.ranges import Ranges
 
 
 class HeldLeases:
-    """Leases that were given and are not settled: neither committed, nor given back."""
+    """Unsettled leases: neither committed nor given back."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Ranges] = {}
 
     def add(self, mark: Mark) -> None:
-        """A lease."""
+        """Add a lease."""
         loader, epoch, begin, end = mark
         self._held.setdefault((loader, epoch), Ranges()).add(begin, end)
 
     def settle(self, marks: Iterable[Sequence[int]]) -> None:
-        """These are done, or given back."""
+        """These are committed or given back."""
         for loader, epoch, begin, end in marks:
             held = self._held.get((loader, epoch))
             if held is not None:
@@ -30,9 +30,9 @@ class HeldLeases:
                     del self._held[loader, epoch]
 
     def clear(self) -> None:
-        """Nothing is held."""
+        """Drop all leases."""
         self._held.clear()
 
     def marks(self) -> list[Mark]:
-        """All of it."""
+        """All held leases."""
         return [(*key, begin, end) for key, held in self._held.items() for begin, end in held]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of an elastic run: what is leased to whom, and what is in the global model, as of the last commit.
+"""The ledger of an elastic run: leases, and the places in the global model, as of the last commit.
 
-The ledger itself is that of :mod:`paceline.data.ledger.ledger`. Here is what the control plane adds: a worker can mark
-what it holds and nothing else, an epoch is over when all of it is committed, and what a resumed run has left to do is
-accepted once.
+It wraps :mod:`paceline.data.ledger.ledger` with the control plane's rules: a worker can mark only places that it
+holds, an epoch is over when all of it is committed, and a resumed run's remaining places are accepted once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class ControlLedger:
 
     Attributes:
         saved: the ledger's state at the last commit.
-        strange: places that were marked by workers that did not hold them; they were left as they were.
+        strange: places that workers marked without holding them; these marks are ignored.
     """
 
     def __init__(self) -> None:
@@ -34,15 +33,15 @@ class ControlLedger:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing is known of any epoch: all begin from a checkpoint."""
+        """Forget all epochs: all members begin from a checkpoint."""
         self._ledger = Ledger()
         self._expected: dict[tuple[int, int], list[list[int]]] = {}
         self._given_back: dict[tuple[int, int], Ranges] = {}
-        self._asked: set[int] = set()  # loaders of which work was given out
+        self._asked: set[int] = set()  # loaders with leases so far
         self.saved = self._ledger.state()
 
     def ask(self, worker: int, question: Question, now: float) -> tuple[int, Mark | None]:
-        """WORK with a lease, NOTHING or OVER; MismatchError where the workers' data differ."""
+        """WORK with a lease, NOTHING or OVER; MismatchError if the workers' data differ."""
         self._asked.add(question.loader)
         mark = self._ledger.ask(worker, question, now)
         if mark is not None:
@@ -59,7 +58,7 @@ class ControlLedger:
         """The work on these places of its leases was left out of the exchange: they go to another worker, once.
 
         Returns:
-            Places that were given back before, and count as done now: what they hold may be what spoils the work.
+            Places that were given back before; they now count as done, since their samples may cause the bad results.
         """
         skipped = 0
         for mark in self._owned(worker, marks):
@@ -74,15 +73,15 @@ class ControlLedger:
         return skipped
 
     def settled(self, worker: int, marks: Sequence[Mark]) -> None:
-        """A commit of these is in the record, and the worker, which did not know, said that it holds them still."""
+        """The record has a commit of these, but the worker, which missed the verdict, reported that it holds them."""
         self._ledger.give_back(worker, self._owned(worker, marks))
 
     def lost(self, worker: int) -> None:
-        """What it held is free again."""
+        """Free the leases of a lost worker."""
         self._ledger.lost(worker)
 
     def save(self, now: float) -> None:
-        """A commit: what the ledger says now is what counts."""
+        """A commit: save the ledger's present state."""
         self.saved = self._ledger.state(now)
 
     def unmerged(self, workers: Iterable[int]) -> bool:
@@ -90,7 +89,7 @@ class ControlLedger:
         return any(self._ledger.held(worker) for worker in workers)
 
     def tell(self, worker: int, kind: str, values: Sequence[Any]) -> None:
-        """What a worker says about the data; MismatchError for what makes no sense."""
+        """Handle a worker's message about the data; MismatchError if it is invalid."""
         if kind == "done":
             self.done(worker, validation.marks(*validation.row(list(values), 1, kind)))
         elif kind == "left":
@@ -110,7 +109,7 @@ class ControlLedger:
             raise MismatchError(f"workers tell left, ends, done, expect or waits, got {kind!r:.80}")
 
     def holds(self, worker: int, marks: Sequence[Mark]) -> None:
-        """What it says that it holds, after the server was started again; what is done or another's stays that."""
+        """Leases that a worker reports after a server restart; done places and other workers' leases stay unchanged."""
         self._ledger.holds(worker, marks)
 
     def _owned(self, worker: int, marks: Sequence[Mark]) -> list[Mark]:
@@ -128,7 +127,7 @@ class ControlLedger:
         ]
 
     def _ends(self, worker: int, loader: int, epoch: int, total: int) -> None:
-        """Only a worker that holds places of an epoch can have come to its end, and what is done lies before that."""
+        """A worker found the end of an epoch: it must hold places of it, and done places must lie before the end."""
         extent = self._ledger.extent(loader, epoch)
         if (extent is None and epoch <= self._ledger.closed(loader)) or (extent is not None and total >= extent[0]):
             return  # another worker has said so
@@ -142,7 +141,7 @@ class ControlLedger:
         self._ledger.ends(loader, epoch, total)
 
     def _expect(self, loader: int, epoch: int, ranges: Any) -> None:
-        """The first who says it counts; all have it from one checkpoint, so who says something else is wrong."""
+        """The first worker's report counts; all read one checkpoint, so a different report is an error."""
         rest = Ranges(validation.span(one) for one in validation.rows(ranges, "ranges"))
         known = self._expected.get((loader, epoch))
         if known is None and loader not in self._asked:
@@ -169,7 +168,7 @@ class ControlLedger:
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
-        """Put back what `state` gave; no worker holds anything until it says so."""
+        """Load a result of `state`; no worker holds leases until it reports them."""
         self._ledger.load(state["ledger"], now)
         self._ledger.forget_leases()
         self.saved = state["saved"]

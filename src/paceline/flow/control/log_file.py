@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file in which the state machine is kept: written under another name, brought to the disk, then renamed."""
+"""The file of the state machine's record: written under a temporary name, synced to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ADVICE = "move it away to begin anew; the workers then start from a checkpoint"
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
-    """Replace the record; only its owner can read it, as the workers' secrets are in it.
+    """Replace the record; only its owner can read it, since it holds the workers' secrets.
 
     Raises:
-        OSError: it cannot be written; the one before is still there.
+        OSError: it cannot be written; the previous record is kept.
     """
     text = json.dumps({"format": FORMAT, **state}, separators=(",", ":")).encode()
     beside = path.with_name(f"{path.name}.tmp")
@@ -33,7 +33,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What was written last; None where there is no file.
+    """The last written record; None if there is no file.
 
     Raises:
         CheckpointError: the file is damaged, or of another kind.
@@ -51,5 +51,5 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def damaged(path: Path | None, why: str) -> CheckpointError:
-    """The error for a record that makes no sense."""
+    """The error for an invalid record."""
     return CheckpointError(f"the control plane's record {path} cannot be read: {why}; {ADVICE}")

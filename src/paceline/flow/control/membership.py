@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is a member of an elastic run, from one generation to the next: the lower half of the state machine.
+"""Membership of an elastic run, from one generation to the next: the lower half of the state machine.
 
-A member that is lost makes a new generation of those who survive it. Newcomers wait for the next commit; they are
-taken in at once where nothing was committed yet, or where the run waits for workers. Below the quorum it waits, and no
-generation is made.
+When a member is lost, the survivors form a new generation. Joining workers wait for the next commit; they become
+members at once if nothing was committed yet, or if the run waits for workers. Below the quorum the run waits, and no
+generation is formed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from paceline.flow.control.worker_record import WorkerRecord
 
 OVER = "the run is over: its workers have come to the end of the program"
 REMEMBERED = 1024
-"""Workers that are gone, of which the reason is remembered."""
+"""Number of lost workers whose reason is remembered."""
 
 
 class Members(ABC):
-    """The part of the state machine that knows who is there.
+    """The part of the state machine that tracks members.
 
     Args:
-        terms: what the user has set.
-        secret: draws what a worker must say to come back.
+        terms: the user's settings.
+        secret: draws the secret that a worker must present to reconnect.
 
     Attributes:
-        people: number -> worker that lives, members and those who wait.
+        workers: number -> live worker, a member or waiting to join.
         generation: the newest; as of the last commit.
-        exchange: how many are committed.
+        exchange: number of committed exchanges.
         broken: whether the newest generation has lost a member, and the next one waits for workers.
-        dirty: whether the record is older than what is to be said.
-        outbox: what is to be said.
-        paused: why the run waits; "" where it does not.
-        finished: whether a worker has come to the end of its program.
-        ended: why no worker is taken any more; "" while the run goes on.
+        dirty: whether the record must be written before the outbox is sent.
+        outbox: messages to send.
+        paused: why the run waits; "" if it does not.
+        finished: whether a worker has finished its program.
+        ended: why no worker is accepted any more; "" during the run.
     """
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
@@ -73,34 +73,34 @@ class Members(ABC):
 
     @property
     def members(self) -> list[WorkerRecord]:
-        """Those of the newest generation that live."""
+        """The live members of the newest generation."""
         return [self.workers[one] for one in self.generation.workers if one in self.workers]
 
     @property
     def saver(self) -> int | None:
-        """Who writes a checkpoint while the run waits: the first who holds the state."""
+        """The worker that writes a checkpoint while the run waits: the first that holds the state."""
         return next((one.worker for one in self.members if one.holds), None)
 
     @property
     def waiting(self) -> list[WorkerRecord]:
-        """Those who are to be taken in."""
+        """Workers that wait to join."""
         return [one for one in self.workers.values() if not one.member]
 
     @property
     def over(self) -> bool:
-        """Whether the workers that came to the end have left, and those that are here have nothing left to do."""
+        """Whether the finished workers have left, and the present ones have no work left."""
         return self.ended == OVER
 
-    # -- coming and going -------------------------------------------------------------------------
+    # -- joining and leaving ----------------------------------------------------------------------
 
     @property
     def undecided(self) -> bool:
-        """There is no room for another worker now, but some may be freed: not all of the record have come back yet."""
+        """The run is full, but may free places: not all recorded workers have reconnected yet."""
         full = len(self.workers) >= self.terms.max_workers
         return full and any(one.absent is not None for one in self.workers.values())
 
     def join(self, about: About, now: float) -> WorkerRecord:
-        """A worker comes; RefusedError where it cannot be taken."""
+        """A worker joins; RefusedError if it cannot be accepted."""
         if self.over or self.finished:
             raise OverError(OVER)
         if self.ended:
@@ -130,7 +130,7 @@ class Members(ABC):
                 )
 
     def bye(self, worker: int, now: float) -> None:
-        """A worker has come to the end of its program."""
+        """A worker has finished its program."""
         record = self.workers.get(worker)
         if record is None:
             return
@@ -141,7 +141,7 @@ class Members(ABC):
         self._remove([worker], f"{record.name} has come to the end of its program", now)
 
     def lost(self, workers: Iterable[int], why: str, now: float) -> None:
-        """Workers have died, or are given up."""
+        """Workers have died, or are declared lost."""
         known = [one for one in workers if one in self.workers]
         for worker in known:
             self.gone[worker] = why
@@ -173,7 +173,7 @@ class Members(ABC):
         self.hint()
 
     def hint(self) -> None:
-        """Those who are dry may find work if they ask again."""
+        """Tell workers without data to ask again."""
         for one in self.workers.values():
             if one.dry:
                 one.dry = False
@@ -182,12 +182,12 @@ class Members(ABC):
     # -- generations ------------------------------------------------------------------------------
 
     def break_off(self, reason: str, now: float) -> None:
-        """The exchange under way is not committed: those who live begin it anew, if they are enough."""
+        """Cancel the current exchange: the live workers repeat it, if they reach the quorum."""
         self.broken = True
         self.settle(now, reason)
 
     def settle(self, now: float, reason: str) -> None:
-        """Make a new generation where one is needed and there are enough for it."""
+        """Form a new generation if one is needed and the quorum is reached."""
         if not self.broken:
             begun = self.calls.first is not None or self.departed
             if self.exchange == 0 and self.waiting and not begun:
@@ -206,7 +206,7 @@ class Members(ABC):
         self.make(survivors if as_ever and len(survivors) >= quorum else workers, reason, now)
 
     def _may_begin(self, there: int, now: float) -> bool:
-        """At the very start others are waited for."""
+        """Whether the start may begin: the run first waits for the expected workers."""
         self._resume()
         self.enough_since = now if self.enough_since is None else self.enough_since
         all_there = there >= min(self.terms.expected or self.terms.max_workers, self.terms.max_workers)
@@ -233,7 +233,7 @@ class Members(ABC):
                 self.outbox.say(worker, "paused", note="")
 
     def make(self, chosen: list[WorkerRecord], reason: str, now: float) -> None:
-        """The next generation, of these."""
+        """Form the next generation of these workers."""
         for worker in self.departed:
             self.ledger.lost(worker)
         self.departed.clear()
@@ -267,7 +267,7 @@ class Members(ABC):
         self.call(now)
 
     def _over(self) -> None:
-        """Those who came to the end have left, and who is here came too late to be given anything."""
+        """End the run: the finished workers have left, and the present ones joined too late to get the state."""
         self.ended = OVER
         for worker in list(self.workers):
             self.gone[worker] = OVER
@@ -276,7 +276,7 @@ class Members(ABC):
         self.dirty = True
 
     def _announce(self) -> None:
-        """Tell the members, and answer those who wait for a new generation."""
+        """Announce the generation to its members, and answer workers that wait for it."""
         note = self.generation.note()
         for one in self.members:
             self.outbox.say(one.worker, "generation", note=note)
@@ -289,10 +289,10 @@ class Members(ABC):
 
     @abstractmethod
     def conclude(self, now: float) -> None:
-        """Commit the exchange under way, if all have come through it."""
+        """Commit the current exchange, if all members have completed it."""
 
     def call(self, now: float) -> None:
-        """Call those who are due."""
+        """Call the members that are due to join the exchange."""
         if self.broken:
             return
         for one in self.calls.due(self.members, self.exchange + 1, now, self.ledger.unmerged):

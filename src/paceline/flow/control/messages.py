@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the control plane: places, generations, verdicts, and what the user has set."""
+"""The messages of the control plane: places, generations, verdicts, and the user's settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.flow.control import validation
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker lives.
+    """A worker's number and address.
 
     Attributes:
-        worker: its number in this run; never used twice.
-        host: its name, for people.
-        address: of its door, to which the others connect.
-        port: of its door.
+        worker: its number in this run; never reused.
+        host: its host name, for display.
+        address: of its listener, to which other members connect.
+        port: of its listener.
     """
 
     worker: int
@@ -43,16 +43,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Generation:
-    """Who works together, from one change of the members to the next.
+    """The members between two changes of membership.
 
     Attributes:
         number: 1, 2, ..; 0 before there was any.
         members: by rank, which is the order of their numbers.
-        exchange: how many exchanges are committed; the next one is `exchange + 1`.
+        exchange: number of committed exchanges; the next one is `exchange + 1`.
         newcomers: numbers of members that do not hold the state of `exchange`.
-        donor: the member that gives it to them; None where no member holds it.
-        restored: something was committed once, and no live worker holds it: all begin from a checkpoint.
-        reason: why there is a new one, for people.
+        donor: the member that sends it to them; None if no member holds it.
+        restored: exchanges were committed, but no live worker holds the state: all begin from a checkpoint.
+        reason: why it was formed, for display.
     """
 
     number: int = 0
@@ -69,7 +69,7 @@ class Generation:
         return [place.worker for place in self.members]
 
     def rank(self, worker: int) -> int | None:
-        """The rank of `worker`; None where it is no member."""
+        """The rank of `worker`; None if it is no member."""
         return self.workers.index(worker) if worker in self.workers else None
 
     def note(self) -> dict[str, Any]:
@@ -102,11 +102,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an exchange.
+    """The outcome of an exchange.
 
     Attributes:
-        committed: whether it counts; where it does not, it is to be redone in `generation`.
-        generation: that holds from now on.
+        committed: whether it is committed; if not, it must be repeated in `generation`.
+        generation: the generation from now on.
     """
 
     committed: bool
@@ -115,16 +115,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the user has set.
+    """The user's settings.
 
     Attributes:
         min_workers: with fewer, the run waits.
         max_workers: more are refused.
-        timeout_s: seconds that one who does not come to an exchange is waited for; others follow from it.
-        grace_s: once `min_workers` have come to an exchange, the others are called to it after so many seconds; None:
-            they are not called.
-        start_s: at the very start, once `min_workers` are there, seconds to wait for more.
-        expected: workers expected at the start; once they are there, it begins. 0: not known.
+        timeout_s: seconds that an exchange waits for a straggler; other deadlines follow from it.
+        grace_s: seconds after `min_workers` have reached an exchange until the remaining members are called to it;
+            None: they are not called.
+        start_s: at the start, once `min_workers` have joined, seconds to wait for more.
+        expected: workers expected at the start, which begins once they have joined. 0: unknown.
         quorum_s: seconds that the run waits below `min_workers`.
     """
 
@@ -160,19 +160,19 @@ class Terms:
 
     @property
     def return_s(self) -> float:
-        """Seconds that the members have to come back to a server that was started again."""
+        """Seconds that the members have to reconnect to a restarted server."""
         return self.timeout_s / 4
 
 
 @dataclass(frozen=True)
 class About:
-    """What a worker says about itself.
+    """A worker's description of itself.
 
     Attributes:
-        host: its name, for people.
-        address: of its door.
-        port: of its door.
-        fingerprint: what all workers must have in common (rule, shapes, seed): JSON's terms; compared key by key.
+        host: its host name, for display.
+        address: of its listener.
+        port: of its listener.
+        fingerprint: what all workers must have in common (rule, shapes, seed), as JSON; compared key by key.
     """
 
     host: str

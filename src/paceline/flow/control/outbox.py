@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the state machine has to say: to workers, and to the log."""
+"""Messages of the state machine to workers and to the event log."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from paceline.flow.control.worker_record import Answer
 
 
 class Outbox:
-    """Answers in their order, until the server takes them."""
+    """Messages in order, until the server takes them."""
 
     def __init__(self) -> None:
         self._answers: list[Answer] = []
 
     def take(self) -> list[Answer]:
-        """What is to be said, in this order; then it counts as said."""
+        """Remove and return all messages, in order."""
         taken, self._answers = self._answers, []
         return taken
 
     def add(self, answers: Iterable[Answer]) -> None:
-        """Say these after what is to be said already."""
+        """Append these messages."""
         self._answers.extend(answers)
 
     def say(self, worker: int, kind: str, serial: int = 0, numbers: Iterable[int] = (), note: Any = None) -> None:
-        """Say something to a worker."""
+        """Append a message to a worker."""
         self._answers.append(Answer(worker, kind, serial, tuple(numbers), note))
 
     def note(self, event: str, **about: Any) -> None:
-        """Something for the log."""
+        """Append an event for the log."""
         self._answers.append(Answer(None, event, note=about))

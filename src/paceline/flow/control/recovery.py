@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the record holds of a state machine, and how its members come back to a server that was started again."""
+"""Saves the state machine in the record, and takes its members back after a restart of the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.flow.control.worker_record import WorkerRecord
 
 
 def state(machine: StateMachine, now: float) -> dict[str, Any]:
-    """For the record; JSON's terms."""
+    """The state for the record; serializable as JSON."""
     return {
         "generation": machine.generation.note(),
         "exchange": machine.exchange,
@@ -43,7 +43,7 @@ def _saved(record: WorkerRecord) -> dict[str, Any]:
 
 
 def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
-    """Go on from what `state` gave: its members are waited for, and nothing is leased before all have spoken."""
+    """Load a result of `state`: wait for its members, and lease nothing before all have reconnected."""
     machine.generation = Generation.read(said["generation"])
     machine.exchange, machine.committed_in = said["exchange"], said["committed_in"]
     machine.next_worker, machine.fingerprint = said["next_worker"], said["fingerprint"]
@@ -65,7 +65,7 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
 
 
 def known(machine: StateMachine, worker: int, secret: Any) -> WorkerRecord:
-    """The worker of this number that knows its secret; GivenUpError where there is none."""
+    """The worker with this number and secret; GivenUpError if there is none."""
     record = machine.workers.get(worker)
     if record is None:
         why = machine.gone.get(worker, "it is not known here; was the control plane started without its record?")
@@ -78,14 +78,14 @@ def known(machine: StateMachine, worker: int, secret: Any) -> WorkerRecord:
 def back(
     machine: StateMachine, record: WorkerRecord, holding: int, started: int, marks: list[Mark], now: float
 ) -> None:
-    """A member has come back after the server was started again.
+    """A member has reconnected after a restart of the server.
 
     Args:
         machine: of the run.
-        record: who it is.
-        holding: the exchange of which it has the state, -1 for none.
-        started: the exchange to which it has come.
-        marks: what it holds of the data.
+        record: the member's.
+        holding: the exchange whose state it has, -1 for none.
+        started: the exchange that it has reached.
+        marks: the leases that it holds.
         now: the time.
 
     Raises:

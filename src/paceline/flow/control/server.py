@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane of an elastic run: the state machine, the sockets around it, and the clock.
 
-Whoever connects has to say who it is before a deadline, and strangers who do not are few: the oldest makes room. From
-then on one thread reads what the worker says, another sends it what is said to it. All that happens goes through the
-machine under one lock; its record is on the disk before anything is said that depends on it.
+A new connection must send its hello before a deadline. The number of connections without one is limited: the oldest is
+closed first. After the hello, one thread reads the worker's frames and another sends to it. All events go through the
+state machine under one lock; its record is on disk before any message that depends on it is sent.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from paceline.flow.control.worker_record import WorkerRecord
 HELLO_S = 5.0
 """Seconds within which a new connection must send its hello."""
 STRANGERS = 64
-"""Connections that have not said who they are, at most; the oldest is closed for another one."""
+"""Most connections without a hello; the oldest is closed to admit another."""
 TICK_S = 0.05
-"""Seconds between two looks at the clock."""
+"""Seconds between two checks of deadlines."""
 STALL_S = 5.0
 """Seconds that the rest of a frame may take once it has begun."""
 
 
 def ignore(kind: str, about: dict[str, Any]) -> None:
-    """For whom the log is of no interest."""
+    """The default for `told`: drops events."""
 
 
 class Control:
@@ -47,10 +47,10 @@ class Control:
     Args:
         address: the only address at which it listens.
         port: 0 for any that is free.
-        tls: None for connections in the clear: only on networks that are the job's own.
-        terms: what the user has set.
-        record: the file in which it is kept; where there is one already, the run goes on from it. None: it is not kept.
-        told: hears of every event, as (kind, about), in a thread of its own.
+        tls: None for unencrypted connections, only on the job's own network.
+        terms: the user's settings.
+        record: the file of the state; if it exists, the run continues from it. None: the state is not saved.
+        told: gets every event, as (kind, about), in a thread of its own.
 
     Attributes:
         port: where it listens.
@@ -92,13 +92,13 @@ class Control:
                 raise record.damaged(self._record, f"{type(error).__name__}: {error}") from error
 
     def start(self) -> None:
-        """Take workers."""
+        """Accept workers."""
         for call in (self._accept, self._watch_clock):
             self._threads.append(threading.Thread(target=call, name=f"paceline-control{call.__name__}", daemon=True))
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Close all connections; workers try for their timeout to find another server with this record."""
+        """Close all connections; until their timeout, workers try to reconnect to a server with this record."""
         self._closing.set()
         self._listener.close()
         with self._lock:
@@ -113,11 +113,11 @@ class Control:
         self._events.close()
 
     def status(self) -> dict[str, Any]:
-        """What goes on, in JSON's terms: generation, exchange, members, waiting, paused, finished, ended."""
+        """The run's status as JSON: generation, exchange, members, waiting, paused, finished, ended."""
         with self._lock:
             return self._machine.status(time.monotonic())
 
-    # -- the door ---------------------------------------------------------------------------------
+    # -- the listener -----------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -134,12 +134,12 @@ class Control:
                 if len(self._strangers) >= STRANGERS:
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
-                    oldest.close()  # and its thread says so
+                    oldest.close()  # its thread reports it
                 self._strangers[channel] = None
             threading.Thread(target=self._serve, args=(channel,), name="paceline-control-line", daemon=True).start()
 
     def _serve(self, channel: Channel) -> None:
-        """One connection, to its end."""
+        """Serve one connection until it ends."""
         channel.limit, channel.stall_s = 0, STALL_S
         try:
             hello = channel.receive(deadline_s=HELLO_S)
@@ -148,7 +148,7 @@ class Control:
                 return
             try:
                 self._serve_pulse(channel, self._check_in(hello))
-            except GivenUpError as error:  # it hears of that where it talks
+            except GivenUpError as error:  # its request connection reports the error
                 turned_away(channel.peer, error)
         except (GivenUpError, RefusedError) as error:
             with contextlib.suppress(PacelineError, ValueError):
@@ -157,7 +157,7 @@ class Control:
                 channel.send(kind, (0, over), note=str(error)[: validation.REASON], deadline_s=HELLO_S)
             self._events.limited("refused", {"peer": channel.peer, "why": str(error)})
             turned_away(channel.peer, error)
-        except Exception as error:  # whatever a stranger may say: it must not end anything but its connection
+        except Exception as error:  # invalid input must end its own connection only
             turned_away(channel.peer, error)
             if not isinstance(error, Closed) and not self._closing.is_set():
                 self._events.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
@@ -170,7 +170,7 @@ class Control:
         with self._lock:
             return recovery.known(self._machine, hello.numbers[0], hello.note)
 
-    # -- a worker's talk --------------------------------------------------------------------------
+    # -- a worker's requests ----------------------------------------------------------------------
 
     def _serve_talk(self, channel: Channel, hello: Frame) -> None:
         worker, line = self._welcome(channel, hello)
@@ -185,7 +185,7 @@ class Control:
                     dispatch(self._machine, worker, frame, now)
         except Closed:
             pass
-        except Exception as error:  # also one in the state machine: the others go on
+        except Exception as error:  # also in the state machine: other workers continue
             why = f"what it said makes no sense: {error}"[:500]
         finally:
             with self._turn() as now:
@@ -194,7 +194,7 @@ class Control:
             line.end()
 
     def _await_room(self) -> None:
-        """A newcomer may take the place of one that does not come back; `Terms.return_s` ends the doubt."""
+        """Wait up to `Terms.return_s` until all recorded workers have reconnected or are lost: it may free a place."""
         while True:
             with self._lock:
                 if not self._machine.undecided:
@@ -251,7 +251,7 @@ class Control:
 
     @contextlib.contextmanager
     def _turn(self) -> Any:
-        """Do something with the state machine; what it says because of it is sent."""
+        """Context with the state machine locked; sends the resulting messages at its end."""
         with self._lock:
             try:
                 yield time.monotonic()

@@ -12,16 +12,16 @@ from paceline.errors import PacelineError
 from paceline.flow.control.wire import SAID
 
 OUTBOX = 1000
-"""Frames that wait for a worker who does not take them; with more it is lost."""
+"""Most frames queued for a worker that does not read them; with more it is lost."""
 SEND_S = 10.0
-"""Seconds in which a worker has to take a frame."""
+"""Seconds in which a worker must read a frame."""
 
 
 class ServerConnection:
-    """Says things to one worker, one after another.
+    """Sends frames to one worker, in order.
 
     Args:
-        channel: the connection; who owns the line closes it.
+        channel: the connection; its owner closes it.
         name: of the thread.
     """
 
@@ -32,18 +32,18 @@ class ServerConnection:
         self._thread.start()
 
     def say(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
-        """Send this when the worker takes it; never waits."""
+        """Queue a frame; never waits."""
         if self._outbox.qsize() > OUTBOX:
             self.channel.close()
         else:
             self._outbox.put((kind, numbers, note))
 
     def end(self) -> None:
-        """Close the connection once all is sent that was said."""
+        """Close the connection once all queued frames are sent."""
         self._outbox.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
+        """Wait for the thread to end."""
         self._thread.join(timeout_s)
 
     def _send(self) -> None:
@@ -55,6 +55,6 @@ class ServerConnection:
                 except ValueError as error:  # too long for a frame
                     self.channel.send(SAID["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
         except (PacelineError, OSError, ValueError):
-            pass  # its reader sees that the connection is closed
+            pass  # its reader sees the closed connection
         finally:
             self.channel.close()

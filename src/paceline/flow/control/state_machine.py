@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state machine of an elastic run: who is a member, and which exchange is committed. No sockets, no clock.
+"""The state machine of an elastic run: membership, and commits of exchanges. No sockets, no clock.
 
-Every call is something that happened: `now` is when, :attr:`outbox` has what is to be said because of it,
-and `dirty` tells that the record is to be written before it is said. The laws:
+Every call reports an event at the time `now`. :attr:`outbox` then holds the messages that follow, and `dirty` tells to
+write the record before they are sent. The rules:
 
-1. Exchange k of generation g is committed when every living member of g has said so; who said so and died counts.
-2. A member that is lost before that: nothing is committed, and the survivors are a new generation.
-3. Newcomers are taken in with a commit; at once where nothing was committed yet, or where the run waits for workers.
-4. Below the quorum the run waits: no generation is made.
-5. State comes from a member that holds it, never from a newcomer.
+1. Exchange k of generation g is committed when every live member of g has committed; a member that died after its
+   commit counts.
+2. If a member is lost before its commit, nothing is committed, and the survivors form a new generation.
+3. Joining workers become members at a commit; at once if nothing was committed yet, or if the run waits for workers.
+4. Below the quorum the run waits: no generation is formed.
+5. A donor of state always holds it; a joining worker never sends state.
 
-A call that raises MismatchError was nonsense and has changed nothing: the worker that made it is to be given up. Only a
-question or a message about the data that does not fit what others said is answered ("wrong"), with what is wrong.
+A call that raises MismatchError was invalid and has changed nothing: declare the worker that made it lost. Only a
+question or a message about the data that contradicts other workers is answered ("wrong"), with the error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from paceline.flow.control.membership import Members
 from paceline.flow.control.worker_record import Commit, WorkerRecord
 
 RESTORES = 10
-"""Times in a row that a run goes on from one and the same checkpoint because all its workers were lost."""
+"""How many times in a row a run may resume from the same checkpoint after all its workers were lost."""
 
 
 class StateMachine(Members):
@@ -36,7 +37,7 @@ class StateMachine(Members):
     # -- exchanges --------------------------------------------------------------------------------
 
     def starts(self, worker: int, exchange: int, now: float) -> None:
-        """A worker has come to an exchange, and waits there."""
+        """A worker has reached an exchange, and waits there."""
         record = self.member(worker)
         if exchange > self.exchange + 1:
             raise MismatchError(f"{record.name} comes to exchange {exchange}, the next one is {self.exchange + 1}")
@@ -44,7 +45,7 @@ class StateMachine(Members):
         self.call(now)
 
     def commit(self, worker: int, generation: int, exchange: int, said: Commit, now: float) -> None:
-        """A worker has come through exchange `exchange` of `generation`."""
+        """A worker has completed exchange `exchange` of `generation`."""
         record = self.member(worker)
         current = self.generation.number
         if exchange == self.exchange and generation == self.committed_in:  # sent again: the answer was lost
@@ -66,7 +67,7 @@ class StateMachine(Members):
             self.conclude(now)
 
     def conclude(self, now: float) -> None:
-        """Commit, if all have come."""
+        """Commit the exchange, if all live members have."""
         living = self.members
         if self.broken or not living or any(one.commit is None for one in living):
             return
@@ -79,7 +80,7 @@ class StateMachine(Members):
         self._committed(living, now)
 
     def _give_back(self, one: WorkerRecord) -> None:
-        """The places whose work was left out of the exchange go to another worker."""
+        """Return the places whose work was left out of the exchange, for another worker."""
         assert one.commit is not None
         if one.commit.returned:
             skipped = self.ledger.give_back(one.worker, one.commit.returned)
@@ -110,12 +111,12 @@ class StateMachine(Members):
             self._renew(living, "; ".join(one for one in (lost, came) if one), now)
         after = self.outbox.take()
         self.outbox.add(before)
-        for one, serial in serials:  # first: who is told to save while the run waits has to know what it is to apply
+        for one, serial in serials:  # first: a worker told to save while the run waits must know the verdict
             self.outbox.say(one.worker, "verdict", serial, (1,), self.generation.note())
         self.outbox.add(after)
 
     def _renew(self, living: list[WorkerRecord], reason: str, now: float) -> None:
-        """The generation after a commit, with the workers that waited."""
+        """Form the generation after a commit, with the workers that waited to join."""
         quorum = 1 if self.finished else self.terms.min_workers
         all_workers = [*living, *self.waiting]
         if len(all_workers) < quorum:
@@ -124,9 +125,9 @@ class StateMachine(Members):
             self.make(all_workers, reason, now)
 
     def holds_state(self, worker: int, generation: int, exchanges: int, now: float) -> None:
-        """A newcomer has the state, or the common start, or a checkpoint of so many exchanges."""
+        """A joining worker holds the state, the common start, or a checkpoint of `exchanges` exchanges."""
         record = self.member(worker)
-        if generation == self.generation.number and not record.holds:  # of an older one: it has to begin anew
+        if generation == self.generation.number and not record.holds:  # else: start afresh
             first = not any(one.holds for one in self.members)
             record.holds = self.dirty = True
             self.outbox.note("holds", worker=worker, exchange=self.exchange)
@@ -134,7 +135,7 @@ class StateMachine(Members):
                 self._restored(exchanges, now)
 
     def _restored(self, exchanges: int, now: float) -> None:
-        """All who held the state were lost, and the run goes on from a checkpoint; how often from the same one?"""
+        """All holders of the state were lost, and the run resumes from a checkpoint; count how often from the same."""
         further = exchanges > self.restored_from
         self.restores = 1 if further else self.restores + 1
         self.restored_from = max(self.restored_from, exchanges)
@@ -147,7 +148,7 @@ class StateMachine(Members):
             )
 
     def failed(self, worker: int, serial: int, generation: int, why: str, suspects: Sequence[int], now: float) -> None:
-        """The exchange under way failed at `worker`: a new generation is made once it is known who lives."""
+        """The current exchange failed at `worker`: form a new generation once it is known which members live."""
         record = self.member(worker)
         if generation > self.generation.number:
             raise MismatchError(
@@ -168,7 +169,7 @@ class StateMachine(Members):
             self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Break off, once it is known of each member whether it lives."""
+        """Cancel the exchange, once it is known of each member whether it lives."""
         since = self.suspicion.since
         if since is None or self.broken or any(one.failed is None and one.seen <= since for one in self.members):
             return
@@ -179,7 +180,7 @@ class StateMachine(Members):
             self.lost([accused], f"the others could not exchange with it, several times: {self.suspicion.why}", now)
 
     def heard(self, worker: int, now: float, doing: str | None = None, step: int = 0) -> None:
-        """A worker lives."""
+        """A worker sent a sign of life."""
         record = self.workers.get(worker)
         if record is None:
             return
@@ -193,13 +194,13 @@ class StateMachine(Members):
     # -- the data ---------------------------------------------------------------------------------
 
     def ask(self, worker: int, serial: int, question: Question, now: float) -> None:
-        """A worker asks for work."""
+        """A worker asks for data."""
         record = self.member(worker)
         if serial <= record.asked:
             return
         record.asked = serial
         record.left = False
-        record.started = min(record.started, self.exchange)  # it has turned back from an exchange that was broken off
+        record.started = min(record.started, self.exchange)  # it has left a cancelled exchange
         if not record.holds or any(one.absent is not None for one in self.workers.values()):
             self.outbox.say(worker, "answer", serial, (NOTHING,))
             return
@@ -214,7 +215,7 @@ class StateMachine(Members):
         self.outbox.say(worker, "answer", serial, (kind, *(mark or ())))
 
     def tell(self, worker: int, serial: int, kind: str, values: Sequence[Any], now: float) -> None:
-        """A worker says something about the data; sent again, it is not carried out again."""
+        """A worker's message about the data; a resent one is not carried out again."""
         record = self.member(worker)
         if serial > record.told:
             try:
@@ -265,13 +266,13 @@ class StateMachine(Members):
         self.give_up(f"the run waited {self.terms.quorum_s:g} s for workers, and gave up: {self.paused}", now)
 
     def give_up(self, why: str, now: float) -> None:
-        """Nobody is taken any more, and all who are there are sent away."""
+        """Accept no more workers, and dismiss all present ones."""
         self.ended = why
         self.outbox.note("ended", reason=why)
         self.lost(list(self.workers), why, now)
 
     def _break_stuck(self, now: float) -> None:
-        """Give up those for whom the others wait too long."""
+        """Declare stragglers lost for which members wait too long."""
         first, living = self.calls.first, self.members
         if first is None or self.broken or now - first <= self.terms.timeout_s:
             return
@@ -287,7 +288,7 @@ class StateMachine(Members):
             self.break_off(f"exchange {self.exchange + 1} was not over within {self.terms.timeout_s:g} s", now)
 
     def dump(self, now: float) -> list[dict[str, Any]]:
-        """Who does what, and since when."""
+        """Each worker's activity, and since when."""
         return [
             {
                 "worker": one.worker,
@@ -306,7 +307,7 @@ class StateMachine(Members):
         ]
 
     def forgive(self, gap_s: float) -> None:
-        """The server itself was away for so long: no worker's silence counts."""
+        """The server itself was stopped for `gap_s` seconds: do not count them as a worker's silence."""
         for one in self.workers.values():
             one.seen += gap_s
             if one.absent is not None:
@@ -314,7 +315,7 @@ class StateMachine(Members):
         self.calls.away(gap_s)
 
     def status(self, now: float) -> dict[str, Any]:
-        """For people and programs; JSON's terms."""
+        """The run's status; serializable as JSON."""
         return {
             "generation": self.generation.number,
             "exchange": self.exchange,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is called to the next exchange because others wait there, and how long they have waited."""
+"""Calls members to the next exchange when others wait there, and times the wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Calls:
     """The calls to one exchange after another.
 
     Args:
-        terms: what the user has set.
+        terms: the user's settings.
 
     Attributes:
         first: since when a member waits at the exchange; None: none does.
@@ -22,33 +22,33 @@ class Calls:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self.first: float | None = None
-        self._enough: float | None = None  # since when as many as the run needs have come
+        self._enough: float | None = None  # since when the quorum has reached it
 
     def over(self) -> None:
         """The exchange is committed."""
         self.first = self._enough = None
 
     def again(self, now: float) -> None:
-        """The exchange begins anew with other members."""
+        """The exchange restarts with other members."""
         if self.first is not None:
             self.first = now
 
     def away(self, gap_s: float) -> None:
-        """So much time does not count."""
+        """Do not count `gap_s` seconds."""
         self.first = None if self.first is None else self.first + gap_s
         self._enough = None if self._enough is None else self._enough + gap_s
 
     def come(self, members: Sequence[WorkerRecord], exchange: int) -> list[WorkerRecord]:
-        """Those who have come."""
+        """The members that have reached the exchange."""
         return [one for one in members if one.started >= exchange or one.commit is not None]
 
     def due(
         self, members: Sequence[WorkerRecord], exchange: int, now: float, unmerged: Callable[[list[int]], bool]
     ) -> list[WorkerRecord]:
-        """Those who are to be called now; each is called once.
+        """The members to call now; each is called once.
 
         Args:
-            members: all that live.
+            members: all live ones.
             exchange: the next one.
             now: the time.
             unmerged: whether one of these workers holds places whose work is in no commit.

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exchange failed and no member is known to be dead: whom the members suspect, and how often in a row."""
+"""Suspicion: which members are accused after an exchange failed although no member is known to be dead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 TIMES = 3
-"""Failures of one exchange after which the member that most others accuse is given up."""
+"""Failures of one exchange after which the most accused member is declared lost."""
 
 
 class Suspicion:
     """The complaints about one exchange.
 
     Attributes:
-        since: when the first complaint of this generation came; None: there was none.
-        why: what that one said.
+        since: time of this generation's first complaint; None: there was none.
+        why: its reason.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Suspicion:
         self._accusers: dict[int, set[int]] = {}
 
     def accuse(self, name: str, worker: int, why: str, suspects: Sequence[int], now: float) -> None:
-        """`worker` complains, and suspects others."""
+        """`worker` complains, and accuses `suspects`."""
         if self.since is None:
             self.since, self.why = now, f"{name}: {why}"
         for one in suspects:
@@ -32,7 +32,7 @@ class Suspicion:
                 self._accusers.setdefault(one, set()).add(worker)
 
     def again(self, members: Sequence[int]) -> int | None:
-        """The exchange has failed, and all live; who is to be given up, as it happened too often."""
+        """The exchange failed, and all members live; returns the member to declare lost, after `TIMES` failures."""
         self._failures += 1
         accused = {one: len(by & set(members)) for one, by in self._accusers.items() if one in members}
         if self._failures < TIMES or not any(accused.values()):
@@ -40,7 +40,7 @@ class Suspicion:
         return max(accused, key=lambda one: (accused[one], one))  # of two that accuse each other, the newer
 
     def over(self) -> None:
-        """There is a new generation."""
+        """A new generation was formed."""
         self.since = None
 
     def forget(self) -> None:

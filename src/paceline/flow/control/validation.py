@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes over the wire is checked here, number by number: what is not as it must be is a MismatchError."""
+"""Checks everything that comes over the wire, value by value; invalid values raise MismatchError."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.errors import MismatchError
 
 WORKERS = 1 << 31
-"""Above every worker's number."""
+"""Upper bound of workers' numbers."""
 HUGE = 1 << 53
-"""Above every number of an exchange or a generation."""
+"""Upper bound of the numbers of exchanges and generations."""
 REASON = 2000
-"""Characters of a reason."""
+"""Characters of a reason, at most."""
 LOADERS = 1 << 10
 EPOCHS = 1 << 40
 MANY = 1 << 14
@@ -25,14 +25,14 @@ ADDRESS = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
 
 
 def whole(value: Any, low: int, high: int, what: str) -> int:
-    """A whole number of low .. high (incl.); True and 1.0 are none."""
+    """A whole number of low .. high (incl.); True and 1.0 are refused."""
     if type(value) is not int or not low <= value <= high:
         raise MismatchError(f"{what} is a whole number of {low} to {high}, got {_short(value)}")
     return value
 
 
 def text(value: Any, most: int, what: str) -> str:
-    """Text of at most so many characters, all of which can be shown."""
+    """Text of at most `most` characters; unprintable ones become spaces."""
     if not isinstance(value, str) or len(value) > most:
         raise MismatchError(f"{what} is text of at most {most} characters, got {_short(value)}")
     return "".join(one if one.isprintable() else " " for one in value)
@@ -53,7 +53,7 @@ def table(value: Any, what: str) -> dict[str, Any]:
 
 
 def small(value: Any, most: int, what: str) -> dict[str, Any]:
-    """A JSON object of at most so many bytes."""
+    """A JSON object of at most `most` bytes."""
     said = table(value, what)
     if len(json.dumps(said)) > most:
         raise MismatchError(f"{what} has at most {most} bytes as JSON, got {len(json.dumps(said))}")
@@ -61,14 +61,14 @@ def small(value: Any, most: int, what: str) -> dict[str, Any]:
 
 
 def rows(value: Any, what: str) -> list[Any]:
-    """A list, not too long."""
+    """A list of at most `MANY` entries."""
     if not isinstance(value, list) or len(value) > MANY:
         raise MismatchError(f"{what} are a list of at most {MANY}, got {_short(value)}")
     return value
 
 
 def row(value: Any, length: int, what: str) -> list[Any]:
-    """A list of just so many."""
+    """A list of `length` entries."""
     if not isinstance(value, list) or len(value) != length:
         raise MismatchError(f"{what} has {length} entries, got {_short(value)}")
     return value
@@ -98,7 +98,7 @@ def span(value: Any) -> tuple[int, int]:
 
 
 def number(value: Any) -> int:
-    """Of a loader."""
+    """The number of a loader."""
     return whole(value, 0, LOADERS, "a loader's number")
 
 

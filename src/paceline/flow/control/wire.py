@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the control plane's frames are: kinds, and numbers in their headers. All else is in their notes; no bodies.
+"""The control plane's frames: kinds, and numbers in their headers. Everything else is in their notes; no bodies.
 
-A worker has two connections: it talks over one, and its heartbeats have the other, which nothing else holds up.
+A worker has two connections: one for requests, and one for heartbeats, which nothing else delays.
 """
 
 from __future__ import annotations
 
 HELLO, BACK, PULSE = 1, 2, 3
-"""First frames: a new worker (what it says about itself); one that comes back: (worker, holding, started), what it
-holds and its secret; heartbeats: (worker), its secret."""
+"""First frames: a new worker (its description); one that reconnects: (worker, holding, started), its leases and its
+secret; heartbeats: (worker), its secret."""
 BEAT = 4
-"""(steps), what it does."""
+"""(steps), its activity."""
 STARTS, COMMIT, FAILED, HOLDS, ASK, TELL, LEDGER, BYE = range(5, 13)
 """(exchange); (serial, generation, exchange), marks and facts; (serial, generation), why and suspects; (generation,
 exchanges in it); (serial, loader, epoch, total, unit, most, dry); (serial), kind and values; (serial); nothing."""
@@ -18,7 +18,7 @@ exchanges in it); (serial, loader, epoch, total, unit, most, dry); (serial), kin
 WELCOME = 64
 """To HELLO and BACK: (worker), its secret and the terms. To PULSE: nothing."""
 REFUSED = 65
-"""Why: this worker cannot be taken."""
+"""Why this worker cannot be accepted."""
 BEATEN = 66
 """To a BEAT."""
 SAID = {
@@ -36,5 +36,5 @@ SAID = {
     "check": 78,
     "farewell": 79,
 }
-"""What the state machine says, and the kinds of the frames: (serial, numbers..), note."""
+"""The state machine's messages, and the kinds of their frames: (serial, numbers..), note."""
 KINDS = {number: kind for kind, number in SAID.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the state machine knows about one worker, and what it has to say to it."""
+"""The state machine's record of a worker, its messages to it, and a worker's commit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.flow.control.messages import Place
 
 @dataclass(frozen=True)
 class Answer:
-    """Something to say.
+    """A message to a worker, or an event.
 
     Attributes:
-        worker: to whom; None: an event for the log.
-        kind: what.
-        serial: of the request that is answered, 0 for none.
+        worker: its receiver; None: an event for the log.
+        kind: its kind.
+        serial: of the request that it answers, 0 for none.
         numbers: of the frame.
-        note: JSON's terms.
+        note: serializable as JSON.
     """
 
     worker: int | None
@@ -31,12 +31,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Commit:
-    """A worker has come through an exchange.
+    """A worker has completed an exchange.
 
     Attributes:
         serial: of its request.
         marks: the places whose work went into it.
-        facts: what else it said, for people.
+        facts: further facts, for the status.
         returned: places whose work was left out of it.
     """
 
@@ -48,28 +48,28 @@ class Commit:
 
 @dataclass
 class WorkerRecord:
-    """A worker that lives.
+    """A live worker.
 
     Attributes:
-        place: where.
-        secret: what it must say to come back.
-        seen: when it was heard last.
-        member: whether it is one; else it waits to be taken in.
+        place: its number and address.
+        secret: it must present it to reconnect.
+        seen: time of its last sign of life.
+        member: whether it is a member; else it waits to join.
         holds: whether it holds the state of the last committed exchange.
-        absent: since when a server that was started again waits for it; None: it is here.
+        absent: since when a restarted server waits for it; None: it is connected.
         told: the last of its numbered messages that were carried out.
         asked: the last of its questions that was answered.
-        started: the highest exchange to which it has come.
+        started: the highest exchange that it has reached.
         called: the highest to which it was called.
-        late: it was taken in while others had come to an exchange already.
-        dry: it asked for work, has none left, and got nothing.
+        late: it joined after other members had reached an exchange.
+        dry: it asked for data, has none left, and got none.
         left: it has ended its pass before the epoch was over.
-        waits: it waits for the others, as at a checkpoint.
-        commit: what it said at the exchange under way.
-        failed: the serial of its complaint about the exchange under way.
-        doing: what it does, in its own words.
+        waits: it waits for other members, as at a checkpoint.
+        commit: its commit of the current exchange.
+        failed: the serial of its complaint about the current exchange.
+        doing: its activity, in its own words.
         since: since when.
-        step: its steps of training.
+        step: its training steps.
     """
 
     place: Place
@@ -99,10 +99,10 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For messages."""
         return f"worker {self.worker} on {self.place.host}"
 
     @property
     def idle(self) -> bool:
-        """Whether it does nothing that an exchange would interrupt."""
+        """Whether an exchange would not interrupt it."""
         return self.dry or self.left or self.waits
