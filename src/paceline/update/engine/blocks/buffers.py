@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outer state of a model's buffers: averaged and exported, never extrapolated.
 
-Running statistics that hold inf or nan (of a bad batch) would stay so for good, and would spoil the mean of all: before
-they travel they go back to what the workers last had in common.
+Running statistics that hold inf or nan (of a bad batch) would stay so, and would make the workers' mean invalid: before
+an exchange they are reset to the last mean.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BufferState(OuterState):
         self.fragment.write(0, self.numel, self.anchor)
 
     def mend(self) -> None:
-        """Go back to the last mean where a number is inf or nan: a bad batch would stay in running statistics."""
+        """Reset to the last mean where a number is inf or nan: a bad batch would stay in running statistics."""
         if not self.fragment.finite():
             self.restore()
 

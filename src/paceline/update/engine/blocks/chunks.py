@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer state cut into chunks, each a range of one tensor that travels by itself."""
+"""The outer state cut into chunks, each a range of one tensor that is exchanged separately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 
 Use = Callable[[int, int, Tensor, ExchangeSummary, BlockEnd], None]
-"""What is done with the mean of a range."""
+"""Applies the mean of a range."""
 
 
 class OuterStateChunk:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block exchanges of a run: begun and landed when they are due, timed, and written to the event log."""
+"""The block exchanges of a run: starts and lands them when due, times them, and writes them to the event log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BlockExchanges:
         self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
 
     def advance(self, idle: bool) -> None:
-        """A step of a block was made: land the exchanges that have had their time, begin the one that is due.
+        """A step of a block was made: land the exchanges that are due, and begin the next one if it is.
 
         Args:
             idle: whether another process of the host made it.
@@ -64,18 +64,18 @@ class BlockExchanges:
         return summary
 
     def land_all(self) -> None:
-        """Wait for every exchange that is under way, and apply it."""
+        """Wait for every pending exchange, and apply it."""
         for fragment in sorted(self.blocks.schedule.made):
             self.land(fragment)
 
     def _read_requests(self, rests: bool) -> None:
-        """Learn the requests that came with exchanges, where the time for it has come, and begin with them."""
+        """Read the requests that came with exchanges, if they are due, and apply them."""
         while (now := self.blocks.requests_due(rests)) is not None:
             self._retuning.agree()
             self._retuning.apply(now)
 
     def merge(self) -> None:
-        """End the block that is under way, of every fragment, however many minibatches it has."""
+        """End the current block of every fragment, at any number of minibatches."""
         blocks = self.blocks
         self.land_all()
         self._merge_point.together = 0

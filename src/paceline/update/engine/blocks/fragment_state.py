@@ -69,7 +69,7 @@ class FragmentState:
 
     @property
     def averaged(self) -> Sequence[OuterState]:
-        """Those of parameters and buffers: what every worker has whatever its optimizers have done."""
+        """Those of parameters and buffers, which every worker has before its optimizers have state."""
         return [*self.parameters, *self.buffers]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ class FragmentState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the tensors back to where the block began, as far as that is known."""
+        """Restore the tensors of the block's start, as far as it is known."""
         for state in self.all:
             state.restore()
 

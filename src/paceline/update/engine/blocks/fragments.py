@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's parameters shared out to fragments, layer by layer."""
+"""Distributes a model's parameters over fragments, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.errors import UnsupportedError
 
 
 def staggered(owned: Owned, fragments: int) -> list[Owned]:
-    """Share a model's parameters out to fragments, layer by layer, each to the fragment that has least so far.
+    """Distribute a model's parameters over fragments, layer by layer, each to the smallest fragment so far.
 
     With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up
     to the first number in common; where there are fewer layers than fragments, each parameter is one.

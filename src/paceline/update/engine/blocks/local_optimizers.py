@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of the state of the worker's own optimizers at the end of a block."""
+"""Keeps, resets, averages or compensates the state of the worker's optimizers at the end of a block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LocalOptimizers:
     """The worker's optimizers of one fragment.
 
     Args:
-        payload: the rule's; says what becomes of their state.
+        payload: the rule's; chooses how their state is treated.
         owned: (optimizer, its named parameters) pairs.
 
     Attributes:
@@ -83,7 +83,7 @@ class LocalOptimizers:
         self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
 
     def restart(self) -> None:
-        """Go back to the block's start, as far as it is known."""
+        """Restore the block's start, as far as it is known."""
         for number, choice, optimizer, parameters in self:
             if choice != "compensate":  # nothing of the block's start was kept
                 reset_state(optimizer, parameters)

@@ -53,7 +53,7 @@ class MomentState(OuterState):
         self._snapshot_decay = self._decay()  # a schedule may change it while the exchange is under way
 
     def _next(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> Tensor:
-        """What the next block starts from."""
+        """The moments with which the next block starts."""
         start = mean
         if self.init is not None:
             b = self._snapshot_decay if self.uses_snapshot else self._decay()

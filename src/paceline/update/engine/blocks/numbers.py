@@ -13,7 +13,7 @@ from paceline.update.exchange.header import ExchangeSummary
 
 @dataclass(frozen=True)
 class BlockEnd:
-    """What the end of a block means in numbers, the same on every worker.
+    """The coefficients and counts at the end of a block, the same on every worker.
 
     Attributes:
         coefficients: of the outer step.
@@ -27,7 +27,7 @@ class BlockEnd:
 
 
 class Contribution(Protocol):
-    """What a chunk has to know of the exchange that it belongs to."""
+    """What a chunk needs to know about its exchange."""
 
     @property
     def minibatches(self) -> int:
@@ -78,7 +78,7 @@ class BlockNumbers:
         return self._held or self.rule.coefficients(self.block + 1, self.workers, self.ahead)
 
     def hold(self, coefficients: Coefficients | None = None) -> None:
-        """The exchange ends with these coefficients, whatever is retuned meanwhile; None: with those of now."""
+        """Fix the coefficients with which the exchange ends, despite retuning; None: the present ones."""
         self._held = coefficients or self.coefficients()
 
     def release(self) -> None:

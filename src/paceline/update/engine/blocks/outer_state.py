@@ -142,11 +142,11 @@ class OuterState(ABC):
 
     @abstractmethod
     def capture(self) -> None:
-        """Take the tensors as they are for the common start of the next block."""
+        """Take the present tensors as the common start of the next block."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Put the tensors back to where the block began, as far as that is known."""
+        """Restore the tensors of the block's start, as far as it is known."""
 
     def state(self) -> dict[str, Tensor]:
         """Outer state, by name; what a checkpoint holds."""
@@ -258,7 +258,7 @@ class ParameterState(OuterState):
 
 
 def measure(states: Iterable[OuterState]) -> tuple[float, bool]:
-    """The norm of what these states contribute together, and whether all of it is finite."""
+    """The norm of these states' joint contribution, and whether all of it is finite."""
     square, finite = 0.0, True
     for state in states:
         norm = state.norm()

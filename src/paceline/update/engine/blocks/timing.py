@@ -57,6 +57,6 @@ class FragmentSchedule:
         self.shift = max(last + gap, now) - after.ends(self.begun)
 
     def hear(self, fragment: int, overlap: int) -> None:
-        """A worker has a request, said with the exchange of a fragment: read it when that is over on all that go on."""
+        """A worker announced a request with a fragment's exchange: read it once all workers have landed that."""
         number = self.begun - 1 - (self.begun - 1 - fragment) % len(self.since)
         self.asked = sorted([*self.asked, self.at[number - self.begun] + overlap])

@@ -106,7 +106,7 @@ class BlockUpdate:
         self.left_out = not header.finite or (header.brings and not header.factor)
         if overlapped:
             self._begin_next_block()
-        elif self.left_out and self._mixes_at_once:  # nothing of a spoilt block is to stay
+        elif self.left_out and self._mixes_at_once:  # drop all of an invalid block
             self.restart()
         chunks_in_flight = 0 if overlapped else IN_FLIGHT
         self.in_flight = self.exchanger.start(
@@ -114,7 +114,7 @@ class BlockUpdate:
         )
 
     def _header(self, work: Work) -> Header:
-        """What this worker says about its contribution."""
+        """The header of this worker's contribution."""
         judged = self.norms is not None and work.minibatches > 0
         norm, finite = self.state.measure() if judged else (0.0, self.state.finite())
         rank = self.exchanger.transport.world.rank
@@ -178,7 +178,7 @@ class BlockUpdate:
     # -- the block's start ------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """After a block that cannot be used: back to where it began."""
+        """After an invalid block: restore its start."""
         self.state.restore()
         self.optimizers.restart()
 

@@ -208,16 +208,16 @@ class GradientChunk:
         self.state = state
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Gradients are used in the step that they belong to."""
+        """Never called: gradients are used in their own step."""
         raise AssertionError("a gradient exchange never overlaps the next steps")
 
     def move(self, made: int) -> None:
-        """Likewise."""
+        """Never called, as `prepare`."""
         raise AssertionError("a gradient exchange never overlaps the next steps")
 
     @torch.no_grad()
     def take_back(self, weight: float) -> None:
-        """Of parameters that had a gradient nowhere, nothing is applied: what came for them is owed again."""
+        """Apply nothing to parameters without a gradient on any worker; put their mean back into the residual."""
         residual = self.state.get("residual")
         if residual is None or residual.numel() != self.end - self.begin:
             return

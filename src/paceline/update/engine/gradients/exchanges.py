@@ -84,6 +84,6 @@ class GradientExchanges:
             update.withdraw()
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
-        """Join whatever gradients the other workers exchange, with an empty contribution."""
+        """Join the other workers' gradient exchange, with an empty contribution."""
         summary = pending_header.summary()
         return summary if summary.empty else self.updates[summary.kind.optimizer].join(pending_header)

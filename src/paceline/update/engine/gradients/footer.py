@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The footer of a gradient exchange: what a worker can only say when its backward pass is over."""
+"""The footer of a gradient exchange: facts that a worker knows only after its backward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.update.exchange.header import ExchangeSummary
 
 @dataclass(frozen=True)
 class Footer:
-    """What one worker says when its gradients are all on their way.
+    """A worker's footer, sent after all of its gradients.
 
     Attributes:
         finite: whether they were free of inf and nan.
@@ -26,9 +26,9 @@ class Footer:
         presence: checksum of which parameters have a gradient.
         passes: backward passes since the last step.
         checksum: of the parameters, 0 where not taken.
-        usual: whether the norm is not far outside of what is usual.
+        usual: whether the norm is no outlier.
         norm: of the gradients, with the precision of 32 bits; 0 where not judged.
-        overflowed: whether they were not finite and a GradScaler is to hear of it, on every worker.
+        overflowed: whether they were not finite and every worker's GradScaler must skip the step.
         buffers: whether the worker's buffers were sent with the weight of its header.
     """
 
@@ -75,7 +75,7 @@ def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> Exchang
 
 
 def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
-    """The summary as the buffers were sent, whatever became of the gradients."""
+    """The summary with the weights of the sent buffers, also if gradients are rejected."""
     said = zip(summary.headers, footers, strict=True)
     return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in said))
 

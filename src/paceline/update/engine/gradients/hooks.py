@@ -22,7 +22,7 @@ from paceline.communication.virtual import transport as virtual
 
 
 class PassEnd:
-    """Calls what has to be done at the end of a backward pass, in one order whatever was touched first."""
+    """Calls functions at the end of a backward pass, in a fixed order."""
 
     def __init__(self) -> None:
         self._task: int | None = None

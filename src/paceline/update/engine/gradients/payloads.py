@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken from each parameter before a step, and where the workers' mean goes."""
+"""Payload readers: which tensor of each parameter is exchanged before a step, and where the workers' mean goes."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class GradientUpdate:
             self._learn()
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
-        """Come to an exchange with nothing in hand."""
+        """Join an exchange with an empty contribution."""
         if not self.buckets.chunks:
             self._arrange(pending_header.summary())
         self._step = max(h.total for h in pending_header.summary().headers if h.brings)
@@ -216,7 +216,7 @@ class GradientUpdate:
             self._running.append((chunk, self._exchanger.begin(chunk, factor, self._step)))
 
     def _conclude(self, pending_header: PendingHeader, footer: Footer) -> ExchangeSummary:
-        """Say the footer, and apply what comes; or send all again where that is needed."""
+        """Exchange footers and apply the mean; or resend everything if a footer requires it."""
         pending, rows = self._exchanger.gather_row(footer.row)
         self._pending_header = None
         summary, results = self._collect(pending_header)
@@ -275,7 +275,7 @@ class GradientUpdate:
     def _land_nothing(
         self, results: list[Any], summary: ExchangeSummary, sent: ExchangeSummary, overflowed: list[int]
     ) -> None:
-        """No gradient can be used: only the buffers are brought together, as they were sent."""
+        """No gradient can be used: average only the buffers, as they were sent."""
         if sent.weight > 0:
             for chunk, total, state in results:
                 if isinstance(chunk, OuterStateChunk):
