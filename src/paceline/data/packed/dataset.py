@@ -41,9 +41,9 @@ class FileCache(Protocol):
 
 
 class _File:
-    """A file descriptor that is closed when nobody holds it any more.
+    """A file descriptor that is closed with its last reference.
 
-    So a thread may still read from a shard that another one has just put out of the few that are kept.
+    So a thread may still read from a shard that another thread has just evicted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,8 +65,8 @@ class _Open:
 class PackedDataset(Dataset[Any]):
     """The samples of a packed data set, in its order.
 
-    A sample is a dict of member extension -> bytes, or what `decode` makes of it. It can be pickled, and used in worker
-    processes that were forked or spawned: reading moves no file offset that others share.
+    A sample is a dict of member extension -> bytes, or the result of `decode`. The data set can be pickled, and used in
+    forked or spawned loader processes: reading moves no shared file offset.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -172,7 +172,7 @@ class PackedDataset(Dataset[Any]):
 
     @property
     def turns(self) -> bool:
-        """Whether an epoch is to begin with the shards that the last one ended with: the cache does not hold all."""
+        """Whether an epoch begins with the shards that ended the last one, because the cache does not hold all."""
         cap: int | None = getattr(self._cache, "cap_bytes", None)
         return self._remote and cap is not None and cap < sum(shard.bytes for shard in self._index.shards)
 

@@ -69,7 +69,7 @@ class Index:
         return sum(shard.bytes for shard in self.shards)
 
     def to_json(self) -> str:
-        """What stands in index.json, one shard a line."""
+        """The text of index.json, one shard a line."""
         lines = ",\n  ".join(json.dumps(asdict(shard)) for shard in self.shards)
         head = f'"format": "{FORMAT}", "version": {VERSION}, "samples": {self.samples}'
         return f'{{{head}, "shards": [\n  {lines}\n]}}\n'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a storage holds, and how fast this machine reads it: one reader alone, and several at once."""
+"""Measures the content of a storage, and how fast this machine reads it: with one reader, and with several."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def look(place: Place, bytes_per_sample: float | None = None) -> Holding:
     """What lies at a place: its index, or else its files.
 
     Raises:
-        DataError: there is nothing, or nobody can say how large a sample is.
+        DataError: there are no files, or the size of a sample is unknown.
     """
     try:
         place.size(INDEX)
@@ -200,7 +200,7 @@ def _pieces(place: Place, name: str, size: int) -> Iterator[int]:
 
 
 def _together(works: list[Callable[[], None]], seconds: float, root: str) -> None:
-    """Run them in threads, which a storage that hangs cannot keep this program in."""
+    """Run them in daemon threads: a storage that hangs cannot keep this program from exiting."""
     faults: list[Exception] = []
 
     def run(work: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory in which a packed data set grows, and who works at it.
+"""The directory in which a packed data set grows, and its lock.
 
-`OUT.partial.lock` is locked while somebody packs, and says on which host. The kernel lets go of the lock of a process
-that was killed, and the next pack then removes what that one has left.
+A pack holds a lock on `OUT.partial.lock`, which names its host. The kernel releases the lock of a killed process; the
+next pack then removes its files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _begin(partial: Path, lock: FileLock) -> None:
 
 
 def _host(descriptor: int) -> str:
-    """Where the one before packed; "" where nobody said."""
+    """The host of the previous pack; "" if unknown."""
     try:
         return str(json.loads(os.pread(descriptor, LONGEST_NOTE, 0))["host"])
     except (ValueError, KeyError, TypeError):
@@ -74,7 +74,7 @@ def _host(descriptor: int) -> str:
 
 
 def _remove(partial: Path, host: str) -> None:
-    """Remove what a pack that was killed has left, and nothing else."""
+    """Remove the files of a killed pack, and nothing else."""
     if host != socket.gethostname():
         where = f"on {host}" if host else "by an earlier paceline, or not by a pack"
         raise DataError(

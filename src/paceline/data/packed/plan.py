@@ -30,7 +30,7 @@ class Need:
         workers: in all.
         hosts: they are spread evenly.
         samples_s: of each worker.
-        link_bytes_s: of a host to the storage; None where nobody said.
+        link_bytes_s: of a host to the storage; None if not given.
         cache_bytes: of a host; 0 without.
     """
 

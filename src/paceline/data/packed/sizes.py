@@ -37,7 +37,7 @@ def parse_rate(text: str, name: str) -> float:
     match = re.fullmatch(_NUMBER + r"([kmgt]?)(bits?|bps)", cut, re.IGNORECASE)
     if match and float(match[1]) > 0:
         return float(match[1]) * _DECIMAL[match[2].upper()] / 8
-    if not match and cut.endswith("B"):  # Gb may be bits or bytes, so nobody guesses
+    if not match and cut.endswith("B"):  # Gb may be bits or bytes: refused
         return float(parse_bytes(cut, name))
     raise DataError(f"{name} must be a rate such as 1Gbit or 100MB, got {text!r}")
 

@@ -34,7 +34,7 @@ def file_system(url: str) -> tuple[Any, str]:
     """(fsspec's file system, the path within it).
 
     Raises:
-        DataError: nobody here speaks the protocol, or the store cannot be reached.
+        DataError: no installed library supports the protocol, or the store cannot be reached.
     """
     import fsspec
 
@@ -60,7 +60,7 @@ def read_up_to(file: BinaryIO, count: int) -> bytes:
 
 @contextlib.contextmanager
 def faults_of(url: str) -> Iterator[None]:
-    """Whatever goes wrong with a file becomes one line that names it."""
+    """Context that turns any error with a file into a one-line error that names it."""
     try:
         yield
     except DataError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a packed data set what its index says? Every shard is read once, wherever it lies."""
+"""Verifies a packed data set against its index; reads every shard once, local or remote."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_index(place: Place) -> Index:
 def verify(
     place: Place, *, quick: bool = False, jobs: int = 1, told: Callable[[Shard], None] = lambda shard: None
 ) -> Report:
-    """Hold every shard against the index.
+    """Check every shard against the index.
 
     Args:
         place: where the data set lies.
@@ -79,7 +79,7 @@ def verify(
 
 
 def _strangers(place: Place, index: Index) -> Iterator[str]:
-    """Files that no index knows; training does not read them."""
+    """Files that are not in the index; training does not read them."""
     if not place.remote:
         known = {INDEX, *(s.name for s in index.shards), *(s.offsets_name for s in index.shards)}
         names = sorted(p.name for p in local_path(place.root).iterdir() if p.name not in known)

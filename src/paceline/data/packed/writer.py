@@ -71,7 +71,7 @@ class ShardWriter:
         return index
 
     def abandon(self) -> None:
-        """Close what is open; the directory is for the caller to remove."""
+        """Close open files; the caller removes the directory."""
         if self._file is not None:
             self._file.close()
             self._file = None

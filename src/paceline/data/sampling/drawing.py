@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampler of the user's own gives: at once where it comes to an end, piece by piece where it is huge or endless.
+"""Draws from the user's sampler: all at once if it is finite, piece by piece if it is huge or endless.
 
-Every worker draws all of it, from a seed of its own epoch, and takes its part, so that nothing has to be sent.
+Every worker draws all of it, from a seed of the epoch, and takes its part, so that no communication is needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards whose lengths nobody knows: their places, who reads which, and how far a worker came.
+"""Shards of unknown length: their places, their distribution over workers, and each worker's progress.
 
 Sample i of the k-th shard of an epoch's order stands at place k `UNIT` + i. So a shard is the range k `UNIT` ..
-(k + 1) `UNIT` (excl.), of which the places behind its last sample are done together with that sample.
+(k + 1) `UNIT` (excl.), of which the places after its last sample are done together with that sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pieces(rest: Iterable[Range]) -> list[Range]:
 
 
 def dealt(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
-    """What worker `rank` reads under rules by which nobody asks: every N-th shard of what is left."""
+    """The places that worker `rank` reads under rules without leases: every N-th of the remaining shards."""
     return Ranges(pieces(rest)[rank::workers])
 
 

@@ -25,7 +25,7 @@ from paceline.data.ledger.ranges import Range, Ranges
 
 
 class Split(Protocol):
-    """Who takes what."""
+    """The split of an epoch over workers."""
 
     def __len__(self) -> int:
         """Rounds: batches of the worker that has most."""

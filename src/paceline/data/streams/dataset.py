@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that can only be read in order, shard by shard, and whose lengths nobody knows: tars, text files, streams."""
+"""Data of unknown length that can only be read in order, shard by shard: tars, text files, streams."""
 
 from __future__ import annotations
 

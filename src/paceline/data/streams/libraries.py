@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of libraries that people have: Hugging Face datasets, WebDataset, litdata.
+"""Data sets of other libraries: Hugging Face datasets, WebDataset, litdata.
 
 A Hugging Face `Dataset` (not `IterableDataset`) needs nothing of this: it has a length and an index, and a `DataLoader`
 with it is shared as it is.
@@ -71,9 +71,9 @@ def web_dataset(urls: str | Sequence[str], prepare: Callable[[Any], Any] | None 
 def by_index(dataset: Any) -> Indexed:
     """A litdata `StreamingDataset` as a data set with a length and an index, for a `DataLoader` with `shuffle=True`.
 
-    A `StreamingDataset` calls itself iterable and deals itself to workers, evenly; behind this it is `run.share` that
-    deals, exactly under every rule, in an order of chunks and of samples in a few chunks, so that each worker reads few
-    chunks at a time.
+    A `StreamingDataset` is iterable and splits itself evenly over workers. Wrapped by this, `run.share` splits it,
+    exactly under every rule; it shuffles chunks, and samples within a few chunks, so that each worker reads few chunks
+    at a time.
 
     Args:
         dataset: made without `drop_last`; its own `shuffle` is of no effect.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loader processes: what they make, and how it comes to the training process."""
+"""Loader processes: how they make batches and send them to the training process."""

@@ -147,7 +147,7 @@ class _OneByOne(Dataset[Any]):
 
 
 class _Kitchen(Dataset[Any]):
-    """What a worker process asks for blocks."""
+    """The data set by which a worker process makes blocks."""
 
     def __init__(self, make: _Maker, dataset: Any, seed: int) -> None:
         self.users, self._make, self._seeds = dataset, make, Seeds(seed)
@@ -198,7 +198,7 @@ class ProcessInit:
 class Source:
     """The inner loader's sampler: what it iterates over is put in before each pass.
 
-    It knows nothing of who puts it in: a circle of references would keep persistent processes alive.
+    It holds no reference to the code that sets it: a circle of references would keep persistent processes alive.
     """
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@
 Looked into are dicts and other mutable mappings, lists, tuples and named tuples. Left as they are, for the
 `DataLoader` to send as it always does: tensors of more than 512 KiB (they lie in shared memory already, so packing
 would be one more copy), tensors with gaps or overlaps in memory, sparse, quantised, nested, named and conjugate ones,
-subclasses, what is not on the CPU, and objects of any other type. A batch with such an object is sent alone, because
-nobody knows its size.
+subclasses, tensors that are not on the CPU, and objects of any other type. A batch with such an object is sent alone,
+because its size is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALIGNMENT = 64
 BLOCK_BYTES = 1024 * 1024
 """A block shall not outgrow this."""
 LARGE_BYTES = BLOCK_BYTES // 2
-"""A tensor of more than this travels by itself."""
+"""A larger tensor is sent separately."""
 INLINE_BYTES = 2 * BLOCK_BYTES
 """A parcel of at most this goes through the pipe, which is quicker than to make, send and map a file."""
 SCALARS = frozenset({int, float, complex, bool, type(None)})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source gives, and how a compressed stream is opened."""
+"""The interface of sources, and streams of compressed files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Ready:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever goes wrong while `path` is read or unpacked is one line that names it."""
+    """Context that turns any error of reading or unpacking `path` into a one-line error that names it."""
     try:
         yield
     except DataError:
