@@ -44,7 +44,7 @@ class ShardStream(IterableDataset[Any]):
     [['one', 'two'], ['three']]
 
     `run.share` deals shards to workers, so that each shard is read by one worker only, and by one of its loader
-    processes. Under an asynchronous rule a worker that is done with a shard gets the next; under the others worker r of
+    processes. Under an asynchronous rule a worker that finishes a shard gets the next; under other rules worker r of
     N takes every N-th of the epoch's order. Then **the number of batches of the workers differs where shards are
     unequal**; give shards of about the same size, and as many that N divides their number. There must be at least N.
 

@@ -189,7 +189,7 @@ class _Lanes:
         portion, self._first = self._first, None
         if portion is None and not self._dry:
             portion = self._supply.next(wait=False)
-            self._dry = portion is None  # near the end: a lane without a piece asks again, and waits
+            self._dry = portion is None  # near the end: a worker without any piece asks again, and waits
         if portion is None:
             return None
         ((begin, end),) = portion.places

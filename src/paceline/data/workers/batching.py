@@ -7,7 +7,7 @@ doubles in every step. It is at most
 - 64 batches,
 - about 1 MiB: measured batches set the number, and a process ends a block early where it outgrows that,
 - what the training uses up, or what a process makes, in a tenth of a second: where a step takes longer than that, or
-  a batch does, batches go one by one, so that nobody holds tickets far ahead of need.
+  a batch does, batches go one by one, so that no process holds tickets long before use.
 
 At most prefetch_factor x num_workers blocks are under way, as many as a `DataLoader` would have batches. So memory is
 at most what a `DataLoader` holds and 1 MiB for each of them, twice that where batches suddenly grow.

@@ -81,7 +81,7 @@ class Streams:
         if self.apart:
             install(patches, self._place.rank)
 
-    # -- seeds that nobody gave -------------------------------------------------------------------
+    # -- seeds that the program does not set ------------------------------------------------------
 
     def _asked(self) -> bool:
         """Whether a seed comes from the common stream: not in a training pass, and not in loader processes."""
