@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of one worker over HTTP, for Prometheus to scrape, served by prometheus_client."""
+"""The numbers of one worker over HTTP, at `/metrics`, for Prometheus to scrape; prometheus_client writes the page."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ KNOWN = {
     "minibatches_per_s": Family("paceline_minibatches_per_second", "Minibatches a second, lately."),
     "samples_per_s": Family("paceline_samples_per_second", "Samples a second, lately."),
 }
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The format that `generate_latest` writes."""
 PARTS = {"computing_s": "computing", "waiting_s": "waiting", "exchanging_s": "exchanging", "waiting_for_data_s": "data"}
 """The run's own numbers by name, and what its seconds went to; all others of its own are settings."""
 
@@ -59,7 +61,9 @@ class Metrics:
 
     def __init__(self, address: str, world: Callable[[], World]) -> None:
         with needed("run.serve_metrics", "metrics"):
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, generate_latest
+
+            from paceline.observe.sinks.metrics_server import MetricsServer
 
         self._world, self._lock, self._values = world, threading.Lock(), dict[str, float]()
         host, port = split(address)
@@ -68,12 +72,14 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = MetricsServer((host, port), lambda: (generate_latest(registry), CONTENT_TYPE))
         except (OSError, OverflowError) as error:
             raise UnsupportedError(
                 world().sign(f"cannot serve metrics at {host}:{port}: {error}; choose another address or port")
             ) from error
         self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="paceline-metrics", daemon=True)
+        self._thread.start()
 
     def take(self, values: Values, step: int) -> None:
         """Keep the values for the next scrape."""
