@@ -90,7 +90,7 @@ def test_a_request_to_end_is_heard_by_the_worker_and_its_answer_is_known(start: 
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from paceline.cli.launch.process import Files, Process
+from paceline.cli.launch.process import OutputFiles as Files, Process
 process = Process.start([sys.executable, "-S", "-c", sys.argv[2]], os.environ, Files.of(Path(sys.argv[1]), 0, 1))
 print(process.identity.pid, process.identity.began, flush=True)
 os.kill(os.getpid(), 9)

@@ -191,7 +191,7 @@ def test_a_folder_of_transformers_is_read(tmp_path: Path, language: HuggingFaceL
 
 def test_without_transformers_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'paceline\[dual\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'paceline-dual\[transformers\]'"):
         HuggingFaceSeq2Seq.from_pretrained("anything")
 
 

@@ -162,8 +162,8 @@ def test_tables_that_are_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -
         reallocate(made_up(20, 20, 1), WordTable.random(20, 20, 1), exact_words=LARGE)
 
 
-def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scipy_what_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     for exact in (4000, LARGE):
-        with pytest.raises(UnsupportedError, match=r"paceline\[lightrnn\]"):
+        with pytest.raises(UnsupportedError, match="pip install scipy"):
             reallocate(made_up(20, 5, 4), WordTable.random(20, 5, 4), exact_words=exact)
