@@ -9,11 +9,27 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer.core
 
 from paceline.cli.console import refuse
+
+# options that `run` and `sim` share
+AsIs = Annotated[
+    bool,
+    typer.Option("--as-is", help="Start the program as it is, though it does not attach paceline itself."),
+]
+RandomData = Annotated[
+    bool,
+    typer.Option("--random-data", help="The program makes its samples itself, at random: each worker draws others."),
+]
+ForceZeroLines = Annotated[
+    bool,
+    typer.Option(
+        "--force-zero-lines", help="Hide the cluster from a program that knows of one: it runs as on one device."
+    ),
+]
 
 
 class ProgramCommand(typer.core.TyperCommand):

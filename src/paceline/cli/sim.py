@@ -14,6 +14,7 @@ from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, refuse
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.program_options import AsIs, ForceZeroLines, RandomData
 from paceline.cli.run import checks, failure, zero_lines
 from paceline.cli.run.command import environment, follow, shown
 from paceline.observe.reports.read import has_run
@@ -45,22 +46,9 @@ def command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")
     ] = False,
-    as_is: Annotated[
-        bool,
-        typer.Option("--as-is", help="Start the program as it is, though it does not attach paceline itself."),
-    ] = False,
-    random_data: Annotated[
-        bool,
-        typer.Option(
-            "--random-data", help="The program makes its samples itself, at random: each worker draws others."
-        ),
-    ] = False,
-    force_zero_lines: Annotated[
-        bool,
-        typer.Option(
-            "--force-zero-lines", help="Hide the cluster from a program that knows of one: it runs as on one device."
-        ),
-    ] = False,
+    as_is: AsIs = False,
+    random_data: RandomData = False,
+    force_zero_lines: ForceZeroLines = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the first worker's output: no status, no closing words.")
     ] = False,

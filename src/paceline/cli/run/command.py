@@ -19,6 +19,7 @@ from rich.live import Live as Screen
 from paceline.cli.console import out, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import begun
+from paceline.cli.program_options import AsIs, ForceZeroLines, RandomData
 from paceline.cli.run import certificates as doors
 from paceline.cli.run import checks, dry_run, elastic_checks, failure, zero_lines
 from paceline.cli.run import elastic as elastic_run
@@ -112,22 +113,9 @@ def command(
     restarts: Annotated[
         int, typer.Option(help="How often all workers are started again when one fails, to resume from a checkpoint.")
     ] = 0,
-    as_is: Annotated[
-        bool,
-        typer.Option("--as-is", help="Start the program as it is, though it does not attach paceline itself."),
-    ] = False,
-    random_data: Annotated[
-        bool,
-        typer.Option(
-            "--random-data", help="The program makes its samples itself, at random: each worker draws others."
-        ),
-    ] = False,
-    force_zero_lines: Annotated[
-        bool,
-        typer.Option(
-            "--force-zero-lines", help="Hide the cluster from a program that knows of one: it runs as on one device."
-        ),
-    ] = False,
+    as_is: AsIs = False,
+    random_data: RandomData = False,
+    force_zero_lines: ForceZeroLines = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
     ] = False,
