@@ -43,6 +43,17 @@ ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
 """What is defined for gradients alone."""
 
 
+class RecipeCall(str):
+    """The name of a recipe, with the arguments of its call; it compares as the name alone."""
+
+    arguments: Mapping[str, Any]
+
+    def __new__(cls, name: str, arguments: Mapping[str, Any] | None = None) -> RecipeCall:
+        call = super().__new__(cls, name)
+        call.arguments = arguments or {}
+        return call
+
+
 @dataclass(frozen=True)
 class Rule:
     """A parallel training method.
@@ -65,8 +76,7 @@ class Rule:
             and are one worker, and blocks are exchanged between hosts.
         outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`; with `Bounded` one that takes each
             push by itself (:mod:`paceline.rules.outer.arrival`).
-        name: what messages call it.
-        arguments: what a recipe was called with; only for `text`.
+        name: what messages call it; a `RecipeCall` where a recipe built it.
     """
 
     schedule: Schedule = field(default_factory=EveryBlock)
@@ -76,7 +86,6 @@ class Rule:
     outer: Outer | Arrival = field(default_factory=Average)
     within: str = ""
     name: str = "custom"
-    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.within not in ("", "host"):
@@ -94,6 +103,11 @@ class Rule:
             parts += [self.within] if self.within else []
             return "custom(" + ", ".join(repr(part) for part in parts) + ")"
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the recipe was called with; only for `text`."""
+        return self.name.arguments if isinstance(self.name, RecipeCall) else {}
 
     def coefficients(self, block: int, workers: int, ahead: float) -> Coefficients:
         """The numbers of block `block` (the first is 1); `ahead` is the look-ahead with which it began."""

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.parse import like
 from paceline.errors import RuleError
 from paceline.rules.codec import Codec, Warmed, codec_from_text
-from paceline.rules.rule import Rule
+from paceline.rules.rule import RecipeCall, Rule
 from paceline.rules.topology import Flat, Hierarchical, Ordered, Topology
 
 Dimensions = str | tuple[int, ...] | None
@@ -66,4 +66,4 @@ class Recipe:
         for name in arguments:
             if name not in known:
                 raise RuleError(f"{self.name} has no setting {name!r}{like(name, known)}; it has {', '.join(known)}")
-        return replace(self.function(**arguments), name=self.name, arguments=dict(arguments))
+        return replace(self.function(**arguments), name=RecipeCall(self.name, arguments))
