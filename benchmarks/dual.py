@@ -57,6 +57,7 @@ from paceline_dual import (
     DualInference,
     LanguageModel,
     Looks,
+    Loop,
     Mix,
     Pair,
     PriorCourse,
@@ -150,10 +151,12 @@ def course_of(args: argparse.Namespace, method: str, seed: int) -> Course:
         mix=Mix(args.batch, args.unlabelled_batch, args.labelled_from, args.labelled_to, args.policy),
         constraint=Constraint(weight, weight),
         reward=Reward(args.alpha, args.samples, args.baseline, args.per_token, args.search),
-        rates=Rates(args.rate, args.second_rate, args.second_rate),
-        looks=Looks(every=max(1, behind // 4)),
-        save_every=10**9,
-        seed=seed,
+        loop=Loop(
+            Rates(args.rate, args.second_rate, args.second_rate),
+            looks=Looks(every=max(1, behind // 4)),
+            save_every=10**9,
+            seed=seed,
+        ),
     )
 
 

@@ -39,6 +39,7 @@ from paceline_dual import (
     LabelToText,
     LanguageModel,
     Looks,
+    Loop,
     Mix,
     Pair,
     PriorCourse,
@@ -119,10 +120,12 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
         "supervised",
         mix=Mix(labelled=args.batch),
         constraint=constraint,
-        rates=Rates(args.rate, args.second_rate, args.second_rate),
-        looks=Looks(every=10**9, samples=0),
-        save_every=10**9,
-        seed=seed,
+        loop=Loop(
+            Rates(args.rate, args.second_rate, args.second_rate),
+            looks=Looks(every=10**9, samples=0),
+            save_every=10**9,
+            seed=seed,
+        ),
     )
     looked_at = reviews.dev[0][:100], reviews.dev[1][:100]  # of the course alone: what is judged is judged below
     labelled = reviews.train[0][: args.labelled], reviews.train[1][: args.labelled]

@@ -28,6 +28,7 @@ from paceline_dual import (
     Data,
     LanguageModel,
     Looks,
+    Loop,
     Mix,
     Pair,
     PriorCourse,
@@ -105,9 +106,11 @@ def course_of(args: argparse.Namespace) -> Course:
         args.method,
         mix=Mix(labelled=32, unlabelled=32),
         reward=Reward(alpha=0.01, samples=2),
-        rates=Rates(warm=3e-3, forward=1e-3, backward=1e-3),
-        looks=Looks(every=max(1, args.steps // 5)),
-        seed=args.seed,
+        loop=Loop(
+            rates=Rates(warm=3e-3, forward=1e-3, backward=1e-3),
+            looks=Looks(every=max(1, args.steps // 5)),
+            seed=args.seed,
+        ),
     )
 
 

@@ -13,12 +13,13 @@ from paceline_dual.batches import Data
 from paceline_dual.classifier import Classifier, LabelPrior
 from paceline_dual.pair import Pair
 from paceline_dual.sequences import pad, unpad
-from paceline_dual.settings import Constraint, Course, Looks, Mix, Rates
+from paceline_dual.settings import Constraint, Course, Looks, Loop, Mix, Rates
 from paceline_dual.transformer import LanguageModel, Seq2Seq
 
 LABELS, WORDS = 5, 3
 RATES = Rates(0.5, 0.3, 0.3)
-COURSE = Course(warm=12, steps=12, mix=Mix(8, 6, 0.8, 0.4), rates=RATES, looks=Looks(every=8, samples=2), save_every=5)
+LOOP = Loop(RATES, looks=Looks(every=8, samples=2), save_every=5)
+COURSE = Course(warm=12, steps=12, mix=Mix(8, 6, 0.8, 0.4), loop=LOOP)
 """Of the labels' task; it ends with every output right."""
 HELD = replace(COURSE, constraint=Constraint(0.05, 0.05))
 

@@ -21,11 +21,11 @@ from paceline_dual.learning import Reward
 from paceline_dual.methods import BackTranslation, Dual, IterativeBackTranslation
 from paceline_dual.pair import DIRECTIONS, Pair
 from paceline_dual.rates import make_optimizer, rate
-from paceline_dual.settings import Constraint, Course, Looks, Rates
+from paceline_dual.settings import Constraint, Course, Looks, Loop, Rates
 from paceline_dual.training import has_state, train
 from paceline_dual.words import Words
 from running import Killed, Killer, trained, untimed
-from tasks import COURSE, HELD, draw, labels_data, labels_pair, words_data, words_pair
+from tasks import COURSE, HELD, LOOP, draw, labels_data, labels_pair, words_data, words_pair
 
 
 def test_a_training_and_what_it_leaves(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_policy_gradient_has_a_weight_and_the_exact_one_has_none(policy: flo
 
 
 def test_every_phase_and_direction_has_its_rate(tmp_path: Path) -> None:
-    course = Course(warm=100, steps=100, rates=Rates(1.0, 0.1, 0.01))
+    course = Course(warm=100, steps=100, loop=Loop(Rates(1.0, 0.1, 0.01)))
     for name, highest in (("forward", 0.1), ("backward", 0.01)):
         assert max(rate(course, name, step) for step in range(100)) == pytest.approx(1.0, rel=0.01)
         assert max(rate(course, name, step) for step in range(100, 200)) == pytest.approx(highest, rel=0.01)
@@ -158,7 +158,7 @@ def test_every_phase_and_direction_has_its_rate(tmp_path: Path) -> None:
     pair = labels_pair()
     groups = make_optimizer(pair, course).param_groups
     assert [group["params"] for group in groups] == [list(model.parameters()) for model in pair.models]
-    _, rows = trained(tmp_path, replace(COURSE, rates=Rates(0.5, 0.3, 0.1)))
+    _, rows = trained(tmp_path, replace(COURSE, loop=replace(LOOP, rates=Rates(0.5, 0.3, 0.1))))
     assert rows[3]["rates"][0] == pytest.approx(3 * rows[3]["rates"][1])
 
 
@@ -190,7 +190,7 @@ def test_a_pair_that_is_warm_already_needs_no_warm_up(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, list[dict[str, Any]]]:
     """A training that nobody killed."""
-    return trained(tmp_path_factory.mktemp("whole"), replace(HELD, save_every=99))
+    return trained(tmp_path_factory.mktemp("whole"), replace(HELD, loop=replace(LOOP, save_every=99)))
 
 
 @pytest.mark.parametrize("killer", [{"step": 3}, {"step": 7}, {"row": 12}, {"step": 14}, {"row": 24}], ids=str)
@@ -198,14 +198,14 @@ def test_a_training_that_was_killed_goes_on_with_the_same_bits(
     killer: dict[str, int], whole: tuple[Pair, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     with pytest.raises(Killed):
-        trained(tmp_path, replace(HELD, save_every=5), show=Killer(**killer))
+        trained(tmp_path, HELD, show=Killer(**killer))
     assert has_state(tmp_path) == (max(killer.values()) > 5)
-    pair, rows = trained(tmp_path, replace(HELD, save_every=5))
+    pair, rows = trained(tmp_path, HELD)
     assert same_bits(state_of(pair), state_of(whole[0])) and untimed(rows) == untimed(whole[1])
 
 
 def test_the_samples_and_dropout_of_sequences_go_on_too(tmp_path: Path) -> None:
-    course = replace(COURSE, warm=3, steps=4, save_every=5, rates=Rates(0.02, 0.02, 0.02))
+    course = replace(COURSE, warm=3, steps=4, loop=replace(LOOP, rates=Rates(0.02, 0.02, 0.02)))
 
     def go(folder: Path, **more: Any) -> tuple[Pair, list[dict[str, Any]]]:
         pair = words_pair()
@@ -230,7 +230,7 @@ def test_a_finished_training_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_another_course_is_refused_by_name_unless_it_begins_anew(tmp_path: Path) -> None:
     trained(tmp_path)
-    other = replace(HELD, mix=replace(HELD.mix, labelled_to=0.2), seed=3)
+    other = replace(HELD, mix=replace(HELD.mix, labelled_to=0.2), loop=replace(LOOP, seed=3))
     with pytest.raises(CheckpointError, match=r"mix.labelled_to is 0.2 now and was 0.4; seed is 3 now and was 0"):
         trained(tmp_path, other)
     Words(("of another",)).save(tmp_path / training.WORDS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from paceline import UnsupportedError
 from paceline_dual.learning import Reward
 from paceline_dual.priors import PriorCourse
-from paceline_dual.settings import Constraint, Course, Looks, Mix, Rates
+from paceline_dual.settings import Constraint, Course, Looks, Loop, Mix, Rates
 from tasks import COURSE
 
 
@@ -22,6 +23,14 @@ def test_the_labelled_share_goes_in_a_straight_line() -> None:
     assert [course.labelled_share(step) for step in (0, 9)] == [1.0, 1.0]
     assert [course.labelled_share(step) for step in range(10, 15)] == pytest.approx([0.9, 0.7, 0.5, 0.3, 0.1])
     assert Course(warm=10, steps=5, method="supervised").labelled_share(12) == 1.0
+
+
+def test_a_saved_course_is_flat_json(tmp_path: Path) -> None:
+    COURSE.save(tmp_path / "course.json")
+    saved = json.loads((tmp_path / "course.json").read_text())
+    settings = "warm steps method mix constraint reward rates clip looks save_every seed"
+    assert list(saved) == ["format", *settings.split()]
+    assert saved["clip"] == 5.0 and saved["save_every"] == 5 and saved["looks"]["every"] == 8
 
 
 def test_a_course_is_plain_json(tmp_path: Path) -> None:
@@ -38,7 +47,7 @@ def test_a_course_is_plain_json(tmp_path: Path) -> None:
             "method is one of dual, back_translation, iterative_back_translation, supervised; got 'magic'",
         ),
         (lambda: Course(warm=0, steps=0), "together at least 1"),
-        (lambda: Course(clip=0), "clip is above 0"),
+        (lambda: Loop(clip=0), "clip is above 0"),
         (lambda: Mix(labelled=0), "labelled is at least 1"),
         (lambda: Mix(labelled_to=1.5), "share between 0 and 1, got 1.5"),
         (lambda: Constraint(forward=-1), "forward is 0 or more, got -1"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline_dual.priors import PriorCourse, train_prior
     from paceline_dual.protocols import Conditional, Prior, flat, repeat, undisturbed
     from paceline_dual.sequences import PADDING, lengths, mask, pad, same_width, unpad
-    from paceline_dual.settings import METHODS, Constraint, Course, Looks, Mix, Rates
+    from paceline_dual.settings import METHODS, Constraint, Course, Looks, Loop, Mix, Rates
     from paceline_dual.show import Show, shown
     from paceline_dual.supervised import ByLength, Duality, Opposites, Supervised, gap, supervised_loss
     from paceline_dual.training import train
@@ -47,6 +47,7 @@ else:
             "LabelToText": "classifier",
             "LanguageModel": "transformer",
             "Looks": "settings",
+            "Loop": "settings",
             "METHODS": "settings",
             "Mix": "settings",
             "Opposites": "supervised",
@@ -104,6 +105,7 @@ __all__ = [
     "LabelToText",
     "LanguageModel",
     "Looks",
+    "Loop",
     "Mix",
     "Opposites",
     "Pair",

@@ -18,7 +18,7 @@ WARM_UP, LOWEST = 0.02, 0.05  # of a phase; of the highest rate
 def make_optimizer(pair: Pair, course: Course) -> torch.optim.Optimizer:
     """One Adam with a group of parameters for each direction, forward first."""
     groups = [
-        {"params": list(model.parameters()), "lr": course.rates.warm, "name": name}
+        {"params": list(model.parameters()), "lr": course.loop.rates.warm, "name": name}
         for name, model in zip(DIRECTIONS, pair.models, strict=True)
     ]
     return torch.optim.Adam(groups)
@@ -28,14 +28,14 @@ def make_scheduler(optimizer: torch.optim.Optimizer, course: Course, step: Calla
     """What gives the groups their rates; `step` tells where the training is."""
 
     def curve(name: str) -> Callable[[int], float]:
-        return lambda _: rate(course, name, step()) / course.rates.warm
+        return lambda _: rate(course, name, step()) / course.loop.rates.warm
 
     return LambdaLR(optimizer, [curve(name) for name in DIRECTIONS])
 
 
 def rate(course: Course, direction: str, step: int) -> float:
     """The learning rate of a direction at a step: each phase has its own highest rate, and begins anew."""
-    highest = course.rates.warm if step < course.warm else float(getattr(course.rates, direction))
+    highest = course.loop.rates.warm if step < course.warm else float(getattr(course.loop.rates, direction))
     return highest * share_of_rate(course.done(step))
 
 

@@ -128,24 +128,44 @@ class Looks:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """The training loop, whatever it learns from.
+
+    Attributes:
+        rates: learning rates.
+        clip: largest norm of the gradient of each model.
+        looks: when and how held-out pairs are evaluated.
+        save_every: steps from one saved state to the next; asynchronous rules save at evaluations only.
+        seed: of all random draws.
+    """
+
+    rates: Rates = field(default_factory=Rates)
+    clip: float = 5.0
+    looks: Looks = field(default_factory=Looks)
+    save_every: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least_1(self, ("save_every",))
+        if not self.clip > 0:
+            raise UnsupportedError(f"clip is above 0, got {self.clip}")
+
+
+@dataclass(frozen=True)
 class Course:
-    """Of a training: `warm` steps of supervised learning, then `steps` of the method.
+    """A training: `warm` steps of supervised learning, then `steps` of the method.
 
     Steps are those of each worker: N workers read N times as many samples in as many steps.
 
     Attributes:
-        warm: steps of the warm-up; 0 for a pair that is warm already.
-        steps: behind it.
+        warm: steps of the warm-up; 0 for a pair that is trained already.
+        steps: after it.
         method: dual, back_translation (pseudo-labels of the models after the warm-up), iterative_back_translation (of
-            the models as they are), or supervised (labelled data only).
+            the current models), or supervised (labelled data only).
         mix: batches and shares.
         constraint: weights of dual supervised learning, under every method.
         reward: of dual learning from unlabelled data.
-        rates: learning rates.
-        clip: largest norm of the gradient of each model.
-        looks: at held-out pairs.
-        save_every: steps between two saved states; under asynchronous rules states are saved at evaluations only.
-        seed: of everything that is drawn.
+        loop: rates, evaluations, saved states and the seed.
     """
 
     warm: int = 1000
@@ -154,11 +174,7 @@ class Course:
     mix: Mix = field(default_factory=Mix)
     constraint: Constraint = field(default_factory=Constraint)
     reward: Reward = field(default_factory=Reward)
-    rates: Rates = field(default_factory=Rates)
-    clip: float = 5.0
-    looks: Looks = field(default_factory=Looks)
-    save_every: int = 500
-    seed: int = 0
+    loop: Loop = field(default_factory=Loop)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -167,9 +183,6 @@ class Course:
             raise UnsupportedError(
                 f"warm and steps are 0 or more and together at least 1, got {self.warm} and {self.steps}"
             )
-        _at_least_1(self, ("save_every",))
-        if not self.clip > 0:
-            raise UnsupportedError(f"clip is above 0, got {self.clip}")
 
     @property
     def total(self) -> int:
@@ -189,8 +202,8 @@ class Course:
         return self.mix.share(min(1.0, (step - self.warm) / max(1, self.steps - 1)))
 
     def save(self, path: Path) -> None:
-        """Write it to a file, in one piece."""
-        files.write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
+        """Write it to a file, atomically."""
+        files.write_text(path, json.dumps({"format": FORMAT, **self._row()}, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Course:
@@ -199,8 +212,9 @@ class Course:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if found.pop("format") != FORMAT:
                 raise CheckpointError(f"{path} holds no course of a training of a pair; give the folder of one")
-            parts = {"mix": Mix, "constraint": Constraint, "reward": Reward, "rates": Rates, "looks": Looks}
-            return cls(**{name: parts[name](**row) if name in parts else row for name, row in found.items()})
+            row = {name: PARTS[name](**value) if name in PARTS else value for name, value in found.items()}
+            loop = {one.name: row.pop(one.name) for one in fields(Loop) if one.name in row}
+            return cls(**row, loop=Loop(**loop))
         except CheckpointError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -208,7 +222,7 @@ class Course:
 
     def check(self, other: Course, path: Path) -> None:
         """Raise CheckpointError that names what differs from the course with which the training in `path` began."""
-        mine, its = _flat(asdict(self)), _flat(asdict(other))
+        mine, its = _flat(self._row()), _flat(other._row())
         names = sorted(mine.keys() | its.keys())
         rows = [f"{n} is {mine.get(n)!r} now and was {its.get(n)!r}" for n in names if mine.get(n) != its.get(n)]
         if rows:
@@ -216,6 +230,16 @@ class Course:
                 f"{path} holds a training with another course: {'; '.join(rows)}; give the same one to go on, another "
                 "folder, or resume=False to begin anew"
             )
+
+    def _row(self) -> dict[str, Any]:
+        """As it is saved: the loop's settings stand beside the rest."""
+        row = asdict(self)
+        loop = row.pop("loop")
+        return {**row, **loop}
+
+
+PARTS: dict[str, type] = {"mix": Mix, "constraint": Constraint, "reward": Reward, "rates": Rates, "looks": Looks}
+"""Settings of a saved course that have settings of their own."""
 
 
 def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:

@@ -100,10 +100,10 @@ class _Training:
         self.directions = self._directions(data)
         self.heldout = pairs_of(data.heldout, "the held-out part", 1)
         self.optimizer = make_optimizer(pair, course)
-        self.run = paceline.attach(pair, self.optimizer, rule, seed=course.seed)
+        self.run = paceline.attach(pair, self.optimizer, rule, seed=course.loop.seed)
         world = self.run.world
         self.show: Show = show if world.rank == 0 else Silent()
-        self.position = Position(course.seed, world.rank, world.size, pair.device)
+        self.position = Position(course.loop.seed, world.rank, world.size, pair.device)
         self.scheduler = make_scheduler(self.optimizer, course, lambda: self.position.step)
         try:
             self.loaders = self._loaders(data)
@@ -206,7 +206,7 @@ class _Training:
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for model in self.pair.models:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), self.course.clip)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), self.course.loop.clip)
         self.optimizer.step()
         self._log(loss.detach())
 
@@ -241,7 +241,7 @@ class _Training:
 
     def _look_if_due(self) -> None:
         step, course = self.position.step, self.course
-        due = step in (0, course.warm, course.total) or step % course.looks.every == 0
+        due = step in (0, course.warm, course.total) or step % course.loop.looks.every == 0
         if due and self.position.evaluated != step:
             with self.run.global_model():
                 self.position.rows.append(self._row())
@@ -251,7 +251,7 @@ class _Training:
 
     def _row(self) -> dict[str, Any]:
         position, run, course = self.position, self.run, self.course
-        sums = evaluation.look(self.pair, self.heldout, course.looks, (run.world.rank, run.world.size))
+        sums = evaluation.look(self.pair, self.heldout, course.loop.looks, (run.world.rank, run.world.size))
         rewards = workers.add_up(run, position.sums.clone())
         row = evaluation.row_of(position.step, workers.add_up(run, sums), rewards)
         phase = "warm" if position.step <= course.warm else course.method
@@ -261,7 +261,9 @@ class _Training:
         row["translations"] = []
         run.log(forward=row["forward"], backward=row["backward"], gap=row["gap"])
         if run.world.rank == 0:
-            row["translations"] = evaluation.translations(self.pair, self.heldout, course.looks, course.reward.alpha)
+            row["translations"] = evaluation.translations(
+                self.pair, self.heldout, course.loop.looks, course.reward.alpha
+            )
         self.show.row(row)
         return row
 
@@ -279,7 +281,7 @@ class _Training:
         if self._asynchronous:
             due = self.position.evaluated == step and step > 0
         else:
-            due = step > 0 and (step % course.save_every == 0 or step in (course.warm, course.total))
+            due = step > 0 and (step % course.loop.save_every == 0 or step in (course.warm, course.total))
         if not due or self.position.saved == step:
             return
         folder = self.folder / STATE
