@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 from paceline.communication.sockets.frames import HEADER_BYTES, Closed, Frame, Header, Late
 from paceline.communication.sockets.framing import AGAIN, Channel, milliseconds
@@ -82,6 +83,18 @@ class Listener:
                     raise Late(f"nobody has connected to {self.address}, port {self.port}, within {timeout_s:g} s")
                 self._wait(min(deadline, time.monotonic() + 1.0))
         raise Closed(f"the listener at {self.address}, port {self.port}, is closed")
+
+    def accept_while(self, wanted: Callable[[], bool]) -> Iterator[Channel]:
+        """Yield the connections that arrive while `wanted` holds and the listener is open."""
+        while wanted():
+            try:
+                yield self.accept(1.0)
+            except Late:
+                continue
+            except Closed:
+                return
+            except OSError:  # too many open files, for instance
+                time.sleep(0.1)
 
     def close(self) -> None:
         """Take no more connections; those that were taken stay. May be called from any thread, and again."""

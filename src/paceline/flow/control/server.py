@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Late, Listener
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Listener
 from paceline.communication.sockets.rejected import turned_away
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
 from paceline.flow.control import log_file as record
@@ -120,16 +120,7 @@ class Control:
     # -- the listener -----------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                channel = self._listener.accept(1.0)
-            except Late:
-                continue
-            except PacelineError:
-                return  # the listener is closed
-            except OSError:  # too many open files, for instance
-                self._closing.wait(0.1)
-                continue
+        for channel in self._listener.accept_while(lambda: not self._closing.is_set()):
             with self._lock:
                 if len(self._strangers) >= STRANGERS:
                     oldest = next(iter(self._strangers))

@@ -17,7 +17,7 @@ from collections import deque
 
 from paceline.communication import Transport
 from paceline.communication.sockets.address import find_address
-from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
+from paceline.communication.sockets.channel import TLS, Channel, Listener, connect
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
@@ -130,16 +130,7 @@ class _Acceptor:
         return [rank for rank in range(self._world.size) if rank != self._world.rank and rank not in self.incoming]
 
     def _watch(self) -> None:
-        while self._missing() and not self._closed.is_set():
-            try:
-                channel = self._listener.accept(1.0)
-            except Late:
-                continue
-            except PeerLostError:
-                return  # the listener is closed
-            except OSError:  # too many open files, for instance
-                self._closed.wait(0.1)
-                continue
+        for channel in self._listener.accept_while(lambda: bool(self._missing()) and not self._closed.is_set()):
             self._let_say(channel)
 
     def _let_say(self, channel: Channel) -> None:
