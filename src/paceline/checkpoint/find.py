@@ -13,7 +13,7 @@ from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.steps import is_step
 from paceline.checkpoint.store import StepStore, store_for
 from paceline.communication import Transport
-from paceline.data.cache.source import shown
+from paceline.data.cache.urls import shown
 from paceline.errors import CheckpointError
 
 

@@ -33,9 +33,8 @@ from paceline.checkpoint.files import (
 from paceline.checkpoint.saving import merged
 from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
-from paceline.data.cache.redact import redacted
-from paceline.data.cache.source import OBSTORE_SCHEMES, scheme_of, shown
-from paceline.data.cache.source import local_path as _path_of
+from paceline.data.cache.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
+from paceline.data.cache.urls import local_path as _path_of
 from paceline.errors import CheckpointError, UnsupportedError
 
 

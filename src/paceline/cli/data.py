@@ -21,8 +21,8 @@ from paceline.cli.console import err, error_panel, near, out, refuse
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.data.packed.pack import Done, Result
-    from paceline.data.packed.plan import Need, Plan
+    from paceline.data.packed.packing.pack import PackProgress, Result
+    from paceline.data.packed.plan import Need, StoragePlan
     from paceline.data.packed.verify import Report
 
 DAMAGED = 1
@@ -55,9 +55,9 @@ def pack_command(
     Files of a folder that differ only after the last dot are one sample; their folder is kept as its class.
     Exit code 0: packed; 2: it could not be, and nothing was left.
     """
-    from paceline.data.packed.pack import pack
+    from paceline.data.packed.packing import open_source
+    from paceline.data.packed.packing.pack import pack
     from paceline.data.packed.sizes import parse_bytes
-    from paceline.data.packed.sources import open_source
 
     threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
     if seed is not None and seed < 0:
@@ -73,10 +73,10 @@ def pack_command(
     _tell_packed(result, output)
 
 
-def _teller(bar: Progress, task: TaskID) -> Callable[[Done], None]:
+def _teller(bar: Progress, task: TaskID) -> Callable[[PackProgress], None]:
     from paceline.data.packed.sizes import bytes_text
 
-    def told(done: Done) -> None:
+    def told(done: PackProgress) -> None:
         if done.samples % REFRESH and done.samples > 1:
             return
         shards = f"{done.shards} shard{'s' if done.shards > 1 else ''}"
@@ -114,7 +114,7 @@ def verify_command(
 
     Exit code 0: whole; 1: something is damaged; 2: there is no such place.
     """
-    from paceline.data.packed.storage import Place, is_url, local_path
+    from paceline.data.packed.storage import Storage, is_url, local_path
     from paceline.data.packed.verify import MOST_JOBS, read_index, verify
 
     if not is_url(place) and not local_path(place).is_dir():
@@ -123,7 +123,7 @@ def verify_command(
     if not 1 <= threads <= MOST_JOBS:
         refuse(f"--jobs must lie in 1..{MOST_JOBS}, got {threads}")
     try:
-        opened = Place(place)
+        opened = Storage(place)
         total = read_index(opened).total_bytes
         with _bar("verifying") as (bar, task):
             bar.update(task, total=total)
@@ -193,12 +193,12 @@ def plan_command(
     raise typer.Exit(0 if plan.feeds else 1)
 
 
-def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None) -> Plan:
+def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None) -> StoragePlan:
     from paceline.data.packed import measure
     from paceline.data.packed.plan import judge
-    from paceline.data.packed.storage import Place
+    from paceline.data.packed.storage import Storage
 
-    place = Place(text)
+    place = Storage(text)
     readers = min(MOST_READERS, max(2, need.workers_a_host))
     with _bar("measuring") as (bar, task):
         bar.update(task, total=3, about="files")
@@ -211,7 +211,7 @@ def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None
     return judge(need, holding, place.remote, latency, one, several)
 
 
-def _tell_plan(plan: Plan) -> None:
+def _tell_plan(plan: StoragePlan) -> None:
     from paceline.data.packed.sizes import bytes_text
 
     console, holding, need = out(), plan.holding, plan.need

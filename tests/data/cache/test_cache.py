@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.data.cache import Cache, CacheError, NotServedError, download, web
+from paceline.data.cache import Cache, CacheError, NotServedError, download, http_backend
 from paceline.data.cache.names import extension, file_name
 from paceline.errors import ClosedError
 from tests.data.cache.server import Server
@@ -49,7 +49,7 @@ class Peak:
                 self.bytes = max(self.bytes, bytes_in(directory))
 
         monkeypatch.setattr(download, "write_all", write)
-        monkeypatch.setattr(web, "CHUNK_BYTES", 100)
+        monkeypatch.setattr(http_backend, "CHUNK_BYTES", 100)
 
 
 def test_a_file_is_fetched_once_and_read_often(server: Server, tmp_path: Path) -> None:

@@ -163,6 +163,6 @@ def test_secrets_in_urls_stay_out_of_messages(server: Server, tmp_path: Path) ->
             cache.read(server.url("none") + "?signature=secret")
         assert "secret" not in str(caught.value)
         server.fail("none", *[503] * 9)
-        from paceline.data.cache.source import name_of, shown
+        from paceline.data.cache.urls import shown, source_of
 
-        assert name_of(url) == server.address and shown(url) == server.url("none")
+        assert source_of(url) == server.address and shown(url) == server.url("none")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.cache import Cache, Files, NotServedError, objects
-from paceline.data.cache.objects import ObstoreSource
+from paceline.data.cache import Cache, Files, NotServedError, obstore_backend
+from paceline.data.cache.obstore_backend import ObstoreBackend
 from paceline.data.packed import PackedDataset
 from tests.data.packed.made import packed
 
@@ -71,12 +71,12 @@ def test_spawned_processes_read_what_their_parent_read(s3: dict[str, str], tmp_p
 
 def test_the_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
-    monkeypatch.setattr(objects, "_obstore_is_lost", True)
+    monkeypatch.setattr(obstore_backend, "_obstore_is_lost", True)
     for cure in CURES:
         with pytest.raises(NotServedError, match=re.escape(cure)):
-            ObstoreSource("s3://bucket", {}, 1.0)
+            ObstoreBackend("s3://bucket", {}, 1.0)
 
 
 def test_options_that_the_store_does_not_know(s3: dict[str, str]) -> None:
     with pytest.raises(NotServedError, match=r"the options of this store: .*no_such_option"):
-        ObstoreSource("s3://bucket", {**s3, "no_such_option": "x"}, 60.0)
+        ObstoreBackend("s3://bucket", {**s3, "no_such_option": "x"}, 60.0)

@@ -14,7 +14,7 @@ from paceline.data.cache.names import key_of
 from tests.data.cache.programs import Worker
 from tests.data.cache.server import Server, until
 from tests.data.cache.test_cache import bytes_in
-from tests.data.cache.test_fetcher import wishes_in
+from tests.data.cache.test_prefetcher import wishes_in
 
 pytestmark = pytest.mark.processes
 KB = 1000

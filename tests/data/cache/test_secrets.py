@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from paceline.data.cache import Cache, CacheError, NotServedError
+from paceline.data.cache.http_backend import _may_know
 from paceline.data.cache.locks import FileLock
-from paceline.data.cache.redact import redacted
-from paceline.data.cache.web import _may_know
+from paceline.data.cache.urls import redacted
 
 GIVEN = {"Authorization": "Bearer hush", "Cookie": "id=hush", "X-Api-Key": "hush"}
 Heard = dict[str, dict[str, str]]

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data.packed.index import Index, Shard, offsets_from_bytes, offsets_to_bytes
+from paceline.data.packed.index import Index, PackedShard, offsets_from_bytes, offsets_to_bytes
 from paceline.errors import DataError
 
-SHARD = Shard("shard-00000.tar", 4 * 1024 + 1024, "a" * 64, 4, "b" * 64)
+SHARD = PackedShard("shard-00000.tar", 4 * 1024 + 1024, "a" * 64, 4, "b" * 64)
 OFFSETS = np.arange(5, dtype=np.int64) * 1024
 
 
 def test_an_index_comes_back() -> None:
-    other = Shard("shard-00001.tar", 2048, "c" * 64, 1, "d" * 64)
+    other = PackedShard("shard-00001.tar", 2048, "c" * 64, 1, "d" * 64)
     index = Index((SHARD, other))
     assert Index.from_json(index.to_json().encode(), "here") == index
     assert (index.samples, index.total_bytes) == (5, 5 * 1024 + 2048)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from paceline.data.packed.measure import Holding, Speed
-from paceline.data.packed.plan import Need, Plan, judge, to_json
+from paceline.data.packed.plan import Need, StoragePlan, judge, to_json
 
 MB = 10**6
 
@@ -27,7 +27,7 @@ def plan(
     remote: bool = True,
     first_byte_s: float = 1e-3,
     readers: int = 8,
-) -> Plan:
+) -> StoragePlan:
     """Judge speeds in MB/s."""
     speeds = Speed(1, int(one * MB), 1.0, 10), Speed(readers, int(several * MB), 1.0, 10)
     return judge(need, data or holding(), remote, first_byte_s, *speeds)

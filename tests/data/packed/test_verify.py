@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from paceline.data.packed import DataError, verify
-from paceline.data.packed.index import Shard, offsets_to_bytes
-from paceline.data.packed.storage import Place
+from paceline.data.packed.index import PackedShard, offsets_to_bytes
+from paceline.data.packed.storage import Storage
 from paceline.data.packed.verify import Report
 
 from .made import index_of, packed
 
 
 def examine(place: Path | str, quick: bool = False) -> Report:
-    return verify(Place(str(place)), quick=quick, jobs=2)
+    return verify(Storage(str(place)), quick=quick, jobs=2)
 
 
 def flip(path: Path, at: int) -> None:
@@ -33,8 +33,8 @@ def flip(path: Path, at: int) -> None:
 
 def test_a_whole_data_set(tmp_path: Path) -> None:
     place = packed(tmp_path)
-    told: list[Shard] = []
-    report = verify(Place(str(place)), told=told.append)
+    told: list[PackedShard] = []
+    report = verify(Storage(str(place)), told=told.append)
     assert (report.damaged, report.notes) == ((), ())
     assert report.index == index_of(place)
     assert sorted(told, key=lambda shard: shard.name) == list(report.index.shards)
@@ -145,4 +145,4 @@ def test_a_remote_data_set(tmp_path: Path, remote: str) -> None:
 
 def test_a_protocol_that_nobody_speaks() -> None:
     with pytest.raises(DataError, match=r"cannot open nonsense://x"):
-        Place("nonsense://x")
+        Storage("nonsense://x")

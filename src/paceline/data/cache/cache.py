@@ -12,16 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.data.cache.checksums import digest_of
+from paceline.data.cache.directory import CacheDirectory
 from paceline.data.cache.download import Downloader
-from paceline.data.cache.evict import Rank
-from paceline.data.cache.fetcher import Fetcher
-from paceline.data.cache.get import Obtainer
+from paceline.data.cache.evict import EvictionRank
+from paceline.data.cache.get import FileGetter
 from paceline.data.cache.names import key_of
-from paceline.data.cache.prefetch_hints import Wishes
-from paceline.data.cache.source import digest_of, local_path, name_of
-from paceline.data.cache.stats import Stats, Tallies, added
-from paceline.data.cache.stats_files import Sheet, SheetName
-from paceline.data.cache.store import Store
+from paceline.data.cache.prefetch_hints import PrefetchHints
+from paceline.data.cache.prefetcher import Prefetcher
+from paceline.data.cache.stats import Counters, Stats, added
+from paceline.data.cache.stats_files import StatsFile, StatsFileName
+from paceline.data.cache.urls import local_path, source_of
 from paceline.errors import ClosedError, NotServedError
 
 LOST_REST_S = 5.0
@@ -54,7 +55,7 @@ class Cache:
         threads: downloads at a time in the background.
         retries: further tries after the first that failed, with longer and longer pauses.
         timeout_s: how long a source, another process or a file in use may stand still before that is an error.
-        options: for the source; see :func:`paceline.data.cache.open.source_for`.
+        options: for the source; see :func:`paceline.data.cache.backend_choice.backend_for`.
 
     Raises:
         ValueError: a number that makes no sense.
@@ -78,18 +79,20 @@ class Cache:
         self._closed = False
         self._begin(None)
 
-    def _begin(self, sheet: SheetName | None) -> None:
+    def _begin(self, sheet: StatsFileName | None) -> None:
         """Open the directory in this process; `sheet` is that of the object that this is a copy of."""
         self._process = os.getpid()
-        self._store = Store(self.directory, self.cap_bytes, self.timeout_s)
+        self._store = CacheDirectory(self.directory, self.cap_bytes, self.timeout_s)
         self._store.complete_bytes()  # says now whether the directory can be used
-        self._sheet = Sheet.of_copy(self.directory, sheet) if sheet is not None else Sheet.of_first(self.directory)
+        self._sheet = (
+            StatsFile.of_copy(self.directory, sheet) if sheet is not None else StatsFile.of_first(self.directory)
+        )
         self._let_go = weakref.finalize(self, self._sheet.close)
-        self._tallies = Tallies(self._sheet.put)
+        self._tallies = Counters(self._sheet.put)
         self._downloader = Downloader(self.options, self.retries, self.timeout_s, self._tallies)
-        self._obtainer = Obtainer(self._store, self._downloader, self._tallies, self.timeout_s)
-        self._wishes = Wishes(self.directory)
-        self._fetcher = Fetcher(self.threads, self._wishes, self._ahead, self._rest)
+        self._obtainer = FileGetter(self._store, self._downloader, self._tallies, self.timeout_s)
+        self._wishes = PrefetchHints(self.directory)
+        self._fetcher = Prefetcher(self.threads, self._wishes, self._ahead, self._rest)
         self._store.evictor.on_wished = self._fetcher.evicted
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,7 +136,7 @@ class Cache:
         try:
             lock, hit = self._obtainer.pin(url, sha256, self._rank(None))
         finally:
-            with self._tallies.of(name_of(url)) as tally:
+            with self._tallies.of(source_of(url)) as tally:
                 tally.waited_s += time.perf_counter() - began
                 tally.hits, tally.misses = tally.hits + (hit is True), tally.misses + (hit is False)
         self._fetcher.used(key_of(url))
@@ -190,7 +193,7 @@ class Cache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _rank(self, place: int | None) -> Rank:
+    def _rank(self, place: int | None) -> EvictionRank:
         """What may be removed: for the file at `place` of the wish list, or (None) for one that is needed now."""
         fetcher, others = self._fetcher, list[set[str]]()
 
@@ -210,7 +213,7 @@ class Cache:
         return self._obtainer.ahead(url, self._rank(place), turn, partial(self._fetcher.took_room, place))
 
     def _rest(self, url: str) -> float:
-        return LOST_REST_S if self._tallies.is_lost(name_of(url)) else 0.0
+        return LOST_REST_S if self._tallies.is_lost(source_of(url)) else 0.0
 
 
 def check_numbers(cap_bytes: int | None, threads: int, retries: int, timeout_s: float) -> None:

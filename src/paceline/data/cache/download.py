@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.data.cache.errors import Unavailable
+from paceline.data.cache.backend import Backend, RemoteFile, Unavailable
+from paceline.data.cache.backend_choice import backend_for
+from paceline.data.cache.checksums import Checksum, hasher
 from paceline.data.cache.ledger import FULL, told
-from paceline.data.cache.names import Entry
-from paceline.data.cache.open import source_for
-from paceline.data.cache.plain import open_plain
-from paceline.data.cache.source import Checksum, Remote, Source, hasher, name_of, shown
-from paceline.data.cache.stats import Tallies
+from paceline.data.cache.names import CacheEntry
+from paceline.data.cache.regular_file import open_regular
+from paceline.data.cache.stats import Counters
+from paceline.data.cache.urls import shown, source_of
 from paceline.errors import CacheError, CorruptFileError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 20.0
@@ -25,7 +26,7 @@ Admit = Callable[["int | None"], bool]
 """Makes room for so many bytes (None: nobody knows how many); False: there is none now, give up."""
 
 
-class Spoiled(Exception):
+class CorruptDownload(Exception):
     """A download that came to its end and is not what it must be."""
 
 
@@ -33,21 +34,21 @@ class Downloader:
     """Fetches files of any source.
 
     Args:
-        options: see :func:`paceline.data.cache.open.source_for`.
+        options: see :func:`paceline.data.cache.backend_choice.backend_for`.
         retries: tries after the first.
         timeout_s: of one request.
         tallies: where bytes, retries and spoiled downloads are counted.
     """
 
-    def __init__(self, options: Mapping[str, Any], retries: int, timeout_s: float, tallies: Tallies) -> None:
+    def __init__(self, options: Mapping[str, Any], retries: int, timeout_s: float, tallies: Counters) -> None:
         self._options, self._retries, self._timeout_s, self._tallies = options, retries, timeout_s, tallies
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, Backend] = {}
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
     def fetch(
         self, url: str, part: Path, sha256: str | None, admit: Admit, free: Callable[[int], bool]
-    ) -> Entry | None:
+    ) -> CacheEntry | None:
         """Fetch a file into `part`.
 
         Args:
@@ -65,7 +66,7 @@ class Downloader:
             CorruptFileError: what came was wrong at every try.
             CacheError: the source did not answer at any try, or the disk is full.
         """
-        name, tries = name_of(url), 0
+        name, tries = source_of(url), 0
         while True:
             try:
                 with self._source(url).begin(url) as remote:
@@ -76,7 +77,7 @@ class Downloader:
                     return None
                 self._tallies.back(name)
                 return entry
-            except (Unavailable, Spoiled) as error:
+            except (Unavailable, CorruptDownload) as error:
                 tries += 1
                 if tries > self._retries or self.closed.is_set():
                     raise self._final(url, error, tries) from None
@@ -89,22 +90,22 @@ class Downloader:
         self.closed.set()
 
     def _final(self, url: str, error: Exception, tries: int) -> CacheError:
-        if isinstance(error, Spoiled):
+        if isinstance(error, CorruptDownload):
             return CorruptFileError(
                 f"{shown(url)} came wrong {tries} times: {error}; the file at its source is damaged or has changed "
                 "(write it anew), or its store's ETag is no MD5 (pass options={'checksums': False})"
             )
-        self._tallies.lost(name_of(url), error)
+        self._tallies.lost(source_of(url), error)
         return CacheError(
-            f"{shown(url)} is not in the cache and {name_of(url)} did not answer {tries} times: {error}; is the store "
-            "up, and can this machine reach it?"
+            f"{shown(url)} is not in the cache and {source_of(url)} did not answer {tries} times: {error}; is the "
+            "store up, and can this machine reach it?"
         )
 
-    def _source(self, url: str) -> Source:
+    def _source(self, url: str) -> Backend:
         place = url.partition("://")[0] + "://" + url.partition("://")[2].partition("/")[0]
         with self._lock:
             if place not in self._sources:
-                self._sources[place] = source_for(url, self._options, self._timeout_s)
+                self._sources[place] = backend_for(url, self._options, self._timeout_s)
             return self._sources[place]
 
     def _pause(self, name: str, tries: int) -> None:
@@ -114,7 +115,7 @@ class Downloader:
         longest = min(FIRST_PAUSE_S * 2 ** (tries - 1), LONGEST_PAUSE_S)
         self.closed.wait(longest * random.SystemRandom().uniform(0.5, 1.0))
 
-    def _receive(self, url: str, part: Path, remote: Remote, sha256: str | None) -> Entry:
+    def _receive(self, url: str, part: Path, remote: RemoteFile, sha256: str | None) -> CacheEntry:
         checksum = remote.checksum if self._options.get("checksums", True) else None
         if checksum is not None and hasher(checksum.algorithm) is None:
             checksum = None  # this machine cannot compute it
@@ -124,12 +125,12 @@ class Downloader:
         size = self._write(url, part, remote, list(hashers.values()))
         digests = {name: str(made.hexdigest()) for name, made in hashers.items() if made is not None}
         self._check(url, size, remote.size, digests, wanted)
-        return Entry(url, size, digests.get("sha256"), str(checksum) if checksum else None)
+        return CacheEntry(url, size, digests.get("sha256"), str(checksum) if checksum else None)
 
-    def _write(self, url: str, part: Path, remote: Remote, hashers: list[Any]) -> int:
+    def _write(self, url: str, part: Path, remote: RemoteFile, hashers: list[Any]) -> int:
         size = 0
         try:
-            with os.fdopen(open_plain(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
+            with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
                 file.truncate(0)
                 for chunk in remote.chunks:
                     size += len(chunk)
@@ -139,7 +140,7 @@ class Downloader:
                     for made in hashers:
                         made.update(chunk)
         finally:
-            with self._tallies.of(name_of(url)) as tally:
+            with self._tallies.of(source_of(url)) as tally:
                 tally.fetched_bytes += size
         return size
 
@@ -151,9 +152,9 @@ class Downloader:
             if digests[checksum.algorithm] != checksum.digest.lower():
                 wrong.append(f"{checksum} expected, {digests[checksum.algorithm]} seen")
         if wrong:
-            with self._tallies.of(name_of(url)) as tally:
+            with self._tallies.of(source_of(url)) as tally:
                 tally.corrupt += 1
-            raise Spoiled("; ".join(wrong))
+            raise CorruptDownload("; ".join(wrong))
 
     @staticmethod
     def _full(part: Path, error: OSError, free: Callable[[int], bool]) -> None:

@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.data.cache.ledger import Accounts
+from paceline.data.cache.ledger import SpaceUsage
 from paceline.data.cache.locks import FileLock
 from paceline.data.cache.names import file_name, read_entry
 
-Rank = Callable[[str], "int | None"]
+EvictionRank = Callable[[str], "int | None"]
 """Of a key: None: not to be removed now; 0: removed by age; larger: only when no more of 0 is left, ascending."""
 
 
@@ -29,7 +29,7 @@ class Evictor:
         self.on_wished: Callable[[str], None] = lambda key: None  # told of every removal of a rank above 0
         self._oldest: list[tuple[int, str]] = []
 
-    def drop_dead(self, accounts: Accounts) -> None:
+    def drop_dead(self, accounts: SpaceUsage) -> None:
         """Remove what downloads have left whose process has died: nobody holds their lock any more."""
         for key in list(accounts.claims):
             lock = FileLock(self._directory / f"{key}.lock")
@@ -38,7 +38,7 @@ class Evictor:
                 accounts.claims.pop(key)
                 lock.release(remove=not (self._directory / f"{key}.meta").exists())
 
-    def evict(self, accounts: Accounts, need: int, rank: Rank) -> None:
+    def evict(self, accounts: SpaceUsage, need: int, rank: EvictionRank) -> None:
         """Remove files until `need` bytes are gained, or nothing more can go."""
         goal = accounts.total - need
         later = self._by_age(accounts, goal, rank)
@@ -48,7 +48,7 @@ class Evictor:
             if self._remove(key, accounts):
                 self.on_wished(key)
 
-    def _by_age(self, accounts: Accounts, goal: int, rank: Rank) -> list[tuple[int, int, str]]:
+    def _by_age(self, accounts: SpaceUsage, goal: int, rank: EvictionRank) -> list[tuple[int, int, str]]:
         """Remove files of rank 0; give (rank, time, key) of the others that were met."""
         kept: list[tuple[int, str]] = []
         later: list[tuple[int, int, str]] = []
@@ -93,7 +93,7 @@ class Evictor:
         except FileNotFoundError:
             return None
 
-    def _remove(self, key: str, accounts: Accounts) -> bool:
+    def _remove(self, key: str, accounts: SpaceUsage) -> bool:
         """Remove a file unless somebody uses it."""
         lock = FileLock(self._directory / f"{key}.lock")
         if not lock.try_acquire(shared=False):
@@ -109,7 +109,7 @@ class Evictor:
         return True
 
 
-def remove_file(path: Path, accounts: Accounts) -> None:
+def remove_file(path: Path, accounts: SpaceUsage) -> None:
     """Remove a complete file, if it is there, and take it off the accounts."""
     with contextlib.suppress(FileNotFoundError):
         size = path.stat().st_size

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from paceline.data.cache.cache import Cache
-from paceline.data.cache.source import local_path
+from paceline.data.cache.urls import local_path
 
 
 def bytes_of(path: Path) -> bytes:

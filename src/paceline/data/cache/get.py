@@ -8,22 +8,23 @@ import os
 import time
 from collections.abc import Callable
 
+from paceline.data.cache.checksums import Checksum, digest_of
+from paceline.data.cache.directory import CacheDirectory
 from paceline.data.cache.download import Downloader
-from paceline.data.cache.evict import Rank
+from paceline.data.cache.evict import EvictionRank
 from paceline.data.cache.ledger import FULL, told
 from paceline.data.cache.locks import LONGEST_S, SHORTEST_S, FileLock
-from paceline.data.cache.names import Entry, key_of
-from paceline.data.cache.source import Checksum, digest_of, name_of, shown
-from paceline.data.cache.stall_timeout import Patience
-from paceline.data.cache.stats import Tallies
-from paceline.data.cache.store import Store
+from paceline.data.cache.names import CacheEntry, key_of
+from paceline.data.cache.stall_timeout import StallTimeout
+from paceline.data.cache.stats import Counters
+from paceline.data.cache.urls import shown, source_of
 from paceline.errors import CacheError
 
 State = tuple[int, int, int]
 """Inode, time of change and size: of the file on disk that was looked at."""
 
 
-class Obtainer:
+class FileGetter:
     """Brings files into a store, for one process.
 
     Args:
@@ -33,21 +34,21 @@ class Obtainer:
         timeout_s: how long to wait for others that make no progress.
     """
 
-    def __init__(self, store: Store, downloader: Downloader, tallies: Tallies, timeout_s: float) -> None:
+    def __init__(self, store: CacheDirectory, downloader: Downloader, tallies: Counters, timeout_s: float) -> None:
         self._store, self._downloader, self._tallies, self._timeout_s = store, downloader, tallies, timeout_s
         self._sound: dict[str, State] = {}  # by key: what this process has fetched or checked
         self._digests: dict[str, tuple[State, str]] = {}  # SHA-256 of files whose JSON has none
         self._damaged: dict[str, State] = {}
         self._likely_bytes: int | None = None  # of the next file: the size of the last one
 
-    def pin(self, url: str, sha256: str | None, rank: Rank) -> tuple[FileLock, bool]:
+    def pin(self, url: str, sha256: str | None, rank: EvictionRank) -> tuple[FileLock, bool]:
         """Have a file there and keep it there.
 
         Returns:
             the lock that keeps it, to be released by the caller, and whether the file was there already.
         """
         store, lock, hit, pause = self._store, self._store.lock(url), True, SHORTEST_S
-        patient = Patience(self._timeout_s, lambda: os.stat(store.part(url)).st_size, self._stuck(url))
+        patient = StallTimeout(self._timeout_s, lambda: os.stat(store.part(url)).st_size, self._stuck(url))
         while True:
             with told(store.directory):
                 if store.path(url).exists() and lock.try_acquire(shared=True):
@@ -67,21 +68,21 @@ class Obtainer:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_S)
 
-    def _settle(self, url: str, sha256: str | None, rank: Rank, lock: FileLock) -> bool:
+    def _settle(self, url: str, sha256: str | None, rank: EvictionRank, lock: FileLock) -> bool:
         """With the lock held alone: fetch the file unless it has come meanwhile; True if it has."""
         try:
             if self.is_there(url, sha256):
                 self._store.share(lock)
                 return True
             self._store.drop(url, complete=not self._worth_keeping(url))
-            wait = Patience(self._timeout_s, self._store.complete_bytes, self._no_room(url))
+            wait = StallTimeout(self._timeout_s, self._store.complete_bytes, self._no_room(url))
             self._fetch(url, sha256, rank, lock, lambda size: self._wait_for_room(url, size, rank, lock, wait))
             return False
         except BaseException:
             lock.release(remove=not self._store.path(url).exists())
             raise
 
-    def ahead(self, url: str, rank: Rank, turn: Callable[[], bool], took_room: Callable[[], None]) -> bool:
+    def ahead(self, url: str, rank: EvictionRank, turn: Callable[[], bool], took_room: Callable[[], None]) -> bool:
         """Fetch a file for later; False: there is no room now. Somebody else who is fetching it is left to it."""
         store, lock = self._store, self._store.lock(url)
         if store.look(url) is not None:
@@ -115,7 +116,7 @@ class Obtainer:
             lock.release(remove=not store.path(url).exists())
 
     def _fetch(
-        self, url: str, sha256: str | None, rank: Rank, lock: FileLock, admit: Callable[[int | None], bool]
+        self, url: str, sha256: str | None, rank: EvictionRank, lock: FileLock, admit: Callable[[int | None], bool]
     ) -> bool:
         store = self._store
 
@@ -136,7 +137,7 @@ class Obtainer:
         self._sound[key_of(url)] = self._state(url)
         return True
 
-    def _commit(self, entry: Entry, lock: FileLock, free: Callable[[int], bool]) -> None:
+    def _commit(self, entry: CacheEntry, lock: FileLock, free: Callable[[int], bool]) -> None:
         try:
             self._store.commit(entry, lock)
         except OSError as error:
@@ -151,7 +152,9 @@ class Obtainer:
         entry, cap = self._store.look(url), self._store.cap_bytes
         return entry is not None and self.is_there(url, None) and (cap is None or 2 * entry.size <= cap)
 
-    def _wait_for_room(self, url: str, size: int | None, rank: Rank, lock: FileLock, patient: Patience) -> bool:
+    def _wait_for_room(
+        self, url: str, size: int | None, rank: EvictionRank, lock: FileLock, patient: StallTimeout
+    ) -> bool:
         pause = SHORTEST_S
         while not self._store.reserve(url, size, rank, lock):
             patient()
@@ -178,18 +181,18 @@ class Obtainer:
             self._sound[key] = state
             return True
         self._damaged[key] = state
-        with self._tallies.of(name_of(url)) as tally:
+        with self._tallies.of(source_of(url)) as tally:
             tally.corrupt += 1
         return False
 
-    def _matches(self, url: str, entry: Entry) -> bool:
+    def _matches(self, url: str, entry: CacheEntry) -> bool:
         if entry.sha256 is not None:
             return digest_of(self._store.path(url), "sha256") == entry.sha256
         algorithm, _, digest = (entry.source or "").partition(":")
         source = Checksum(algorithm, digest)
         return bool(algorithm) and digest_of(self._store.path(url), algorithm) == source.digest
 
-    def _sha256(self, url: str, entry: Entry) -> str | None:
+    def _sha256(self, url: str, entry: CacheEntry) -> str | None:
         if entry.sha256 is not None:
             return entry.sha256
         key, state = key_of(url), self._state(url)

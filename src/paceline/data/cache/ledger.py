@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.data.cache.locks import FileLock
-from paceline.data.cache.stall_timeout import Patience
+from paceline.data.cache.stall_timeout import StallTimeout
 from paceline.errors import CacheError
 
 GONE = (errno.ENOENT, errno.ENOTDIR)
@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
-class Accounts:
+class SpaceUsage:
     """Bytes of complete files; and bytes promised to downloads under way, by key (None: nobody knows how many)."""
 
     complete: int = 0
@@ -39,7 +39,7 @@ class Accounts:
         return self.complete + sum(size or 0 for size in self.claims.values())
 
 
-class Ledger:
+class SpaceLedger:
     """The accounts of one directory.
 
     Args:
@@ -48,13 +48,13 @@ class Ledger:
         timeout_s: how long to wait for another process, which keeps the lock for some milliseconds.
     """
 
-    def __init__(self, directory: Path, count: Callable[[], Accounts], timeout_s: float) -> None:
+    def __init__(self, directory: Path, count: Callable[[], SpaceUsage], timeout_s: float) -> None:
         self._path, self._count, self._timeout_s = directory / "ledger", count, timeout_s
         self._threads = threading.Lock()  # spares the threads of one process the polling
         self._counted = False
 
     @contextmanager
-    def open(self) -> Iterator[Accounts]:
+    def open(self) -> Iterator[SpaceUsage]:
         """The accounts, to be read and changed; nobody else has them meanwhile, and nothing is evicted by others.
 
         Raises:
@@ -62,7 +62,7 @@ class Ledger:
         """
         with self._threads, told(self._path.parent):
             lock = FileLock(self._path)
-            lock.acquire(shared=False, patient=Patience(self._timeout_s, self._seen, self._stuck))
+            lock.acquire(shared=False, patient=StallTimeout(self._timeout_s, self._seen, self._stuck))
             try:
                 accounts = self._read(lock.descriptor)
                 os.ftruncate(lock.descriptor, 0)
@@ -71,17 +71,17 @@ class Ledger:
             finally:
                 lock.release()
 
-    def _read(self, descriptor: int) -> Accounts:
+    def _read(self, descriptor: int) -> SpaceUsage:
         text = os.pread(descriptor, 1 << 24, 0)
         if self._counted and text:
             with suppress(ValueError, KeyError, TypeError):
                 found = json.loads(text)
-                return Accounts(int(found["complete"]), dict(found["claims"]))
+                return SpaceUsage(int(found["complete"]), dict(found["claims"]))
         self._counted = True  # each process counts once, in case somebody has tidied up by hand
         return self._count()
 
     @staticmethod
-    def _write(descriptor: int, accounts: Accounts) -> None:
+    def _write(descriptor: int, accounts: SpaceUsage) -> None:
         text = json.dumps({"complete": accounts.complete, "claims": accounts.claims})
         try:
             os.pwrite(descriptor, text.encode(), 0)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.data.cache.plain import open_plain
+from paceline.data.cache.regular_file import open_regular
 
 SHORTEST_S, LONGEST_S = 0.001, 0.02
 """Between two looks at a lock that somebody else has."""
@@ -46,7 +46,7 @@ class FileLock:
         """
         flag = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         while True:
-            descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT)
+            descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, flag | fcntl.LOCK_NB)
             except BlockingIOError:

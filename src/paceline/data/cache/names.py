@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """What the JSON beside a file says. `source` is the store's checksum as `algorithm:digest`.
 
     At least one of `sha256` and `source` is there: it is what the file on disk is checked against.
@@ -40,10 +40,10 @@ def extension(url: str) -> str:
     return f"{found.group(1) or ''}{found.group(2)}" if found else ""
 
 
-def read_entry(path: Path) -> Entry | None:
+def read_entry(path: Path) -> CacheEntry | None:
     """The JSON beside a file; None where it is missing or damaged."""
     try:
         found = json.loads(path.read_bytes())
-        return Entry(str(found["url"]), int(found["size"]), found["sha256"], found["source"])
+        return CacheEntry(str(found["url"]), int(found["size"]), found["sha256"], found["source"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

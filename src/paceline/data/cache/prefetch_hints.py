@@ -21,7 +21,7 @@ LINE = 33
 BLANK = b" " * 32 + b"\n"
 
 
-class Wishes:
+class PrefetchHints:
     """This process's list, and the sight of those of others. The caller sees to it that one thread at a time writes."""
 
     def __init__(self, directory: Path) -> None:

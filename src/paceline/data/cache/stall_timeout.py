@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class Patience:
+class StallTimeout:
     """Called before each further look; raises when nothing has moved for too long.
 
     Args:

@@ -50,7 +50,7 @@ def added(several: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
     return total
 
 
-class Tallies:
+class Counters:
     """The counts of one process by source, and which of the sources are lost.
 
     Args:

@@ -33,11 +33,11 @@ SWEEP_AFTER_S = 60.0
 """Whoever has begun since then is let alone, so that many that begin together do not disturb each other."""
 TRIES = 10
 
-SheetName: TypeAlias = tuple[str, str]
+StatsFileName: TypeAlias = tuple[str, str]
 """The folder, and the number of the sheet in it; "" is the first Cache, which needs no sheet."""
 
 
-class Sheet:
+class StatsFile:
     """Where one process counts; made by `of_first` and `of_copy`.
 
     Nothing here raises: without a place to write, as on a full disk, a process counts for itself alone.
@@ -57,7 +57,7 @@ class Sheet:
         self._last: dict[str, Stats] | None = None
 
     @classmethod
-    def of_first(cls, directory: Path) -> Sheet:
+    def of_first(cls, directory: Path) -> StatsFile:
         """For a Cache that is no copy, in this directory."""
         counts = directory / "counts"
         folder = counts / uuid.uuid4().hex
@@ -73,7 +73,7 @@ class Sheet:
         return cls(folder, "", None)
 
     @classmethod
-    def of_copy(cls, directory: Path, parent: SheetName) -> Sheet:
+    def of_copy(cls, directory: Path, parent: StatsFileName) -> StatsFile:
         """For a copy of a Cache; where nobody is left to read what it counts, as `of_first`."""
         folder, above = directory / "counts" / parent[0], parent[1]
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class Sheet:
         return cls.of_first(directory)
 
     @property
-    def name(self) -> SheetName:
+    def name(self) -> StatsFileName:
         """For copies, which put it into `of_copy`."""
         return self._folder.name, self.number
 

@@ -17,9 +17,9 @@ The format is open: any tar reads a shard, and WebDataset iterates it.
 from __future__ import annotations
 
 from paceline.data.packed.dataset import FileCache, PackedDataset
-from paceline.data.packed.pack import pack
+from paceline.data.packed.packing import open_source
+from paceline.data.packed.packing.pack import pack
 from paceline.data.packed.parquet import ParquetDataset
-from paceline.data.packed.sources import open_source
 from paceline.data.packed.verify import verify
 from paceline.errors import DataError
 

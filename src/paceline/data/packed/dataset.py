@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from paceline.data.cache import Cache
-from paceline.data.cache.source import shown
-from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
-from paceline.data.packed.recently_used import Kept
+from paceline.data.cache.urls import shown
+from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, PackedShard, offsets_from_bytes
+from paceline.data.packed.recently_used import LruCache
 from paceline.data.packed.storage import faults_of, is_url, join, local_path, read_up_to
 from paceline.data.packed.tar import BLOCK, padding
 from paceline.errors import DataError
@@ -111,7 +111,7 @@ class PackedDataset(Dataset[Any]):
             self._index = Index.from_json(path.read_bytes(), shown(where))
         self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
         self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
-        self._kept = Kept[_Open](KEPT)
+        self._kept = LruCache[_Open](KEPT)
 
     @property
     def cache(self) -> FileCache | None:
@@ -181,7 +181,7 @@ class PackedDataset(Dataset[Any]):
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _kept=Kept(KEPT))
+        self.__dict__.update(state, _kept=LruCache(KEPT))
 
     def _checked(self, index: int) -> int:
         sample = operator.index(index)
@@ -217,7 +217,7 @@ class PackedDataset(Dataset[Any]):
             file = _opened(path, shard, where)
             yield file.descriptor, opened.offsets
 
-    def _open(self, shard: Shard) -> _Open:
+    def _open(self, shard: PackedShard) -> _Open:
         """A shard to be used; its file is closed when the last reader lets go of it."""
         where = join(self._root, shard.offsets_name)
         with self._file(where, shard.offsets_sha256) as path, faults_of(where), path.open("rb") as file:
@@ -284,7 +284,7 @@ def _local(where: str) -> Iterator[Path]:
     yield local_path(where)
 
 
-def _opened(path: Path, shard: Shard, where: str) -> _File:
+def _opened(path: Path, shard: PackedShard, where: str) -> _File:
     """The shard's file, of the size that it must have."""
     with faults_of(where):
         file = _File(path)

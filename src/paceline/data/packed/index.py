@@ -32,7 +32,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Shard:
+class PackedShard:
     """One archive of a packed data set."""
 
     name: str
@@ -56,7 +56,7 @@ class Shard:
 class Index:
     """All shards, in order."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[PackedShard, ...]
 
     @property
     def samples(self) -> int:
@@ -102,7 +102,7 @@ class Index:
         return index
 
 
-def _shard(row: Any, number: int, where: str) -> Shard:
+def _shard(row: Any, number: int, where: str) -> PackedShard:
     """One row, whose names must not lead anywhere else."""
     match row:
         case {
@@ -114,7 +114,7 @@ def _shard(row: Any, number: int, where: str) -> Shard:
         }:
             good_texts = _PLAIN.fullmatch(name) and _HEX.fullmatch(sha256) and _HEX.fullmatch(offsets)
             if good_texts and name.endswith(".tar") and 0 < samples < size < 1 << 62:
-                return Shard(name, size, sha256, samples, offsets)
+                return PackedShard(name, size, sha256, samples, offsets)
     raise DataError(f"{where}: shard {number} makes no sense ({str(row)[:200]}); copy the index again, or pack again")
 
 
@@ -125,7 +125,7 @@ def offsets_to_bytes(offsets: NDArray[np.int64]) -> bytes:
     return raw.getvalue()
 
 
-def offsets_from_bytes(raw: bytes, shard: Shard, where: str) -> NDArray[np.int64]:
+def offsets_from_bytes(raw: bytes, shard: PackedShard, where: str) -> NDArray[np.int64]:
     """Read the offsets, int64 [samples + 1], and check that each sample lies within the shard.
 
     Raises:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paceline.data.packed.index import INDEX
-from paceline.data.packed.storage import Place, file_system, is_url, local_path
+from paceline.data.packed.storage import Storage, file_system, is_url, local_path
 from paceline.data.packed.verify import read_index
 from paceline.errors import DataError
 
@@ -72,7 +72,7 @@ class Speed:
         return self.bytes / self.seconds
 
 
-def look(place: Place, bytes_per_sample: float | None = None) -> Holding:
+def look(place: Storage, bytes_per_sample: float | None = None) -> Holding:
     """What lies at a place: its index, or else its files.
 
     Raises:
@@ -87,7 +87,7 @@ def look(place: Place, bytes_per_sample: float | None = None) -> Holding:
     return Holding("packed", files, index.total_bytes, bytes_per_sample or index.total_bytes / index.samples)
 
 
-def _files(place: Place, bytes_per_sample: float | None) -> Holding:
+def _files(place: Storage, bytes_per_sample: float | None) -> Holding:
     listed = _remote(place.root) if place.remote else _local(place.root)
     files = tuple(islice(listed, MOST_FILES + 1))
     complete = len(files) <= MOST_FILES
@@ -132,7 +132,7 @@ def _remote(root: str) -> Iterator[tuple[str, int]]:
         raise DataError(f"cannot list {root}: {type(error).__name__}: {error}") from error
 
 
-def first_byte_s(place: Place, holding: Holding) -> float:
+def first_byte_s(place: Storage, holding: Holding) -> float:
     """Seconds from asking for a file to its first KiB: the median over a few files.
 
     Raises:
@@ -150,7 +150,7 @@ def first_byte_s(place: Place, holding: Holding) -> float:
     return statistics.median(found)
 
 
-def speed(place: Place, holding: Holding, readers: int, seconds: float) -> Speed:
+def speed(place: Storage, holding: Holding, readers: int, seconds: float) -> Speed:
     """Read whole files in random order for some seconds.
 
     Raises:
@@ -177,7 +177,7 @@ def _chosen(holding: Holding, count: int) -> list[tuple[str, int]]:
     return random.sample(holding.files, min(count, len(holding.files)))
 
 
-def _pieces(place: Place, name: str, size: int) -> Iterator[int]:
+def _pieces(place: Storage, name: str, size: int) -> Iterator[int]:
     """Read a file; the bytes of each piece. The kernel is asked to forget a local file first."""
     if not is_url(place.root):
         with place.open(name) as file:

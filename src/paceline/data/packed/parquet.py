@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from paceline.data.packed.dataset import FileCache
-from paceline.data.packed.recently_used import Kept
+from paceline.data.packed.recently_used import LruCache
 from paceline.data.packed.storage import file_system, is_url, local_path
 from paceline.errors import DataError
 
@@ -81,7 +81,7 @@ class ParquetDataset(Dataset[Any]):
         self._groups = [group for url in _files(map(str, given)) for group in self._scan(url)]
         self.shard_sizes: Sequence[int] = [group.rows for group in self._groups]
         self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [row groups + 1]
-        self._kept = Kept[Any](KEPT)
+        self._kept = LruCache[Any](KEPT)
 
     @property
     def cache(self) -> FileCache | None:
@@ -135,7 +135,7 @@ class ParquetDataset(Dataset[Any]):
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _kept=Kept(KEPT))
+        self.__dict__.update(state, _kept=LruCache(KEPT))
 
     def _find(self, index: int) -> tuple[int, int]:
         row = operator.index(index)

@@ -78,7 +78,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StoragePlan:
     """The judgement."""
 
     need: Need
@@ -93,7 +93,7 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: StoragePlan) -> dict[str, Any]:
     """All of a plan but the list of files."""
     found = asdict(plan)
     files = found["holding"].pop("files")
@@ -110,7 +110,7 @@ def _total(need: Need, holding: Holding) -> float:
     return need.workers * need.samples_s * holding.bytes_per_sample
 
 
-def judge(need: Need, holding: Holding, remote: bool, first_byte_s: float, one: Speed, several: Speed) -> Plan:
+def judge(need: Need, holding: Holding, remote: bool, first_byte_s: float, one: Speed, several: Speed) -> StoragePlan:
     """Put need and have side by side.
 
     Args:
@@ -131,7 +131,7 @@ def judge(need: Need, holding: Holding, remote: bool, first_byte_s: float, one: 
     )
     notes = (*holding.notes, *_notes(need, holding, remote, several))
     verdict = _verdict(need, epochs)
-    return Plan(need, holding, first_byte_s, one, several, epochs, feeds, verdict, advice, notes)
+    return StoragePlan(need, holding, first_byte_s, one, several, epochs, feeds, verdict, advice, notes)
 
 
 def _epochs(need: Need, holding: Holding, remote: bool, have: float) -> tuple[Epoch, ...]:

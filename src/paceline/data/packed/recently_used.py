@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Part = TypeVar("Part")
 
 
-class Kept(Generic[Part]):
+class LruCache(Generic[Part]):
     """Parts by number, least recently used first; a forked child begins with none.
 
     Args:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from paceline.data.cache.redact import redacted
-from paceline.data.cache.source import shown
+from paceline.data.cache.urls import redacted, shown
 from paceline.errors import DataError
 
 
@@ -75,7 +74,7 @@ def faults_of(url: str) -> Iterator[None]:
         raise DataError(f"cannot read {shown(url)}: {type(error).__name__}: {redacted(error)}") from None
 
 
-class Place:
+class Storage:
     """The files of a directory or a URL.
 
     Args:

@@ -32,7 +32,7 @@ class Readable(Protocol):
         """At most `count` bytes; empty at the end."""
 
 
-class Header(NamedTuple):
+class TarHeader(NamedTuple):
     """One header block."""
 
     name: str
@@ -40,7 +40,7 @@ class Header(NamedTuple):
     kind: bytes
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file of an archive."""
 
     name: str
@@ -66,7 +66,7 @@ def padding(size: int) -> int:
     return -size % BLOCK
 
 
-def parse_header(block: bytes, where: str) -> Header | None:
+def parse_header(block: bytes, where: str) -> TarHeader | None:
     """A header; None for a block of zeros.
 
     Raises:
@@ -86,7 +86,7 @@ def parse_header(block: bytes, where: str) -> Header | None:
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
         name = f"{prefix}/{name}"
-    return Header(name, size, block[156:157])
+    return TarHeader(name, size, block[156:157])
 
 
 def _number(field: bytes) -> int:
@@ -115,7 +115,7 @@ class TarStream:
         self._long_name: str | None = None
         self._long_size: int | None = None
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[TarMember]:
         started: int | None = None
         while True:
             where, offset = f"{self._name} at byte {self._at}", self._at
@@ -137,10 +137,10 @@ class TarStream:
             if header.kind not in _REGULAR:
                 what = _WHAT.get(header.kind, f"of type {header.kind!r}")
                 raise DataError(f"{where}: {name!r} is {what}, not a file with data; make the archive without it")
-            yield Member(name, self._data(size, name, where), started)
+            yield TarMember(name, self._data(size, name, where), started)
             started = None
 
-    def _extend(self, header: Header, where: str) -> None:
+    def _extend(self, header: TarHeader, where: str) -> None:
         """A header that says more about the next one."""
         if header.size > LONGEST_NAME:
             raise DataError(f"{where}: an extended header of {header.size} bytes, more than {LONGEST_NAME}; refused")

@@ -12,9 +12,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.cache.source import shown
-from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, Shard, offsets_from_bytes
-from paceline.data.packed.storage import Place, local_path
+from paceline.data.cache.urls import shown
+from paceline.data.packed.index import INDEX, LARGEST_INDEX, Index, PackedShard, offsets_from_bytes
+from paceline.data.packed.storage import Storage, local_path
 from paceline.data.packed.tar import BLOCK, END, padding, parse_header
 from paceline.errors import DataError
 
@@ -39,7 +39,7 @@ class Report:
     notes: tuple[str, ...]
 
 
-def read_index(place: Place) -> Index:
+def read_index(place: Storage) -> Index:
     """The index of a place.
 
     Raises:
@@ -49,7 +49,7 @@ def read_index(place: Place) -> Index:
 
 
 def verify(
-    place: Place, *, quick: bool = False, jobs: int = 1, told: Callable[[Shard], None] = lambda shard: None
+    place: Storage, *, quick: bool = False, jobs: int = 1, told: Callable[[PackedShard], None] = lambda shard: None
 ) -> Report:
     """Check every shard against the index.
 
@@ -64,7 +64,7 @@ def verify(
     """
     index = read_index(place)
 
-    def check(shard: Shard) -> Damage | None:
+    def check(shard: PackedShard) -> Damage | None:
         faults = tuple(_sizes(place, shard) if quick else _whole(place, shard))
         told(shard)
         return Damage(shard.name, faults) if faults else None
@@ -78,7 +78,7 @@ def verify(
     return Report(index, damaged, tuple(_strangers(place, index)))
 
 
-def _strangers(place: Place, index: Index) -> Iterator[str]:
+def _strangers(place: Storage, index: Index) -> Iterator[str]:
     """Files that are not in the index; training does not read them."""
     if not place.remote:
         known = {INDEX, *(s.name for s in index.shards), *(s.offsets_name for s in index.shards)}
@@ -88,7 +88,7 @@ def _strangers(place: Place, index: Index) -> Iterator[str]:
             yield f"not in the index, so never read: {', '.join(names[:3])}{more}"
 
 
-def _sizes(place: Place, shard: Shard) -> Iterator[str]:
+def _sizes(place: Storage, shard: PackedShard) -> Iterator[str]:
     for name, least, most in (
         (shard.name, shard.bytes, shard.bytes),
         (shard.offsets_name, 8 * (shard.samples + 1), shard.offsets_bytes),
@@ -102,7 +102,7 @@ def _sizes(place: Place, shard: Shard) -> Iterator[str]:
                 yield f"{name} has {size} bytes, the index says {least}"
 
 
-def _whole(place: Place, shard: Shard) -> Iterator[str]:
+def _whole(place: Storage, shard: PackedShard) -> Iterator[str]:
     try:
         offsets = _offsets(place, shard)
     except DataError as error:
@@ -125,7 +125,7 @@ def _whole(place: Place, shard: Shard) -> Iterator[str]:
         yield fault
 
 
-def _offsets(place: Place, shard: Shard) -> NDArray[np.int64]:
+def _offsets(place: Storage, shard: PackedShard) -> NDArray[np.int64]:
     raw = place.read(shard.offsets_name, shard.offsets_bytes)
     offsets = offsets_from_bytes(raw, shard, place.where(shard.offsets_name))
     seen = hashlib.sha256(raw).hexdigest()
@@ -150,7 +150,7 @@ class _Hashing:
         return raw
 
 
-def _walk(file: _Hashing, shard: Shard, offsets: NDArray[np.int64] | None) -> str:
+def _walk(file: _Hashing, shard: PackedShard, offsets: NDArray[np.int64] | None) -> str:
     """Follow the headers; the first fault, or empty."""
     key, samples = "", 0
     while True:

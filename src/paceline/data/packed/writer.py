@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from paceline.data.packed.index import INDEX, Index, Shard, offsets_to_bytes
+from paceline.data.packed.index import INDEX, Index, PackedShard, offsets_to_bytes
 from paceline.data.packed.tar import END, make_header, padding
 from paceline.errors import DataError
 
@@ -31,7 +31,7 @@ class ShardWriter:
 
     def __init__(self, directory: Path, shard_bytes: int) -> None:
         self._directory, self._shard_bytes = directory, shard_bytes
-        self._shards: list[Shard] = []
+        self._shards: list[PackedShard] = []
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
         self._offsets = array("q")
@@ -102,7 +102,7 @@ class ShardWriter:
         self._file = None
         offsets = offsets_to_bytes(np.frombuffer(self._offsets, dtype=np.int64))
         size, count = self._offsets[-1] + len(END), len(self._offsets) - 1
-        found = Shard(self._name(), size, self._hash.hexdigest(), count, hashlib.sha256(offsets).hexdigest())
+        found = PackedShard(self._name(), size, self._hash.hexdigest(), count, hashlib.sha256(offsets).hexdigest())
         _write_whole(self._directory / found.offsets_name, offsets)
         self._shards.append(found)
 

@@ -24,7 +24,7 @@ LONGEST_NOTE = 4096
 
 
 @contextlib.contextmanager
-def growing(out: Path) -> Iterator[Path]:
+def partial_directory(out: Path) -> Iterator[Path]:
     """An empty directory beside `out`, which is removed unless it was renamed.
 
     Raises:

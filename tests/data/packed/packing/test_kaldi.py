@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.sources import Members
+from paceline.data.packed.packing import Members
 
 from ..made import back, by_key
 

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where remote files come from: one narrow seam, `Source.begin`, with a backend for each kind of store behind it.
-
-A backend opens a file once and says with that same answer how long the file is and what checksum the store has for
-it, so that a file costs one request and not three. It makes no retries of its own: those are counted and waited for
-in one place (:mod:`paceline.data.cache.download`).
-"""
+"""Checksums that object stores and web servers have for their files."""
 
 from __future__ import annotations
 
@@ -13,17 +8,11 @@ import binascii
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
-CHUNK_BYTES = 2 << 20
-"""How much is asked for, hashed and written at a time."""
-
-OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+READ_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -35,61 +24,6 @@ class Checksum:
 
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.digest}"
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file that is open at its source: its size in bytes, its checksum (None: not known) and its bytes."""
-
-    size: int | None
-    checksum: Checksum | None
-    chunks: Iterator[bytes]
-
-
-class Source(Protocol):
-    """One store."""
-
-    def begin(self, url: str) -> AbstractContextManager[Remote]:
-        """Open a file to be read once, from its start.
-
-        Raises:
-            NotServedError: there is no such file, or it may not be read.
-            Unavailable: anything that another try might cure; also while the chunks are read.
-        """
-
-
-def scheme_of(url: str) -> str:
-    """The scheme of a url in lower case; "" for a path."""
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)", url)
-    return found.group(1).lower() if found else ""
-
-
-def local_path(url: str) -> Path | None:
-    """The path that a path or a `file://` url names; None for anything remote."""
-    scheme = scheme_of(url)
-    if scheme in ("file", "local"):
-        return Path(unquote(urlsplit(url).path))
-    return None if scheme else Path(url)
-
-
-def name_of(url: str) -> str:
-    """Which source a url belongs to: `scheme://host-or-bucket`, without user names and passwords."""
-    if local_path(url) is not None:
-        return "file://"
-    return f"{scheme_of(url)}://{_host(url)}"
-
-
-def shown(url: str) -> str:
-    """A url as it may stand in a message: without its query and without user names, which may hold secrets."""
-    if not scheme_of(url):
-        return url
-    return f"{scheme_of(url)}://{_host(url)}{urlsplit(url).path}"
-
-
-def _host(url: str) -> str:
-    """What stands between `://` and the path; before an @ stands a user, except on Azure, where it is a container."""
-    host = urlsplit(url).netloc
-    return host if scheme_of(url) in ("abfs", "abfss") else host.rpartition("@")[2]
 
 
 def md5_of_base64(text: str | None) -> Checksum | None:
@@ -157,10 +91,6 @@ def digest_of(path: Path, algorithm: str) -> str | None:
     if made is None:
         return None
     with open(path, "rb", buffering=0) as file:
-        for chunk in iter(_reader(file), b""):
+        while chunk := file.read(READ_BYTES):
             made.update(chunk)
     return str(made.hexdigest())
-
-
-def _reader(file: Any) -> Callable[[], bytes]:
-    return lambda: bytes(file.read(CHUNK_BYTES))

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data.packed.dataset import PackedDataset
-from paceline.data.packed.sources.base import Progress, Task
+from paceline.data.packed.packing.base import SourceProgress, Task
 
 
-class Packed:
+class RepackSource:
     """The samples of a packed data set; with a seed their order takes 8 bytes a sample.
 
     Args:
@@ -22,7 +22,7 @@ class Packed:
 
     def __init__(self, root: Path) -> None:
         self._data = PackedDataset(str(root))
-        self.progress = Progress()
+        self.progress = SourceProgress()
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each sample."""

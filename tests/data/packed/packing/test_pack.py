@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 
 from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.pack import OTHER, Done
-from paceline.data.packed.partial import growing
-from paceline.data.packed.sources import Members, Progress, Task
+from paceline.data.packed.packing import Members, SourceProgress, Task
+from paceline.data.packed.packing.pack import OTHER, PackProgress
+from paceline.data.packed.packing.partial import partial_directory
 
-from .made import back, by_key, folder, index_of
+from ..made import back, by_key, folder, index_of
 
 
 class Given:
     """A source of what the test says."""
 
     def __init__(self, tasks: list[Task]) -> None:
-        self.progress = Progress()
+        self.progress = SourceProgress()
         self._tasks = tasks
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
@@ -139,7 +139,7 @@ def test_what_samples_consist_of_is_counted_within_bounds(tmp_path: Path) -> Non
 
 def test_progress_is_told(tmp_path: Path) -> None:
     folder(tmp_path / "in", 5)
-    told: list[Done] = []
+    told: list[PackProgress] = []
     pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, told=told.append)
     assert [done.samples for done in told] == [1, 2, 3, 4, 5]
     fractions = [done.fraction or 0.0 for done in told]
@@ -158,7 +158,7 @@ def test_nothing_is_left_of_a_pack_that_failed(tmp_path: Path, jobs: int) -> Non
 
 
 def test_nothing_is_left_when_somebody_presses_ctrl_c(tmp_path: Path) -> None:
-    def interrupted(done: Done) -> None:
+    def interrupted(done: PackProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -218,7 +218,7 @@ def test_few_samples_are_in_memory(tmp_path: Path) -> None:
             most = max(most, started - written)
         return {"a": b"1"}
 
-    def told(done: Done) -> None:
+    def told(done: PackProgress) -> None:
         nonlocal written
         written = done.samples
 
@@ -257,7 +257,7 @@ def test_what_may_be_of_somebody_else_stays(tmp_path: Path, host: str, strange: 
 
 
 def test_two_packs_at_once_are_refused(tmp_path: Path) -> None:
-    with growing(tmp_path / "out"):
+    with partial_directory(tmp_path / "out"):
         with pytest.raises(DataError, match="another pack is at work"):
             pack(given({"a": b"1"}), tmp_path / "out")
     pack(given({"a": b"1"}), tmp_path / "out")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.sources import Members
-from paceline.data.packed.sources.archive import Archive
-from paceline.data.packed.sources.folder import Folder
-from paceline.data.packed.sources.jsonl import Lines
-from paceline.data.packed.sources.repack import Packed
+from paceline.data.packed.packing import Members
+from paceline.data.packed.packing.archive import TarSource
+from paceline.data.packed.packing.folder import FolderSource
+from paceline.data.packed.packing.jsonl import JsonlSource
+from paceline.data.packed.packing.repack import RepackSource
 
 from ..made import back, by_key, folder, packed
 
@@ -58,10 +58,10 @@ def test_compressed_files_are_read_and_damaged_ones_named(
 
 def test_the_path_decides(tmp_path: Path) -> None:
     folder(tmp_path / "images", 2)
-    assert isinstance(open_source(str(tmp_path / "images")), Folder)
-    assert isinstance(open_source(f"file://{tmp_path}/images"), Folder)
-    assert isinstance(open_source(str(packed(tmp_path))), Packed)
-    for name, kind in (("a.tar", Archive), ("b.TAR.GZ", Archive), ("c.ndjson", Lines)):
+    assert isinstance(open_source(str(tmp_path / "images")), FolderSource)
+    assert isinstance(open_source(f"file://{tmp_path}/images"), FolderSource)
+    assert isinstance(open_source(str(packed(tmp_path))), RepackSource)
+    for name, kind in (("a.tar", TarSource), ("b.TAR.GZ", TarSource), ("c.ndjson", JsonlSource)):
         (tmp_path / name).touch()
         assert isinstance(open_source(str(tmp_path / name)), kind)
 
@@ -71,7 +71,7 @@ def test_a_folder_of_files_of_samples_is_read_file_by_file(tmp_path: Path) -> No
         (tmp_path / f"{name}.jsonl").write_text(f'{{"from": "{name}"}}\n')
     assert [json.loads(sample["json"])["from"] for sample in samples(tmp_path)] == ["a", "b"]
     (tmp_path / "readme.txt").write_text("a folder like any other")
-    assert isinstance(open_source(str(tmp_path)), Folder)
+    assert isinstance(open_source(str(tmp_path)), FolderSource)
 
 
 @pytest.mark.parametrize(

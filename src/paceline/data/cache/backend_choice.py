@@ -7,11 +7,12 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.data.cache.objects import ObstoreSource  # now, because from now on it notices forks
-from paceline.data.cache.source import OBSTORE_SCHEMES, Source, scheme_of
+from paceline.data.cache.backend import Backend
+from paceline.data.cache.obstore_backend import ObstoreBackend  # now, because from now on it notices forks
+from paceline.data.cache.urls import OBSTORE_SCHEMES, scheme_of
 
 
-def source_for(url: str, options: Mapping[str, Any], timeout_s: float) -> Source:
+def backend_for(url: str, options: Mapping[str, Any], timeout_s: float) -> Backend:
     """The backend for a url.
 
     Args:
@@ -25,15 +26,15 @@ def source_for(url: str, options: Mapping[str, Any], timeout_s: float) -> Source
     scheme = scheme_of(url)
     backend = options.get("backend") or _choice(scheme)
     if backend == "obstore":
-        return ObstoreSource(url, rest, timeout_s)
+        return ObstoreBackend(url, rest, timeout_s)
     if backend == "http":
-        from paceline.data.cache.web import HttpSource
+        from paceline.data.cache.http_backend import HttpBackend
 
-        return HttpSource(rest.get("headers", {}), timeout_s)
+        return HttpBackend(rest.get("headers", {}), timeout_s)
     if backend == "fsspec":
-        from paceline.data.cache.filesystems import FsspecSource
+        from paceline.data.cache.fsspec_backend import FsspecBackend
 
-        return FsspecSource(url, rest)
+        return FsspecBackend(url, rest)
     raise ValueError(f"there is no backend {backend!r}; options['backend'] is 'obstore', 'fsspec' or 'http'")
 
 

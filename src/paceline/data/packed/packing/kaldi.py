@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.packed.sources.base import Members
+from paceline.data.packed.packing.base import Members
 from paceline.errors import DataError
 
 LONGEST_KEY = 4096

@@ -29,21 +29,21 @@ ORIGIN = "source.json"
 
 
 @dataclass
-class Progress:
+class SourceProgress:
     """How far a source is; changed while it is read."""
 
     fraction: float | None = None  # of the whole source; None where that cannot be told
     notes: list[str] = field(default_factory=list)  # what was passed over
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from.
 
     Attributes:
         progress: how far it is.
     """
 
-    progress: Progress
+    progress: SourceProgress
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each sample, in the source's order, or in the order that the seed gives.
@@ -100,7 +100,7 @@ class Stream:
         share: (begin, end) of this file in the whole source, as fractions.
     """
 
-    def __init__(self, path: Path, progress: Progress, share: tuple[float, float] = (0.0, 1.0)) -> None:
+    def __init__(self, path: Path, progress: SourceProgress, share: tuple[float, float] = (0.0, 1.0)) -> None:
         self.path, self._progress, self._share = path, progress, share
 
     def __enter__(self) -> BinaryIO:

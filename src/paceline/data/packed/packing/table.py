@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from paceline.data.packed.packing.base import Members, Ready, SourceProgress, Task, no_shuffle
 from paceline.data.packed.parquet import pyarrow_parquet
-from paceline.data.packed.sources.base import Members, Progress, Ready, Task, no_shuffle
 from paceline.errors import DataError
 
 ROWS = 64  # decoded at a time
@@ -37,7 +37,7 @@ _MAGIC = (
 )
 
 
-class Table:
+class ParquetSource:
     """The rows of Parquet files, one after another.
 
     Args:
@@ -47,7 +47,7 @@ class Table:
 
     def __init__(self, paths: Sequence[Path], largest: int) -> None:
         self._paths, self._largest = paths, largest
-        self.progress = Progress()
+        self.progress = SourceProgress()
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each row."""

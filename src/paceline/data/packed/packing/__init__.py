@@ -9,28 +9,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.data.packed.index import INDEX
-from paceline.data.packed.sources.archive import Archive
-from paceline.data.packed.sources.base import LARGEST_SAMPLE, Members, Progress, Source, Task, reading
-from paceline.data.packed.sources.folder import Folder
-from paceline.data.packed.sources.jsonl import Lines
-from paceline.data.packed.sources.repack import Packed
-from paceline.data.packed.sources.speech import Ark, Scp
-from paceline.data.packed.sources.table import Table
+from paceline.data.packed.packing.archive import TarSource
+from paceline.data.packed.packing.base import LARGEST_SAMPLE, Members, SampleSource, SourceProgress, Task, reading
+from paceline.data.packed.packing.folder import FolderSource
+from paceline.data.packed.packing.jsonl import JsonlSource
+from paceline.data.packed.packing.repack import RepackSource
+from paceline.data.packed.packing.speech import ArkSource, ScpSource
+from paceline.data.packed.packing.table import ParquetSource
 from paceline.data.packed.storage import is_url, local_path
 from paceline.errors import DataError
 
-__all__ = ["LARGEST_SAMPLE", "Members", "Progress", "Source", "Task", "open_source"]
+__all__ = ["LARGEST_SAMPLE", "Members", "SampleSource", "SourceProgress", "Task", "open_source"]
 
 _PACKED = r"(\.gz|\.bz2|\.xz|\.zst)?"
-_KINDS: dict[str, Callable[[Sequence[Path], int], Source]] = {
-    rf".*(\.tar{_PACKED}|\.tgz|\.txz|\.tbz2|\.tzst)": Archive,
-    rf".*\.(jsonl|ndjson){_PACKED}": Lines,
-    r".*\.(parquet|pq)": Table,
-    r".*\.ark": Ark,
+_KINDS: dict[str, Callable[[Sequence[Path], int], SampleSource]] = {
+    rf".*(\.tar{_PACKED}|\.tgz|\.txz|\.tbz2|\.tzst)": TarSource,
+    rf".*\.(jsonl|ndjson){_PACKED}": JsonlSource,
+    r".*\.(parquet|pq)": ParquetSource,
+    r".*\.ark": ArkSource,
 }
 
 
-def open_source(text: str, largest: int = LARGEST_SAMPLE) -> Source:
+def open_source(text: str, largest: int = LARGEST_SAMPLE) -> SampleSource:
     """The source at a path.
 
     A folder whose files are all tars, all JSONL, all Parquet or all arks is read as these files in the order of their
@@ -51,7 +51,7 @@ def open_source(text: str, largest: int = LARGEST_SAMPLE) -> Source:
     if not path.exists():
         raise DataError(f"{path} does not exist; check the path")
     if path.suffix == ".scp":
-        return Scp(path, largest)
+        return ScpSource(path, largest)
     kind = _kind(path)
     if kind is None or not path.is_file():
         raise DataError(
@@ -65,9 +65,9 @@ def _kind(path: Path) -> str | None:
     return next((kind for kind in _KINDS if re.fullmatch(kind, path.name, re.IGNORECASE)), None)
 
 
-def _folder(path: Path, largest: int) -> Source:
+def _folder(path: Path, largest: int) -> SampleSource:
     if (path / INDEX).is_file() and any(path.glob("*.idx")):
-        return Packed(path)
+        return RepackSource(path)
     kinds: set[str | None] = set()
     files = []
     with reading(path), os.scandir(path) as entries:
@@ -82,4 +82,4 @@ def _folder(path: Path, largest: int) -> Source:
         raise DataError(f"{path} holds Kaldi's lists; give one of the .scp files itself")
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
         return _KINDS[kind](sorted(files), largest)
-    return Folder(path, largest)
+    return FolderSource(path, largest)

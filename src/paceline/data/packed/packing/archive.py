@@ -8,22 +8,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.data.packed.sources.base import (
+from paceline.data.packed.packing.base import (
     ORIGIN,
     Members,
-    Progress,
     Ready,
+    SourceProgress,
     Stream,
     Task,
     no_shuffle,
     origin,
     reading,
 )
-from paceline.data.packed.tar import Member, TarStream, split_name
+from paceline.data.packed.tar import TarMember, TarStream, split_name
 from paceline.errors import DataError
 
 
-class Archive:
+class TarSource:
     """The samples of archives; memory holds one of them.
 
     Args:
@@ -33,7 +33,7 @@ class Archive:
 
     def __init__(self, paths: Sequence[Path], largest: int) -> None:
         self._paths, self._largest = paths, largest
-        self.progress = Progress()
+        self.progress = SourceProgress()
         self._hidden = 0
         self._together = False  # some sample has several members
         self._extensions: set[str] = set()  # a few of them
@@ -84,7 +84,7 @@ class Archive:
         if key is not None:
             yield _named(sample, key)
 
-    def _add(self, sample: Members, extension: str, member: Member, size: int, name: str) -> None:
+    def _add(self, sample: Members, extension: str, member: TarMember, size: int, name: str) -> None:
         extension = re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.|$)|^\.", "_", extension.lower()) or "bin"
         if extension in sample:
             raise DataError(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from paceline.data.cache import Cache, NotServedError
-from paceline.data.cache.open import source_for
-from paceline.data.cache.source import Checksum, crc32c_of_base64, local_path, md5_of_etag, name_of, sha256_of_hex
-from paceline.data.cache.web import checksum_of
+from paceline.data.cache.backend_choice import backend_for
+from paceline.data.cache.checksums import Checksum, crc32c_of_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.http_backend import checksum_of
+from paceline.data.cache.urls import local_path, source_of
 from tests.data.cache.conftest import SECRETS, SHA
 
 MD5 = hashlib.md5(b"x").hexdigest()
@@ -35,7 +36,7 @@ MD5_64, SHA_64 = (base64.b64encode(bytes.fromhex(digest)).decode() for digest in
     ],
 )
 def test_paths_and_names_of_sources(url: str, path: str | None, name: str) -> None:
-    assert local_path(url) == (Path(path) if path else None) and name_of(url) == name
+    assert local_path(url) == (Path(path) if path else None) and source_of(url) == name
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,9 @@ def test_checksums_that_are_none() -> None:
 
 def test_an_unknown_backend_and_an_unknown_scheme() -> None:
     with pytest.raises(ValueError, match="no backend 'carrier pigeon'"):
-        source_for("s3://bucket/x", {"backend": "carrier pigeon"}, 1.0)
+        backend_for("s3://bucket/x", {"backend": "carrier pigeon"}, 1.0)
     with pytest.raises(NotServedError, match="nowhere://x"):
-        source_for("nowhere://x", {}, 1.0)
+        backend_for("nowhere://x", {}, 1.0)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_an_object_store(s3: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_checksums_of_an_object_store(s3: dict[str, str]) -> None:
-    source = source_for("s3://bucket/x", s3, 10.0)
+    source = backend_for("s3://bucket/x", s3, 10.0)
     with source.begin("s3://bucket/dir/a b.bin") as remote:
         assert (remote.size, remote.checksum) == (5, Checksum("md5", hashlib.md5(b"hello").hexdigest()))
         assert b"".join(remote.chunks) == b"hello"

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache, NotServedError
-from paceline.data.cache import get as obtain
-from paceline.data.cache.fetcher import Fetcher
+from paceline.data.cache import Cache, NotServedError, get
 from paceline.data.cache.names import key_of
-from paceline.data.cache.prefetch_hints import Wishes
-from paceline.data.cache.stall_timeout import Patience
+from paceline.data.cache.prefetch_hints import PrefetchHints
+from paceline.data.cache.prefetcher import Prefetcher
+from paceline.data.cache.stall_timeout import StallTimeout
 from tests.data.cache.server import Server, until
 
 KB = 1000
@@ -105,12 +104,12 @@ def test_a_file_asked_for_while_it_is_fetched_is_waited_for(
 ) -> None:
     (url,) = urls_of(server, 1)
 
-    class Noticed(Patience):
+    class Noticed(StallTimeout):
         def __call__(self) -> None:
             server.resume.set()
             super().__call__()
 
-    monkeypatch.setattr(obtain, "Patience", Noticed)
+    monkeypatch.setattr(get, "StallTimeout", Noticed)
     server.fail("0", "hold")
     with Cache(tmp_path) as cache:
         cache.prefetch([url])
@@ -166,8 +165,8 @@ def test_a_wish_made_while_its_file_is_fetched_for_an_older_list_is_kept(tmp_pat
         begun.set()
         return go_on.wait(60)
 
-    mine, theirs = Wishes(tmp_path), Wishes(tmp_path)
-    fetcher = Fetcher(3, mine, fetch, lambda url: 0.0)
+    mine, theirs = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
+    fetcher = Prefetcher(3, mine, fetch, lambda url: 0.0)
     fetcher.wish(["a"])
     assert begun.wait(60)
     fetcher.wish(["b", "a", "c"])
@@ -187,8 +186,8 @@ def test_a_file_that_is_removed_before_its_fetch_has_ended_is_fetched_again(tmp_
             fetcher.evicted(key_of(url))  # by a thread that needs room for something else now
         return True
 
-    mine, theirs = Wishes(tmp_path), Wishes(tmp_path)
-    fetcher = Fetcher(1, mine, fetch, lambda url: 0.0)
+    mine, theirs = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
+    fetcher = Prefetcher(1, mine, fetch, lambda url: 0.0)
     fetcher.wish(["a"])
     until(lambda: theirs.of_others() == {key_of("a")}, "nobody noted that it is there")
     fetcher.close()
@@ -210,4 +209,4 @@ def test_two_caches_of_one_process_leave_each_other_what_they_fetched_ahead(serv
 
 def wishes_in(directory: Path) -> set[str]:
     """What somebody who is new would leave alone."""
-    return Wishes(directory).of_others()
+    return PrefetchHints(directory).of_others()

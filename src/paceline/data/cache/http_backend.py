@@ -14,19 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from paceline.data.cache.errors import Unavailable
-from paceline.data.cache.redact import redacted
-from paceline.data.cache.source import (
-    CHUNK_BYTES,
-    Checksum,
-    Remote,
-    md5_of_base64,
-    md5_of_etag,
-    name_of,
-    sha256_of_base64,
-    sha256_of_hex,
-    shown,
-)
+from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
+from paceline.data.cache.checksums import Checksum, md5_of_base64, md5_of_etag, sha256_of_base64, sha256_of_hex
+from paceline.data.cache.urls import redacted, shown, source_of
 from paceline.errors import NotServedError
 
 PASSING = (408, 425, 429)
@@ -83,7 +73,7 @@ def _without_user(url: str) -> tuple[str, dict[str, str]]:
     return urllib.parse.urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {word}"}
 
 
-class HttpSource:
+class HttpBackend:
     """A web server.
 
     Args:
@@ -97,8 +87,8 @@ class HttpSource:
         self._timeout_s = timeout_s
 
     @contextmanager
-    def begin(self, url: str) -> Iterator[Remote]:
-        """See :class:`paceline.data.cache.source.Source`."""
+    def begin(self, url: str) -> Iterator[RemoteFile]:
+        """See :class:`paceline.data.cache.backend.Backend`."""
         redirects = _Redirects()
         try:
             place, user = _without_user(url)
@@ -117,13 +107,13 @@ class HttpSource:
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(_plain(error)) from None
         with closing(answer):
-            yield Remote(_size(answer.headers), checksum_of(answer.headers), _chunks(answer))
+            yield RemoteFile(_size(answer.headers), checksum_of(answer.headers), _chunks(answer))
 
 
 def _refusal(url: str, code: int, reason: str, left: str) -> str:
     if code in (401, 403) and left:
         cure = (
-            f"it was redirected to {left}, where the headers given for {name_of(url)} are not sent; give the url of "
+            f"it was redirected to {left}, where the headers given for {source_of(url)} are not sent; give the url of "
             "the file itself, with the headers that its server wants"
         )
     elif code in (401, 403):

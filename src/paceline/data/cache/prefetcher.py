@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.data.cache.names import key_of
-from paceline.data.cache.prefetch_hints import Wishes
+from paceline.data.cache.prefetch_hints import PrefetchHints
 
 ROOM_PAUSE_S = 0.25
 """Between two looks for room that other processes may have made."""
@@ -22,7 +22,7 @@ class Fetch(Protocol):
         """False: there is no room now. Calls `turn` before it takes room; where that is False it gives up as well."""
 
 
-class Fetcher:
+class Prefetcher:
     """A wish list and the threads that work on it.
 
     Requests are answered side by side, but room is taken strictly in the order of the list.
@@ -34,7 +34,7 @@ class Fetcher:
         rest: called after such an error with the url; gives the seconds to wait before the next try.
     """
 
-    def __init__(self, threads: int, wishes: Wishes, fetch: Fetch, rest: Callable[[str], float]) -> None:
+    def __init__(self, threads: int, wishes: PrefetchHints, fetch: Fetch, rest: Callable[[str], float]) -> None:
         self._wishes, self._fetch, self._rest = wishes, fetch, rest
         self._changed = threading.Condition()
         self._list: list[str] = []

@@ -7,25 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.data.cache.errors import Unavailable
-from paceline.data.cache.redact import redacted
-from paceline.data.cache.source import (
-    CHUNK_BYTES,
-    Checksum,
-    Remote,
-    crc32c_of_base64,
-    md5_of_base64,
-    md5_of_etag,
-    scheme_of,
-    sha256_of_hex,
-    shown,
-)
+from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
+from paceline.data.cache.checksums import Checksum, crc32c_of_base64, md5_of_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 
 REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError)
 
 
-class FsspecSource:
+class FsspecBackend:
     """A file system of fsspec.
 
     Args:
@@ -48,8 +38,8 @@ class FsspecSource:
         self._s3 = scheme_of(url) in ("s3", "s3a", "oss")
 
     @contextmanager
-    def begin(self, url: str) -> Iterator[Remote]:
-        """See :class:`paceline.data.cache.source.Source`."""
+    def begin(self, url: str) -> Iterator[RemoteFile]:
+        """See :class:`paceline.data.cache.backend.Backend`."""
         try:
             path = self._files._strip_protocol(url)
             found = self._files.info(path)
@@ -60,7 +50,7 @@ class FsspecSource:
             raise _told(url, error) from None
         with file:
             size = found.get("size")
-            yield Remote(None if size is None else int(size), self._checksum(found), _chunks(url, file))
+            yield RemoteFile(None if size is None else int(size), self._checksum(found), _chunks(url, file))
 
     def _checksum(self, found: Mapping[str, Any]) -> Checksum | None:
         metadata = found.get("metadata") or found.get("Metadata") or {}

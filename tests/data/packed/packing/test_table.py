@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.sources.table import sample_of
+from paceline.data.packed.packing.table import sample_of
 
 from ..made import back
 

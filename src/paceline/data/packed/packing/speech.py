@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.packed.sources.base import ORIGIN, Members, Progress, Ready, Task, no_shuffle, origin, reading
-from paceline.data.packed.sources.kaldi import Reader
+from paceline.data.packed.packing.base import ORIGIN, Members, Ready, SourceProgress, Task, no_shuffle, origin, reading
+from paceline.data.packed.packing.kaldi import Reader
 from paceline.data.packed.storage import read_up_to
 from paceline.errors import DataError
 
 
-class Ark:
+class ArkSource:
     """The values of archives, one after another.
 
     Args:
@@ -26,7 +26,7 @@ class Ark:
 
     def __init__(self, paths: Sequence[Path], largest: int) -> None:
         self._paths, self._largest = paths, largest
-        self.progress = Progress()
+        self.progress = SourceProgress()
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each utterance."""
@@ -41,7 +41,7 @@ class Ark:
                     self.progress.fraction = (which + file.tell() / size) / len(self._paths)
 
 
-class Scp:
+class ScpSource:
     """The utterances of a list, in its order or in a seeded one (8 bytes a line are held; with a seed the lines, too).
 
     Args:
@@ -51,7 +51,7 @@ class Scp:
 
     def __init__(self, path: Path, largest: int) -> None:
         self._path, self._largest = path, largest
-        self.progress = Progress()
+        self.progress = SourceProgress()
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each line."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from paceline.data.packed.sources.base import ORIGIN, Members, Progress, Task, origin, reading
+from paceline.data.packed.packing.base import ORIGIN, Members, SourceProgress, Task, origin, reading
 from paceline.data.packed.storage import read_up_to
 from paceline.errors import DataError
 
@@ -23,7 +23,7 @@ Group = tuple[str, str, tuple[str, ...]]
 """(folder below the root, stem, file names)."""
 
 
-class Folder:
+class FolderSource:
     """The samples of a folder, folder by folder in the order of names.
 
     Without a seed memory holds the names of one folder; with one it holds all names.
@@ -35,7 +35,7 @@ class Folder:
 
     def __init__(self, root: Path, largest: int) -> None:
         self.root, self._largest = root, largest
-        self.progress = Progress()
+        self.progress = SourceProgress()
         self._hidden = 0
 
     def tasks(self, seed: int | None) -> Iterator[Task]:

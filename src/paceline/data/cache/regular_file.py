@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.errors import CacheError
 
 
-def open_plain(path: Path, flags: int) -> int:
+def open_regular(path: Path, flags: int) -> int:
     """The descriptor of a regular file with one name, which may be made (`os.O_CREAT`).
 
     Raises:
@@ -31,9 +31,9 @@ def open_plain(path: Path, flags: int) -> int:
     return descriptor
 
 
-def write_plain(path: Path, data: bytes) -> None:
+def write_regular(path: Path, data: bytes) -> None:
     """Replace what the file holds."""
-    with os.fdopen(open_plain(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.truncate(0)
         file.write(data)
 

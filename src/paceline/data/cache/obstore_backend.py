@@ -16,9 +16,9 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.data.cache.errors import Unavailable
-from paceline.data.cache.redact import redacted
-from paceline.data.cache.source import CHUNK_BYTES, Checksum, Remote, md5_of_etag, scheme_of, sha256_of_hex, shown
+from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
+from paceline.data.cache.checksums import Checksum, md5_of_etag, sha256_of_hex
+from paceline.data.cache.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 
 _obstore_is_lost = False
@@ -32,7 +32,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class ObstoreSource:
+class ObstoreBackend:
     """One bucket.
 
     Args:
@@ -70,15 +70,15 @@ class ObstoreSource:
             raise NotServedError(f"{shown(url)}: the options of this store: {_first_line(error)}") from None
 
     @contextmanager
-    def begin(self, url: str) -> Iterator[Remote]:
-        """See :class:`paceline.data.cache.source.Source`."""
+    def begin(self, url: str) -> Iterator[RemoteFile]:
+        """See :class:`paceline.data.cache.backend.Backend`."""
         _check_fork(url)
         key = url.partition("://")[2].partition("/")[2]  # as it is: %, ? and # are letters like others in a key
         try:
             answer = self._obstore.get(self._store, key)
         except Exception as error:
             raise self._told(url, error) from None
-        yield Remote(int(answer.meta["size"]), self._checksum(answer), self._chunks(url, answer))
+        yield RemoteFile(int(answer.meta["size"]), self._checksum(answer), self._chunks(url, answer))
 
     def _checksum(self, answer: Any) -> Checksum | None:
         return sha256_of_hex(answer.attributes.get("sha256")) or (

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.packed.sources.base import Members, Progress, Ready, Stream, Task, no_shuffle, reading
+from paceline.data.packed.packing.base import Members, Ready, SourceProgress, Stream, Task, no_shuffle, reading
 from paceline.errors import DataError
 
 
-class Lines:
+class JsonlSource:
     """The lines of files; empty ones are left out.
 
     Without a seed memory holds one line. With one, a first pass notes where lines begin (32 bytes each), and the file
@@ -28,7 +28,7 @@ class Lines:
 
     def __init__(self, paths: Sequence[Path], largest: int) -> None:
         self._paths, self._largest = paths, largest
-        self.progress = Progress()
+        self.progress = SourceProgress()
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each line."""

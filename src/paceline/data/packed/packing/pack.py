@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.packed.index import Index
-from paceline.data.packed.partial import growing
-from paceline.data.packed.sources import Members, Source, Task
-from paceline.data.packed.sources.base import Ready
-from paceline.data.packed.sources.folder import Folder
+from paceline.data.packed.packing import Members, SampleSource, Task
+from paceline.data.packed.packing.base import Ready
+from paceline.data.packed.packing.folder import FolderSource
+from paceline.data.packed.packing.partial import partial_directory
 from paceline.data.packed.tar import BLOCK
 from paceline.data.packed.writer import ShardWriter
 from paceline.errors import DataError
@@ -27,7 +27,7 @@ OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Done:
+class PackProgress:
     """How far packing is."""
 
     samples: int
@@ -52,13 +52,13 @@ class Result:
 
 
 def pack(
-    source: Source,
+    source: SampleSource,
     out: Path,
     *,
     shard_bytes: int = SHARD_BYTES,
     seed: int | None = None,
     jobs: int = 1,
-    told: Callable[[Done], None] = lambda done: None,
+    told: Callable[[PackProgress], None] = lambda done: None,
 ) -> Result:
     """Write a packed data set.
 
@@ -83,9 +83,9 @@ def pack(
         raise DataError(f"--jobs must lie in 1..{MOST_JOBS}, got {jobs}")
     if os.path.lexists(out):
         raise DataError(f"{out} exists already; remove it, or choose another place")
-    if isinstance(source, Folder) and out.resolve().is_relative_to(source.root.resolve()):
+    if isinstance(source, FolderSource) and out.resolve().is_relative_to(source.root.resolve()):
         raise DataError(f"{out} lies within {source.root}, which would be packed into itself; choose another place")
-    with growing(out) as partial:
+    with partial_directory(out) as partial:
         try:
             result = _write(source, partial, shard_bytes, seed, jobs, told)
             os.rename(partial, out)
@@ -95,7 +95,12 @@ def pack(
 
 
 def _write(
-    source: Source, directory: Path, shard_bytes: int, seed: int | None, jobs: int, told: Callable[[Done], None]
+    source: SampleSource,
+    directory: Path,
+    shard_bytes: int,
+    seed: int | None,
+    jobs: int,
+    told: Callable[[PackProgress], None],
 ) -> Result:
     writer = ShardWriter(directory, shard_bytes)
     kinds: Counter[str] = Counter()
@@ -104,7 +109,7 @@ def _write(
             writer.add(members)
             kind = " + ".join(sorted(members))
             kinds[kind if kind in kinds or len(kinds) < MOST_KINDS else OTHER] += 1
-            told(Done(writer.samples, writer.bytes, writer.shards, source.progress.fraction))
+            told(PackProgress(writer.samples, writer.bytes, writer.shards, source.progress.fraction))
         if writer.samples == 0:
             raise DataError("the source has no samples; check that it is the right path")
         index = writer.finish()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.sources import Members
+from paceline.data.packed.packing import Members
 
 from ..made import back, by_key, index_of, packed
 

@@ -23,16 +23,16 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.data.cache.evict import Evictor, Rank, remove_file
-from paceline.data.cache.ledger import Accounts, Ledger, told
+from paceline.data.cache.evict import EvictionRank, Evictor, remove_file
+from paceline.data.cache.ledger import SpaceLedger, SpaceUsage, told
 from paceline.data.cache.locks import FileLock
-from paceline.data.cache.names import Entry, file_name, key_of, read_entry
-from paceline.data.cache.plain import write_plain
-from paceline.data.cache.source import shown
+from paceline.data.cache.names import CacheEntry, file_name, key_of, read_entry
+from paceline.data.cache.regular_file import write_regular
+from paceline.data.cache.urls import shown
 from paceline.errors import CacheError
 
 
-class Store:
+class CacheDirectory:
     """A cache directory.
 
     Args:
@@ -49,7 +49,7 @@ class Store:
         with told(directory):
             directory.mkdir(parents=True, exist_ok=True)
         self.evictor = Evictor(directory)
-        self._ledger = Ledger(directory, self._count, timeout_s)
+        self._ledger = SpaceLedger(directory, self._count, timeout_s)
 
     def path(self, url: str) -> Path:
         """Where the file of a url is, or would be."""
@@ -66,7 +66,7 @@ class Store:
     def _meta(self, url: str) -> Path:
         return self.directory / f"{key_of(url)}.meta"
 
-    def look(self, url: str) -> Entry | None:
+    def look(self, url: str) -> CacheEntry | None:
         """What is said of a file that is there, if its size is as said; does not read the file."""
         entry = read_entry(self._meta(url))
         try:
@@ -81,7 +81,7 @@ class Store:
         with contextlib.suppress(OSError):
             os.utime(self._meta(url), ns=(now, now), follow_symlinks=False)
 
-    def reserve(self, url: str, size: int | None, rank: Rank, lock: FileLock) -> bool:
+    def reserve(self, url: str, size: int | None, rank: EvictionRank, lock: FileLock) -> bool:
         """Promise room for a download, removing what is least needed; False where what could go is not enough.
 
         Args:
@@ -103,7 +103,7 @@ class Store:
             note_claim(lock, size)
         return True
 
-    def _make_room(self, accounts: Accounts, size: int | None, rank: Rank) -> bool:
+    def _make_room(self, accounts: SpaceUsage, size: int | None, rank: EvictionRank) -> bool:
         if self.cap_bytes is None:
             return True
         if size is None:
@@ -124,11 +124,11 @@ class Store:
                 f"{self.directory}); raise cap_bytes, or cut the file into smaller ones"
             )
 
-    def commit(self, entry: Entry, lock: FileLock) -> None:
+    def commit(self, entry: CacheEntry, lock: FileLock) -> None:
         """Give a fetched file its name; from now on the lock is shared with other users."""
         with self._ledger.open() as accounts:
             remove_file(self.path(entry.url), accounts)  # an older version
-            write_plain(self._meta(entry.url), json.dumps(asdict(entry)).encode())
+            write_regular(self._meta(entry.url), json.dumps(asdict(entry)).encode())
             os.replace(self.part(entry.url), self.path(entry.url))
             accounts.claims.pop(key_of(entry.url), None)
             accounts.complete += entry.size
@@ -151,7 +151,7 @@ class Store:
                 remove_file(self.path(url), accounts)
                 self._meta(url).unlink(missing_ok=True)
 
-    def free(self, size: int, rank: Rank) -> bool:
+    def free(self, size: int, rank: EvictionRank) -> bool:
         """Remove files of at least `size` bytes together if that many can go, or what can; False: none could."""
         with self._ledger.open() as accounts:
             before = accounts.total
@@ -164,9 +164,9 @@ class Store:
         with self._ledger.open() as accounts:
             return accounts.complete
 
-    def _count(self) -> Accounts:
+    def _count(self) -> SpaceUsage:
         """Count what is there, as after a crash; a part without its file belongs to a download."""
-        accounts = Accounts()
+        accounts = SpaceUsage()
         with os.scandir(self.directory) as found:
             for item in found:
                 with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of storage backends: one request gives the size, the checksum and the bytes of a file.
+
+A backend does not retry; :mod:`paceline.data.cache.download` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.data.cache.checksums import Checksum
+
+CHUNK_BYTES = 2 << 20
+"""Read, hashed and written at a time."""
+
+
+class Unavailable(Exception):
+    """A failure that another try might cure; it never leaves this package."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that is open at its source: its size in bytes, its checksum (None: not known) and its bytes."""
+
+    size: int | None
+    checksum: Checksum | None
+    chunks: Iterator[bytes]
+
+
+class Backend(Protocol):
+    """One store."""
+
+    def begin(self, url: str) -> AbstractContextManager[RemoteFile]:
+        """Open a file to be read once, from its start.
+
+        Raises:
+            NotServedError: there is no such file, or it may not be read.
+            Unavailable: anything that another try might cure; also while the chunks are read.
+        """

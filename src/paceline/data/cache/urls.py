@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""URLs and local paths, and how they appear in messages: without secrets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s?#'\"]*@(?=[^/\s])")
+QUERY = re.compile(r"(?<=[\w/%.~=:-])\?[^\s'\"<>)\]]*=[^'\"<>)\]\n]*")
+NAMED = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|[a-z_-]*(?:signature|credential|password|secret|token|"
+    r"(?:api|access|account|shared|private)[_-]?key)|sig)(['\"]?\s*[:=]\s*['\"]?)(?:(?:bearer|basic)\s+)?[^\s'\"&,;)\]}]+"
+)
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a url in lower case; "" for a path."""
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)", url)
+    return found.group(1).lower() if found else ""
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a path or a `file://` url names; None for anything remote."""
+    scheme = scheme_of(url)
+    if scheme in ("file", "local"):
+        return Path(unquote(urlsplit(url).path))
+    return None if scheme else Path(url)
+
+
+def source_of(url: str) -> str:
+    """Which source a url belongs to: `scheme://host-or-bucket`, without user names and passwords."""
+    if local_path(url) is not None:
+        return "file://"
+    return f"{scheme_of(url)}://{_host(url)}"
+
+
+def shown(url: str) -> str:
+    """A url as it may stand in a message: without its query and without user names, which may hold secrets."""
+    if not scheme_of(url):
+        return url
+    return f"{scheme_of(url)}://{_host(url)}{urlsplit(url).path}"
+
+
+def _host(url: str) -> str:
+    """What stands between `://` and the path; before an @ stands a user, except on Azure, where it is a container."""
+    host = urlsplit(url).netloc
+    return host if scheme_of(url) in ("abfs", "abfss") else host.rpartition("@")[2]
+
+
+def redacted(text: object) -> str:
+    """The words of a client library's error without what may be a secret in them."""
+    shown = USER.sub(r"\1", str(text))
+    return NAMED.sub(r"\1\2...", QUERY.sub("?...", shown))
