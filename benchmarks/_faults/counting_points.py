@@ -109,13 +109,13 @@ def in_worker(points: Points) -> None:
     from paceline.update.exchange.exchanger import Exchanger
 
     points.around(Exchanger, "open", before="exchange")
-    points.around(client.Member, "holds_state", after="holds")
+    points.around(client.ControlClient, "holds_state", after="holds")
     points.around(joining, "receive_state", before="take")
     points.around(state_transfer.PackedState, "give", before="give")
     points.around(find.CheckpointFinder, "found", after="resume")
     points.around(resume, "_load", after="loaded")
-    points.around(membership.Membership, "commit", before="summed", after="verdict")
-    points.around(membership.Membership, "take_over", before="applied")
+    points.around(membership.ElasticMembership, "commit", before="summed", after="verdict")
+    points.around(membership.ElasticMembership, "take_over", before="applied")
     points.around(saving, "write_rank", after="written")
     points.around(saving, "_finish", before="finish", after="finished")
     points.around(store.Directory, "tidy", before="tidy")
@@ -146,7 +146,7 @@ def in_launcher(points: Points) -> None:
         done(self, *args)
         points.exchange, self.just_committed = self.exchange, True
 
-    write = server.Control._write
+    write = server.ControlServer._write
 
     def written(self: Any) -> None:
         commit, self._machine.just_committed = getattr(self._machine, "just_committed", False), False
@@ -164,5 +164,5 @@ def in_launcher(points: Points) -> None:
             points.at("said")
 
     state_machine.StateMachine._committed = committed  # type: ignore[method-assign]
-    server.Control._write = written  # type: ignore[method-assign]
+    server.ControlServer._write = written  # type: ignore[method-assign]
     channel.Channel.send = sent  # type: ignore[method-assign]

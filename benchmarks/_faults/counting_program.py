@@ -46,7 +46,7 @@ class Program:
         )
         self.points.at("attach")
         members = self.run._parts.membership
-        self.worker = members.member.worker if members is not None else self.run.world.rank
+        self.worker = members.control.worker if members is not None else self.run.world.rank
         self.share = self.run.share(DataLoader(list(range(job.samples)), job.batch, shuffle=True))  # type: ignore[arg-type]
         if job.checkpoint:
             self.run.resume()

@@ -70,7 +70,7 @@ class Program:
             self.model, self.optimizer, job.rule, timeout_s=job.timeout_s, seed=job.seed, **saved
         )
         members = self.run._parts.membership
-        self.book = Book(Path(job.books), members.member.worker if members is not None else self.run.world.rank)
+        self.book = Book(Path(job.books), members.control.worker if members is not None else self.run.world.rank)
         self.steps, self.made, self.block = 0, 0, self.run.blocks
         self.start = self.model.tags.clone()
         self.book.write("started", pid=os.getpid(), host=socket.gethostname(), block=self.block)

@@ -24,11 +24,11 @@ DEADLINE_S = 150.0
 
 MEMBER = """
     import os, sys, time
-    from paceline.flow.control import About, Member
+    from paceline.flow.control import About, ControlClient
     from paceline.communication.sockets.tls import TLS
     host, port = os.environ["PACELINE_CONTROL"].rsplit(":", 1)
     about, timeout_s = About("here", "127.0.0.1", 1, {{}}), float(os.environ["PACELINE_TIMEOUT_S"])
-    member = Member(host, int(port), about, TLS.folder(os.environ["PACELINE_TLS"]), timeout_s)
+    member = ControlClient(host, int(port), about, TLS.folder(os.environ["PACELINE_TLS"]), timeout_s)
     generation = member.enter()
     place, turn = os.environ["LOCAL_RANK"], 1 + os.path.exists("died")
     print("worker", member.worker, "at", place, "RANK" in os.environ, os.getpid())

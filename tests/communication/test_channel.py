@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from paceline.communication.sockets.channel import Channel, Closed, Header, Late, Listener, connect
+from paceline.communication.sockets.channel import Channel, Closed, FrameHeader, Late, Listener, connect
 from paceline.communication.torch.store import own_address
 from paceline.errors import UnsupportedError
 from tests.communication.connections import HERE, SOON, both
@@ -85,11 +85,11 @@ def test_two_processes(listener: Listener) -> None:
 
 @pytest.mark.processes
 def test_a_peer_killed_in_the_middle_of_a_body(listener: Listener) -> None:
-    half = Header.of(1, (), b"", torch.zeros(4)).pack() + bytes(8)
+    half = FrameHeader.of(1, (), b"", torch.zeros(4)).pack() + bytes(8)
     with peer(listener, PEER, half.hex()) as (process, channel):
         channel.peer = "rank 2 on lion"
 
-        def kill(header: Header) -> torch.Tensor:
+        def kill(header: FrameHeader) -> torch.Tensor:
             process.kill()
             return torch.zeros(header.numel)
 

@@ -12,7 +12,7 @@ from paceline.communication.sockets.frames import (
     DTYPES,
     HEADER_BYTES,
     NOTE_LIMIT,
-    Header,
+    FrameHeader,
     fitting,
     memory,
     read_note,
@@ -24,18 +24,18 @@ LIMIT = 1000
 
 
 def test_the_header_byte_for_byte() -> None:
-    header = Header.of(7, [1, -2, 1 << 62], b"{}", torch.zeros(2, 3, dtype=torch.bfloat16))
+    header = FrameHeader.of(7, [1, -2, 1 << 62], b"{}", torch.zeros(2, 3, dtype=torch.bfloat16))
     expected = b"paceline" + bytes([7, 5, 1, 0, 2, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0])
     expected += struct.pack("<8q", 1, -2, 1 << 62, 0, 0, 0, 0, 0)
     assert header.pack() == expected
     assert len(expected) == HEADER_BYTES == 88
-    assert Header.read(expected, LIMIT) == header
+    assert FrameHeader.read(expected, LIMIT) == header
     assert (header.numel, header.dtype) == (6, torch.bfloat16)
 
 
 def test_no_body_and_an_empty_body_are_two_things() -> None:
-    none = Header.read(Header.of(0, (), b"", None).pack(), LIMIT)
-    empty = Header.read(Header.of(0, (), b"", torch.empty(0, dtype=torch.int64)).pack(), LIMIT)
+    none = FrameHeader.read(FrameHeader.of(0, (), b"", None).pack(), LIMIT)
+    empty = FrameHeader.read(FrameHeader.of(0, (), b"", torch.empty(0, dtype=torch.int64)).pack(), LIMIT)
     assert (none.dtype, none.body_bytes, none.numel) == (None, 0, 0)
     assert (empty.dtype, empty.body_bytes, empty.numel) == (torch.int64, 0, 0)
 
@@ -60,7 +60,7 @@ def test_codes_are_not_changed() -> None:
 )
 def test_what_a_header_cannot_say(kind: int, numbers: list[int], note: bytes, body: object, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Header.of(kind, numbers, note, body)  # type: ignore[arg-type]
+        FrameHeader.of(kind, numbers, note, body)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_what_a_header_cannot_say(kind: int, numbers: list[int], note: bytes, bo
     ],
 )
 def test_what_is_refused_in_a_header(at: int, value: bytes, match: str) -> None:
-    data = bytearray(Header.of(1, (), b"", torch.zeros(2)).pack())
+    data = bytearray(FrameHeader.of(1, (), b"", torch.zeros(2)).pack())
     data[at : at + len(value)] = value
     with pytest.raises(MismatchError, match=match):
-        Header.read(data, LIMIT)
+        FrameHeader.read(data, LIMIT)
 
 
 @pytest.mark.parametrize("note", [None, {"a": [1, 2.5, "ü", None]}, [], 0, False, ""])
@@ -110,7 +110,7 @@ def test_memory_that_is_not_in_one_piece_here(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("buffer", [torch.zeros(5), torch.zeros(7), torch.zeros(6, dtype=torch.int64), torch.zeros(0)])
 def test_a_buffer_that_does_not_fit(buffer: torch.Tensor) -> None:
-    header = Header.of(0, (), b"", torch.zeros(6))
+    header = FrameHeader.of(0, (), b"", torch.zeros(6))
     assert fitting(torch.zeros(3, 2), header).nbytes == 24
     with pytest.raises(
         MismatchError, match=rf"6 elements of torch\.float32 does not fit the buffer of {buffer.numel()}"

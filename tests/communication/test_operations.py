@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.communication import Alone
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import SoloTransport, virtual
 from paceline.errors import PeerLostError
 
 
@@ -169,7 +168,7 @@ def test_sizes_must_fit() -> None:
 
 
 def test_alone() -> None:
-    t = Alone()
+    t = SoloTransport()
     t.open_channels(3)
     assert t.channel(2) is t and t.part([[0]]) is t
     x, out = torch.arange(3.0), torch.empty(3)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 from paceline.errors import PeerLostError
 
 

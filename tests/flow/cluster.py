@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.communication.sockets.tls import TLS
-from paceline.flow.control import Control, Terms
+from paceline.flow.control import ControlServer, Terms
 from tests.nursery import Child, nursery, surroundings
 
 DEADLINE_S = 90.0
@@ -41,10 +41,10 @@ class Cluster:
         self.control = self.serve(0)
         self.children: list[Child] = []
 
-    def serve(self, port: int) -> Control:
+    def serve(self, port: int) -> ControlServer:
         """Start a control plane, from its record where there is one."""
         tls = TLS.folder(self.folder) if self.folder is not None else None
-        control = Control("127.0.0.1", port, tls, self.terms, self.directory / "control.json", self._told)
+        control = ControlServer("127.0.0.1", port, tls, self.terms, self.directory / "control.json", self._told)
         control.start()
         return control
 

@@ -108,7 +108,7 @@ class Program:
         self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout)
         self.run.include(scheduler=self.scheduler)
         live = self.run._parts.membership
-        self.worker = live.member.worker if live is not None else self.run.world.rank
+        self.worker = live.control.worker if live is not None else self.run.world.rank
         self.steps, self.block = 0, self.run.blocks
         self.counts = torch.zeros(phase.samples, dtype=torch.float64)
         self.made = 0

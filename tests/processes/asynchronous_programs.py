@@ -24,7 +24,7 @@ from torch import nn
 
 import paceline
 from paceline.communication import Transport
-from paceline.communication.sockets.channel import HEADER_BYTES, Header, Late, Listener, connect
+from paceline.communication.sockets.channel import HEADER_BYTES, FrameHeader, Late, Listener, connect
 from paceline.communication.torch import transport
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
 from paceline.update.server import rendezvous
@@ -255,7 +255,7 @@ def frame(note: str, body_bytes: int = 0) -> bytes:
     """The hello of somebody who says to be rank 1."""
     text = json.dumps(note).encode()
     dtype = torch.float32 if body_bytes else None
-    return Header(rendezvous.HELLO, (1, *[0] * 7), len(text), body_bytes, dtype).pack() + text
+    return FrameHeader(rendezvous.HELLO, (1, *[0] * 7), len(text), body_bytes, dtype).pack() + text
 
 
 def unreachable(directory: Path, say: Saying) -> None:

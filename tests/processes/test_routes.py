@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 from paceline.core.world import host_name
 from tests.processes.launch import Launch, run
 from tests.processes.route_programs import ROUTES, numbers, operations, parts, summed

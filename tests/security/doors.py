@@ -19,15 +19,15 @@ from pathlib import Path
 
 import torch
 
-from paceline.communication.ring import Door, RingTransport
+from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import HELLO as ring_hello
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, Listener, connect
-from paceline.communication.sockets.frames import Header, memory, write_note
+from paceline.communication.sockets.frames import FrameHeader, memory, write_note
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import PacelineError
-from paceline.flow.control import About, Control, Member, Terms, wire
+from paceline.flow.control import About, ControlClient, ControlServer, Terms, wire
 from paceline.update.server.frames import Kind
 from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON
@@ -56,7 +56,7 @@ class Opened:
 def frame(kind: int, numbers: tuple[int, ...] = (), note: object = None, body: torch.Tensor | None = None) -> bytes:
     """A frame as it goes over the wire."""
     text = write_note(note)
-    data = Header.of(kind, numbers, text, body).pack() + text
+    data = FrameHeader.of(kind, numbers, text, body).pack() + text
     return data if body is None else data + memory(body).tobytes()
 
 
@@ -151,13 +151,13 @@ def meeting() -> Iterator[Opened]:
 def control() -> Iterator[Opened]:
     """The control plane of an elastic run, in the clear."""
     about = About("host", HERE, 1, {"rule": "bmuf"})
-    plane = Control(HERE, 0, None, Terms(max_workers=100_000), None)
+    plane = ControlServer(HERE, 0, None, Terms(max_workers=100_000), None)
     plane.start()
-    member = Member(HERE, plane.port, about, None, SOON)  # with whom visitors have too little in common
+    member = ControlClient(HERE, plane.port, about, None, SOON)  # with whom visitors have too little in common
 
     def serves() -> None:
         assert plane.status()["exchange"] == 0
-        Member(HERE, plane.port, about, None, SOON).close()
+        ControlClient(HERE, plane.port, about, None, SOON).close()
 
     real = [
         frame(wire.HELLO, (), About("host", HERE, 1, {"rule": "diloco"}).note()),
@@ -175,12 +175,12 @@ def control() -> Iterator[Opened]:
 @contextlib.contextmanager
 def ring() -> Iterator[Opened]:
     """A worker's door for rings, in the clear."""
-    door = Door(HERE)
+    door = RingListener(HERE)
     numbers = iter(range(1_000_000))
     awaiting = RingTransport(door, "generation 1", World(0, 2), [(HERE, door.port), (HERE, 1)], SOON)
 
     def serves() -> None:
-        label, other = f"fuzzed {next(numbers)}", Door(HERE)
+        label, other = f"fuzzed {next(numbers)}", RingListener(HERE)
         both = [(HERE, door.port), (HERE, other.port)]
         ends = [RingTransport(one, label, World(rank, 2), both, SOON) for rank, one in enumerate((door, other))]
         waits = [end.all_reduce(torch.ones(3)) for end in ends]

@@ -21,7 +21,7 @@ import atheris
 with atheris.instrument_imports(
     include=["paceline.communication.sockets.frames", "paceline.core.state_tree", "paceline.core.parse"]
 ):
-    from paceline.communication.sockets.frames import HEADER_BYTES, MAGIC, Header, read_note
+    from paceline.communication.sockets.frames import HEADER_BYTES, MAGIC, FrameHeader, read_note
     from paceline.core.parse import read_call
     from paceline.core.state_tree import build
     from paceline.errors import CheckpointError, MismatchError, RuleError
@@ -34,7 +34,7 @@ def header(data: bytes) -> None:
     data = data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
     for head in (data, MAGIC + data[len(MAGIC) :]):
         try:
-            found = Header.read(head, LIMIT)
+            found = FrameHeader.read(head, LIMIT)
         except MismatchError:
             continue
         assert found.body_bytes <= LIMIT and found.pack() == head

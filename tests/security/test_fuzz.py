@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.communication.sockets.frames import HEADER_BYTES, MAGIC, Header, read_note
+from paceline.communication.sockets.frames import HEADER_BYTES, MAGIC, FrameHeader, read_note
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError, MismatchError, RuleError
 from paceline.rules.recipes import rule_from_text
@@ -36,7 +36,7 @@ def test_a_door_stands_it(door: str) -> None:
 @given(st.binary(min_size=HEADER_BYTES - len(MAGIC), max_size=HEADER_BYTES - len(MAGIC)))
 def test_a_header_is_one_or_a_clear_error(data: bytes) -> None:
     try:
-        header = Header.read(MAGIC + data, LIMIT)
+        header = FrameHeader.read(MAGIC + data, LIMIT)
     except MismatchError as error:
         assert str(error)
         return

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from paceline.communication.base import Alone, Done, Pending, Transport
+    from paceline.communication.base import CompletedOperation, Pending, SoloTransport, Transport
     from paceline.communication.connection import connect
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"Alone": "base", "Done": "base", "Pending": "base", "Transport": "base", "connect": "connection"}
+        __name__,
+        {
+            "CompletedOperation": "base",
+            "SoloTransport": "base",
+            "Pending": "base",
+            "Transport": "base",
+            "connect": "connection",
+        },
     )
 
-__all__ = ["Alone", "Done", "Pending", "Transport", "connect"]
+__all__ = ["CompletedOperation", "Pending", "SoloTransport", "Transport", "connect"]

@@ -45,7 +45,7 @@ class Pending(Protocol):
         """Return when the result is there; raise `PeerLostError` when the deadline passes first."""
 
 
-class Done:
+class CompletedOperation:
     """An operation that was over when it began."""
 
     def wait(self) -> None:
@@ -285,7 +285,7 @@ def world_within(world: World, ranks: Sequence[int]) -> World:
     return World(rank, len(ranks), mates.index(rank), len(mates), world.host, hosts)
 
 
-class Alone(Transport):
+class SoloTransport(Transport):
     """A cluster of one: every exchange is over at once and sends nothing."""
 
     name = "none"
@@ -294,25 +294,25 @@ class Alone(Transport):
         super().__init__(world or World())
 
     def all_reduce(self, x: Tensor) -> Pending:
-        return Done()
+        return CompletedOperation()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
         out.copy_(x[0])
-        return Done()
+        return CompletedOperation()
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
     ) -> Pending:
         check_sizes(out, x, out_sizes, in_sizes, 1)
         out.copy_(x)
-        return Done()
+        return CompletedOperation()
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         out[0].copy_(x)
-        return Done()
+        return CompletedOperation()
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
-        return Done()
+        return CompletedOperation()
 
     def send(self, x: Tensor, to: int) -> Pending:
         raise ValueError(f"cannot send to rank {to}: this worker is alone")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.communication.base import Alone, Transport
+from paceline.communication import virtual
+from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.sockets.tls import TLS
-from paceline.communication.torch import transport as process
-from paceline.communication.virtual import transport as virtual
+from paceline.communication.torch.transport import ProcessTransport, launched
 
 
 def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | None = None) -> Transport:
@@ -26,14 +26,14 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | 
     here = virtual.current()
     if here is not None:
         return here.clone()
-    if kind == "channel" and (group is not None or process.launched()):
+    if kind == "channel" and (group is not None or launched()):
         from paceline.communication.ring.meeting import meet
 
         return meet(timeout_s, group, tls)
-    if group is not None or process.launched():
-        transport = process.ProcessTransport(timeout_s, group)
+    if group is not None or launched():
+        transport = ProcessTransport(timeout_s, group)
         if transport.world.size > 1:
             return transport
         transport.close()
-        return Alone(transport.world)
-    return Alone()
+        return SoloTransport(transport.world)
+    return SoloTransport()

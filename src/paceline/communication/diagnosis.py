@@ -113,7 +113,7 @@ def in_library(path: str) -> bool:
     return path.startswith(("<", *_LIBRARIES)) or "site-packages" in path or "dist-packages" in path
 
 
-class Asked:
+class DiagnosisKeys:
     """The places in the store where a connection's workers ask and answer.
 
     Args:
@@ -150,7 +150,7 @@ class Asked:
             self.store.set(self.asked(rank), b"what")
 
 
-_all: weakref.WeakSet[Witness] = weakref.WeakSet()
+_all: weakref.WeakSet[Responder] = weakref.WeakSet()
 
 
 @atexit.register
@@ -160,7 +160,7 @@ def _end_all() -> None:
         witness.end()
 
 
-class Witness:
+class Responder:
     """A thread that answers for a worker, once.
 
     It sleeps in the store's client, off the interpreter's lock, and ends with the connection, the store or the process.
@@ -173,15 +173,15 @@ class Witness:
     """
 
     def __init__(self, store: Any, name: str, rank: int, doing: Callable[[], Doing]) -> None:
-        self._places, self._rank, self._doing, self._over = Asked(store, name), rank, doing, False
+        self._places, self._rank, self._doing, self._over = DiagnosisKeys(store, name), rank, doing, False
         self._thread: threading.Thread | None = None
         with contextlib.suppress(Exception):  # a store that cannot be cloned leaves the worker without a witness
-            own = Asked(store.clone(), name)
+            own = DiagnosisKeys(store.clone(), name)
             self._thread = threading.Thread(target=self._attend, args=(own,), name="paceline-witness", daemon=True)
             self._thread.start()
             _all.add(self)
 
-    def _attend(self, places: Asked) -> None:
+    def _attend(self, places: DiagnosisKeys) -> None:
         while not self._over:
             try:
                 places.store.wait([places.asked(self._rank)], ASLEEP)

@@ -13,24 +13,24 @@ from paceline.core.world import World
 Kin = TypeVar("Kin", bound=Transport)
 
 
-class Branching(Transport, Generic[Kin]):
+class SubgroupTransport(Transport, Generic[Kin]):
     """A transport whose channels and parts are of its own kind, with names that all members give them alike."""
 
-    def _take_root(self, label: str, ranks: list[int]) -> None:
+    def _init_subgroups(self, label: str, ranks: list[int]) -> None:
         """Be the connection `label` of the members `ranks`, which count in the whole cluster; without branches yet."""
         self._label, self._ranks = label, ranks
         self._channels: list[Kin] = []
         self._parts: list[Kin] = []
 
     @abstractmethod
-    def _further(self, label: str, ranks: list[int], world: World) -> Kin:
+    def _subgroup(self, label: str, ranks: list[int], world: World) -> Kin:
         """A connection of some or all of this one's members, apart from all others."""
 
     def open_channels(self, number: int) -> None:
         """Make the channels, in order."""
         while len(self._channels) + 1 < number:
             label = f"channel{len(self._channels) + 1}"
-            self._channels.append(self._further(label, self._ranks, self.world))
+            self._channels.append(self._subgroup(label, self._ranks, self.world))
 
     def channel(self, k: int) -> Transport:
         """Channel `k`; 0 is this connection."""
@@ -42,6 +42,6 @@ class Branching(Transport, Generic[Kin]):
         """The connection within this worker's group."""
         number, mine = group_of(self.world, groups)
         ranks = [self._ranks[rank] for rank in mine]
-        part = self._further(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
+        part = self._subgroup(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
         self._parts.append(part)
         return part

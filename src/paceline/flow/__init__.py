@@ -16,7 +16,7 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline.flow.checks import check_rule, fingerprint
     from paceline.flow.engine import ElasticEngine
-    from paceline.flow.membership import Membership, join
+    from paceline.flow.membership import ElasticMembership, join
     from paceline.flow.pause import save_while_paused
     from paceline.flow.state_transfer import GivenState
 else:
@@ -25,7 +25,7 @@ else:
         {
             "ElasticEngine": "engine",
             "GivenState": "state_transfer",
-            "Membership": "membership",
+            "ElasticMembership": "membership",
             "check_rule": "checks",
             "fingerprint": "checks",
             "join": "membership",
@@ -33,4 +33,4 @@ else:
         },
     )
 
-__all__ = ["ElasticEngine", "GivenState", "Membership", "check_rule", "fingerprint", "join", "save_while_paused"]
+__all__ = ["ElasticEngine", "ElasticMembership", "GivenState", "check_rule", "fingerprint", "join", "save_while_paused"]

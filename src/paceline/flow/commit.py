@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
 from paceline.flow.control import Generation
-from paceline.flow.membership import Membership
+from paceline.flow.membership import ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import Heard, Tuner
@@ -34,7 +34,7 @@ class CommittingExchanger(Exchanger):
     """Makes exchanges among changing members.
 
     Args:
-        members: the membership.
+        membership: the membership.
         rule: says how chunks are written, and over which route they are summed.
         tuner: changes settings during the run.
         marks: gives the places of the data that enter the global model with an exchange, those that were left out of
@@ -43,16 +43,16 @@ class CommittingExchanger(Exchanger):
 
     def __init__(
         self,
-        members: Membership,
+        membership: ElasticMembership,
         rule: Rule,
         tuner: Tuner,
         marks: Callable[[ExchangeSummary], tuple[list[Mark], list[Mark], dict[str, Any]]],
     ) -> None:
-        self.members, self._rule, self.tuner, self.marks = members, rule, tuner, marks
+        self.membership, self._rule, self.tuner, self.marks = membership, rule, tuner, marks
         self._connect()
 
     def _connect(self) -> None:
-        super().__init__(self.members.transport, self._rule.codec, self._rule.common)
+        super().__init__(self.membership.transport, self._rule.codec, self._rule.common)
         self.asks = lambda: self.tuner.asks
 
     def renew(self) -> None:
@@ -89,26 +89,26 @@ class CommittedExchange:
         number: int,
         checksum: Callable[[], int],
     ) -> None:
-        self._exchanger, self._members = exchanger, exchanger.members
+        self._exchanger, self._membership = exchanger, exchanger.membership
         self._header, self._number, self._checksum = header, number, checksum
         self._chunks = list(chunks)
         factor = header.factor if header.brings else 0.0
         self._given = [chunk.fill(factor).clone() for chunk in self._chunks]  # the all-reduce overwrites it
-        self._generation = self._members.generation.number
+        self._generation = self._membership.generation.number
         self._pending_header: PendingHeader | None = None
         self._running: list[Running] = []
         self._arrived: tuple[ExchangeSummary, list[Total]] | None = None
         self._heard: Heard | None = None
-        self._members.member.starts(self._members.exchange)
+        self._membership.control.starts(self._membership.exchange)
 
     def _begin(self) -> None:
         """Start it among the present members."""
-        members = self._members
-        members.follow_control()
-        if members.generation.number != self._generation:
-            self._generation = members.generation.number
+        membership = self._membership
+        membership.follow_control()
+        if membership.generation.number != self._generation:
+            self._generation = membership.generation.number
             self._header = replace(self._header, checksum=self._checksum())
-            members.member.starts(members.exchange)
+            membership.control.starts(membership.exchange)
         self._pending_header = self._exchanger.open(self._header)
         if self._header.brings or not self._pending_header.summary().empty:
             self._running = [
@@ -121,7 +121,7 @@ class CommittedExchange:
         assert self._pending_header is not None
         if self._header.usual:
             return given.clone()
-        own = self._pending_header.summary().headers[self._members.transport.world.rank]
+        own = self._pending_header.summary().headers[self._membership.transport.world.rank]
         return given.clone() if own.factor else torch.zeros_like(given)
 
     @property
@@ -142,13 +142,13 @@ class CommittedExchange:
                 summary = self._pending_header.summary()
                 totals = [running.finish() for running in self._running]
                 if summary.asked:
-                    self._heard = self._exchanger.tuner.gather(self._members.transport)
+                    self._heard = self._exchanger.tuner.gather(self._membership.transport)
                 self._arrived = summary, totals
             except GivenUpError:
                 raise
             except PeerLostError as error:
                 self._again()
-                self._members.renew(self._members.failed(error))
+                self._membership.renew(self._membership.failed(error))
         return self._arrived
 
     def _again(self) -> None:
@@ -168,14 +168,14 @@ class CommittedExchange:
             try:
                 summary, totals = self._arrive()
             except (DesyncError, MismatchError) as error:
-                self._members.member.doing(f"ends with {type(error).__name__}", self._header.total)
+                self._membership.control.doing(f"ends with {type(error).__name__}", self._header.total)
                 raise
             asked = time.perf_counter()
-            follows = self._members.commit(*self._exchanger.marks(summary))
+            follows = self._membership.commit(*self._exchanger.marks(summary))
             timing.wait_s += time.perf_counter() - asked
             if follows is None:
                 self._again()
-        self._members.applying.acquire()  # the engine releases it when everything is applied
+        self._membership.applying.acquire()  # the engine releases it when everything is applied
         if summary.weight > 0:
             for chunk, (total, state) in zip(self._chunks, totals, strict=True):
                 chunk.keep(state)
@@ -183,7 +183,7 @@ class CommittedExchange:
         if self._heard is not None:
             self._exchanger.tuner.decide(self._heard)
         timing.exchange_s = time.perf_counter() - began - timing.wait_s
-        self._members.applied = self._members.exchange
-        self._members.follows = follows
+        self._membership.applied = self._membership.exchange
+        self._membership.follows = follows
         refuse_nothing(summary, self._exchanger.transport.world)
         return summary

@@ -16,8 +16,8 @@ from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger
 from paceline.flow.donor import Donor
 from paceline.flow.joining import Joining
-from paceline.flow.ledger_client import LedgerClient
-from paceline.flow.membership import Membership
+from paceline.flow.ledger_client import ControlLedgerClient
+from paceline.flow.membership import ElasticMembership
 from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling, global_model
@@ -33,7 +33,7 @@ class ElasticEngine:
 
     Args:
         run: what the parts of the run share; its rule is a block rule.
-        members: this worker's membership.
+        membership: this worker's membership.
         capture: gives this worker's state and the global model, as a checkpoint has them.
 
     Attributes:
@@ -42,37 +42,40 @@ class ElasticEngine:
     """
 
     def __init__(
-        self, run: RunContext, members: Membership, capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]]
+        self,
+        run: RunContext,
+        membership: ElasticMembership,
+        capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
     ) -> None:
         model, owned = run.model, run.owned
-        self._run, self.rule, self.members = run, run.rule, members
+        self._run, self.rule, self.membership = run, run.rule, membership
         self.local = self._closed = False
         self._uncommitted = UncommittedPlaces()
-        self._donor = Donor(members, run.monitor, capture)
-        self.leases = LedgerClient(members.member, self._join_exchange, lambda: members.applied)
-        self._exchanger = CommittingExchanger(members, self.rule, run.tuner, self._marks)
-        members.on_connect.append(self._exchanger.renew)
+        self._donor = Donor(membership, run.monitor, capture)
+        self.leases = ControlLedgerClient(membership.control, self._join_exchange, lambda: membership.applied)
+        self._exchanger = CommittingExchanger(membership, self.rule, run.tuner, self._marks)
+        membership.on_connect.append(self._exchanger.renew)
         run.tuner.follow = self.follow
-        self.joining = Joining(members, owned, exchanged_parts(model, owned), untrained(model, owned))
-        members.enter()
-        exit_handling.claim(members.transport, owned)
+        self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned))
+        membership.enter()
+        exit_handling.claim(membership.transport, owned)
         self.joining.start()
-        self.blocks = Blocks(self.rule, self._exchanger, model, owned, run.settings, members.transport.world.size)
+        self.blocks = Blocks(self.rule, self._exchanger, model, owned, run.settings, membership.transport.world.size)
         self.blocks.capture_moments()
         self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
-        members.on_connect.append(self._renumber)
+        membership.on_connect.append(self._renumber)
         self._take_note()
 
     # -- members ----------------------------------------------------------------------------------
 
     def _renumber(self) -> None:
         """The members have changed; in the training thread."""
-        self.blocks.renumber(self.members.transport.world.size)
+        self.blocks.renumber(self.membership.transport.world.size)
         self._take_note()
 
     def _take_note(self) -> None:
         """Adopt the present members; the donor sends its state to joining workers."""
-        run, world, generation = self._run, self.members.transport.world, self.members.generation
+        run, world, generation = self._run, self.membership.transport.world, self.membership.generation
         run.tuner.among(world)
         # the loaders lease data even while the first worker is alone
         run.loaders.world = World(
@@ -111,12 +114,12 @@ class ElasticEngine:
     @property
     def moment(self) -> Moment:
         """Position in the exchanges."""
-        return Moment(self.members.applied, self.members.applied)
+        return Moment(self.membership.applied, self.membership.applied)
 
     @property
     def keeps_steps(self) -> bool:
         """Only rank 0 writes them: all members hold the same state."""
-        return self.members.rank == 0
+        return self.membership.rank == 0
 
     # -- over time --------------------------------------------------------------------------------
 
@@ -132,18 +135,18 @@ class ElasticEngine:
         marks, steps = self._run.loaders.take_marks(), self._run.progress.steps
         if marks:
             self._uncommitted.add(steps, marks)
-        self.members.member.doing("computing", steps)
-        self.members.follow_control()
+        self.membership.control.doing("computing", steps)
+        self.membership.follow_control()
         self.blocks.schedule.stepped()
-        if self.blocks.due() or self.members.called:
+        if self.blocks.due() or self.membership.called:
             self._end_block(leaving=False)
 
     def _join_exchange(self) -> None:
         """This worker has no data: join the exchange at which other members wait for it, if any."""
         steps = self._run.progress.steps
-        self.members.member.doing("waiting for data", steps)
-        self.members.follow_control()
-        if self.members.called:
+        self.membership.control.doing("waiting for data", steps)
+        self.membership.follow_control()
+        if self.membership.called:
             # minibatches accumulated for a step that the end of the epoch left incomplete
             self._uncommitted.add(steps, self._run.loaders.take_marks())
             self._end_block(leaving=False)
@@ -152,11 +155,11 @@ class ElasticEngine:
         self.joining.ready()
         if not leaving:
             agreement.check_unchanged(self._run.owned)
-        members, blocks, tuner, steps = self.members, self.blocks, self._run.tuner, self._run.progress.steps
-        members.follow_control()
+        membership, blocks, tuner, steps = self.membership, self.blocks, self._run.tuner, self._run.progress.steps
+        membership.follow_control()
         fragment = blocks.next
         self._run.monitor.begin()
-        members.member.doing(f"exchange {members.exchange}", steps)
+        membership.control.doing(f"exchange {membership.exchange}", steps)
         blocks.begin(steps, leaving)
         try:
             summary = blocks.land(fragment)
@@ -165,17 +168,17 @@ class ElasticEngine:
                 tuner.apply()
                 self.follow(tuner.rule)
         finally:
-            if members.applying.locked() and members.follows is not None:
-                members.applying.release()
-            members.take_over()
+            if membership.applying.locked() and membership.follows is not None:
+                membership.applying.release()
+            membership.take_over()
         self._run.monitor.end(self._exchanger.timing, summary, block=blocks.block, warmup=False)
         blocks.align(blocks.schedule.begun)
-        members.member.doing("computing", steps)
+        membership.control.doing("computing", steps)
         return summary
 
     def _marks(self, summary: ExchangeSummary) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
         """The marks that this exchange reports to the ledger."""
-        own = summary.headers[self.members.transport.world.rank]
+        own = summary.headers[self.membership.transport.world.rank]
         return self._uncommitted.of_exchange(own, self.blocks.steps_committed)
 
     def follow(self, rule: Rule) -> None:
@@ -197,14 +200,14 @@ class ElasticEngine:
             summary = self._end_block(leaving=True)
             quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(self.blocks.global_parts)
-        self.members.member.leave()
+        self.membership.control.leave()
 
     def close(self) -> None:
         """Release all resources."""
         self._closed = True
         exit_handling.release(self._run.owned)
         self._exchanger.close()
-        self.members.close()
+        self.membership.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
 

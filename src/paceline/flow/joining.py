@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline.communication.calls import AGREEMENT
 from paceline.errors import CheckpointError, GivenUpError, PeerLostError
-from paceline.flow.membership import Membership
+from paceline.flow.membership import ElasticMembership
 from paceline.flow.state_transfer import GivenState, receive_state
 from paceline.update.engine import agreement
 from paceline.update.engine.common_start import take_untrained
@@ -35,7 +35,7 @@ class Joining:
     """Gets the run's state for a worker.
 
     Args:
-        members: its membership.
+        membership: its membership.
         owned: (optimizer, its named parameters) pairs.
         parts: the exchanged tensors, which all members start with alike.
         rest: (name, tensor) pairs that are not exchanged.
@@ -49,9 +49,13 @@ class Joining:
     """
 
     def __init__(
-        self, members: Membership, owned: Owned, parts: list[Fragment], rest: Sequence[tuple[str, Tensor]] = ()
+        self,
+        membership: ElasticMembership,
+        owned: Owned,
+        parts: list[Fragment],
+        rest: Sequence[tuple[str, Tensor]] = (),
     ) -> None:
-        self._members, self._owned, self._parts, self._rest = members, owned, parts, rest
+        self._membership, self._owned, self._parts, self._rest = membership, owned, parts, rest
         self.given: GivenState | None = None
         self.must_resume = self.settled = False
         self.put: Callable[[GivenState], None] = lambda given: None
@@ -59,24 +63,26 @@ class Joining:
 
     def start(self) -> None:
         """Receive the donor's state, or start with all members from rank 0's model."""
-        members, self.given = self._members, None
+        membership, self.given = self._membership, None
         while True:
             try:
-                if members.new and members.generation.donor is not None:
+                if membership.new and membership.generation.donor is not None:
                     limit = (1 << 26) + 256 * sum(p.numel() for _, named in self._owned for _, p in named)
                     limit += 2 * sum(t.numel() * t.element_size() for _, t in self._rest)
-                    self.given = receive_state(members.transport, members.rank_of(members.generation.donor), limit)
+                    self.given = receive_state(
+                        membership.transport, membership.rank_of(membership.generation.donor), limit
+                    )
                     self.must_resume = False
                 else:
-                    self.must_resume = members.generation.restored
-                    with members.transport.calling(AGREEMENT):  # other members are in attach
-                        agreement.broadcast_start(members.transport, self._parts)
-                        take_untrained(members.transport, self._rest)
+                    self.must_resume = membership.generation.restored
+                    with membership.transport.calling(AGREEMENT):  # other members are in attach
+                        agreement.broadcast_start(membership.transport, self._parts)
+                        take_untrained(membership.transport, self._rest)
                 return
             except GivenUpError:
                 raise
             except PeerLostError as error:
-                members.renew(members.failed(error))
+                membership.renew(membership.failed(error))
 
     def take_given(self) -> None:
         """Load the given state, if any, and report that this worker holds it."""
@@ -93,7 +99,7 @@ class Joining:
         while not self.settled:
             if self.must_resume:
                 raise CheckpointError(
-                    self._members.transport.world.sign(
+                    self._membership.transport.world.sign(
                         "every worker that held the model of this run is gone, so that it goes on from its last "
                         "checkpoint only: call run.resume() before the training loop, or start a new run in another "
                         "log directory"
@@ -122,28 +128,32 @@ class Joining:
                 self._again(error)
                 continue
             if self.must_resume and not found:
-                logger.warning("%s", self._members.transport.world.sign(ANEW))
+                logger.warning("%s", self._membership.transport.world.sign(ANEW))
             self.must_resume = False
             self._say()
         return found or self.given is not None
 
     def _again(self, error: PeerLostError) -> None:
         """The members have changed: get their state once more."""
-        self._members.renew(self._members.failed(error))
+        self._membership.renew(self._membership.failed(error))
         self._begin()
 
     def _say(self) -> None:
         """Report that this worker holds the state; it is not settled if the members had changed before."""
-        members = self._members
-        members.member.holds_state(members.generation.number, self.blocks.block if self.blocks is not None else 0)
-        members.member.ledger()  # its answer follows all earlier messages
-        self.settled = not members.outdated or members.member.worker not in members.member.generation.newcomers
+        membership = self._membership
+        membership.control.holds_state(
+            membership.generation.number, self.blocks.block if self.blocks is not None else 0
+        )
+        membership.control.ledger()  # its answer follows all earlier messages
+        self.settled = (
+            not membership.outdated or membership.control.worker not in membership.control.generation.newcomers
+        )
         if self.settled:
-            members.applied = members.generation.exchange
+            membership.applied = membership.generation.exchange
             if self.blocks is not None:
-                self.blocks.renumber(members.transport.world.size)  # all members compare the same sums
+                self.blocks.renumber(membership.transport.world.size)  # all members compare the same sums
             return
-        members.renew(members.member.generation)
+        membership.renew(membership.control.generation)
         self._begin()
 
     def _begin(self) -> None:

@@ -13,42 +13,42 @@ from typing import Any
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import CheckpointError
-from paceline.flow.control import Member
+from paceline.flow.control import ControlClient
 
 LOOK_EVERY_S = 0.2
 """How long a worker without data waits for news before it asks again, seconds."""
 
 
-class LedgerClient:
+class ControlLedgerClient:
     """The client of the ledger; see :class:`paceline.data.ledger.assignment.Leases`.
 
     Args:
-        member: the client of the control plane.
+        control: the client of the control plane.
         join: called while there is no data: joins the exchange to which this worker is called, if any.
         applied: the exchange whose state this worker's model has.
     """
 
-    def __init__(self, member: Member, join: Callable[[], None], applied: Callable[[], int]) -> None:
-        self._member, self._join, self._applied = member, join, applied
+    def __init__(self, control: ControlClient, join: Callable[[], None], applied: Callable[[], int]) -> None:
+        self._control, self._join, self._applied = control, join, applied
 
     def ask(self, question: Question) -> Mark | None:
         """A lease; None if there is none; with `dry`, None only when the epoch is over for all workers."""
         while True:
-            kind, mark = self._member.ask(question)
+            kind, mark = self._control.ask(question)
             if kind == "work":
                 return mark
             if kind == "over" or not question.dry:
                 return None
             self._join()
-            self._member.wait_news(LOOK_EVERY_S)
+            self._control.wait_news(LOOK_EVERY_S)
 
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over, and returns these places of its leases."""
-        self._member.tell("left", loader, epoch, [list(mark) for mark in marks])
+        self._control.tell("left", loader, epoch, [list(mark) for mark in marks])
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only so many places in this epoch."""
-        self._member.tell("ends", loader, epoch, total)
+        self._control.tell("ends", loader, epoch, total)
 
     def learn(self, news: Any) -> None:
         """Does nothing: the control plane keeps the ledger."""
@@ -56,14 +56,14 @@ class LedgerClient:
     def done(self, marks: list[Mark]) -> None:
         """This worker has used these places, but not for training."""
         if marks:
-            self._member.tell("done", [list(mark) for mark in marks])
+            self._control.tell("done", [list(mark) for mark in marks])
 
     def waits(self, now: bool) -> None:
         """Does nothing: the members wait for each other at every exchange."""
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
         """When this epoch begins, only these places are to be done."""
-        self._member.tell("expect", loader, epoch, rest.state())
+        self._control.tell("expect", loader, epoch, rest.state())
 
     def state(self) -> dict[str, Any] | None:
         """The ledger's state for a checkpoint.
@@ -71,7 +71,7 @@ class LedgerClient:
         Raises:
             CheckpointError: ledger and model are of different exchanges.
         """
-        exchange, ledger = self._member.ledger()
+        exchange, ledger = self._control.ledger()
         if exchange != self._applied():
             raise CheckpointError(
                 f"the ledger is that of exchange {exchange}, and the model that of exchange {self._applied()}"

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Alone, Pending, Transport
-from paceline.communication.ring import Door, RingTransport
+from paceline.communication.base import Pending, SoloTransport, Transport
+from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.torch.store import own_address
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError
-from paceline.flow.control import About, Generation, Member
+from paceline.flow.control import About, ControlClient, Generation
 from paceline.update.engine.settings import Settings
 
 
@@ -32,7 +32,7 @@ class MembersTransport(Transport):
 
     def __init__(self) -> None:
         super().__init__(World())
-        self.inner: Transport = Alone(self.world)
+        self.inner: Transport = SoloTransport(self.world)
 
     def renew(self, inner: Transport) -> None:
         """Switch to the connection among new members."""
@@ -83,12 +83,12 @@ class MembersTransport(Transport):
         self.inner.close()
 
 
-class Membership:
+class ElasticMembership:
     """This worker's membership.
 
     Args:
-        member: the client of the control plane.
-        door: the listener for other members.
+        control: the client of the control plane.
+        listener: the listener for other members.
         settings: of the run.
 
     Attributes:
@@ -100,8 +100,8 @@ class Membership:
         applying: lock, held while a committed exchange is applied, and while another thread reads the state.
     """
 
-    def __init__(self, member: Member, door: Door, settings: Settings) -> None:
-        self.member, self._door, self._settings = member, door, settings
+    def __init__(self, control: ControlClient, listener: RingListener, settings: Settings) -> None:
+        self.control, self._listener, self._settings = control, listener, settings
         self.transport = MembersTransport()
         self.generation = Generation(0, (), 0, frozenset(), None, False, "")
         self.follows: Generation | None = None
@@ -109,16 +109,16 @@ class Membership:
         self._proof = settings.exchanged
         self.applying = threading.Lock()
         self.on_connect: list[Callable[[], None]] = []
-        member.on_change(self._break_off)
+        control.on_change(self._break_off)
 
     def enter(self) -> None:
         """Wait until this worker is a member, and connect to the other members."""
-        self.renew(self.member.enter())
+        self.renew(self.control.enter())
 
     @property
     def rank(self) -> int:
         """Of this worker among the members."""
-        return self.rank_of(self.member.worker)
+        return self.rank_of(self.control.worker)
 
     def rank_of(self, worker: int) -> int:
         """Of a member."""
@@ -127,7 +127,7 @@ class Membership:
     @property
     def new(self) -> bool:
         """Whether this worker still needs the state."""
-        return self.member.worker in self.generation.newcomers
+        return self.control.worker in self.generation.newcomers
 
     @property
     def exchange(self) -> int:
@@ -137,22 +137,22 @@ class Membership:
     @property
     def outdated(self) -> bool:
         """Whether the control plane has announced a newer generation."""
-        return self.member.generation.number > self.generation.number
+        return self.control.generation.number > self.generation.number
 
     @property
     def called(self) -> bool:
         """Whether other members wait for this worker at the next exchange."""
-        return self.member.called >= self.exchange
+        return self.control.called >= self.exchange
 
     @property
     def exact(self) -> bool:
         """Whether the control plane's ledger is that of the state that this worker's model has."""
-        return self.member.ledger()[0] == self.applied
+        return self.control.ledger()[0] == self.applied
 
     def follow_control(self) -> None:
         """Between exchanges: adopt the members that the control plane announced."""
         if self.outdated:
-            self.renew(self.member.generation)
+            self.renew(self.control.generation)
 
     def _break_off(self, generation: Generation) -> None:
         """In the client's thread: cancel operations, which would wait for lost members."""
@@ -181,18 +181,18 @@ class Membership:
 
     def _connect(self, generation: Generation) -> None:
         places = generation.members
-        if self.member.worker not in [place.worker for place in places]:
-            raise GivenUpError(f"worker {self.member.worker} is no member any more: {generation.reason}")
+        if self.control.worker not in [place.worker for place in places]:
+            raise GivenUpError(f"worker {self.control.worker} is no member any more: {generation.reason}")
         self.generation = generation
         world = _world(generation, self.rank)
         settings, label = self._settings, f"generation {generation.number}"
         addresses = [(place.address, place.port) for place in places]
-        inner: Transport = Alone(world)
+        inner: Transport = SoloTransport(world)
         if world.size > 1:
-            inner = RingTransport(self._door, label, world, addresses, settings.timeout_s, settings.tls)
+            inner = RingTransport(self._listener, label, world, addresses, settings.timeout_s, settings.tls)
         self.transport.renew(inner)
         if self.outdated:  # the members changed while it connected, and nothing has cancelled it
-            self._break_off(self.member.generation)
+            self._break_off(self.control.generation)
         for call in self.on_connect:
             call()
 
@@ -200,7 +200,7 @@ class Membership:
         """Report a failed exchange; returns the generation for the next attempt."""
         inner = self.transport.inner
         suspects = [self.generation.members[rank].worker for rank in inner.lost]
-        return self.member.failed(self.generation.number, str(error), suspects)
+        return self.control.failed(self.generation.number, str(error), suspects)
 
     def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:
         """This worker has the complete next exchange; wait until all members have.
@@ -214,7 +214,7 @@ class Membership:
             The generation that follows, if the exchange is committed; None if it must be repeated, among the members
             to which this worker is connected by then.
         """
-        verdict = self.member.commit(self.generation.number, self.exchange, marks, facts, returned)
+        verdict = self.control.commit(self.generation.number, self.exchange, marks, facts, returned)
         if verdict.committed:
             self._leave_proof()
             return verdict.generation
@@ -230,9 +230,9 @@ class Membership:
 
     def close(self) -> None:
         """Leave the run, and release all resources."""
-        self.member.close()
+        self.control.close()
         self.transport.close()
-        self._door.close()
+        self._listener.close()
 
 
 def _world(generation: Generation, rank: int) -> World:
@@ -241,7 +241,7 @@ def _world(generation: Generation, rank: int) -> World:
     return World(rank, len(hosts), mates.index(rank), len(mates), hosts[rank], hosts)
 
 
-def join(fingerprint: dict[str, Any], settings: Settings) -> Membership:
+def join(fingerprint: dict[str, Any], settings: Settings) -> ElasticMembership:
     """Ask the control plane to become a worker of its run.
 
     Args:
@@ -250,11 +250,11 @@ def join(fingerprint: dict[str, Any], settings: Settings) -> Membership:
     """
     assert settings.control is not None
     address, _, port = settings.control.rpartition(":")
-    door = Door(own_address(address), settings.tls)
+    listener = RingListener(own_address(address), settings.tls)
     try:
-        about = About(host_name(), door.address, door.port, fingerprint)
-        member = Member(address, int(port), about, settings.tls, settings.timeout_s)
+        about = About(host_name(), listener.address, listener.port, fingerprint)
+        control = ControlClient(address, int(port), about, settings.tls, settings.timeout_s)
     except BaseException:
-        door.close()
+        listener.close()
         raise
-    return Membership(member, door, settings)
+    return ElasticMembership(control, listener, settings)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from paceline.errors import PacelineError
-from paceline.flow.membership import Membership
+from paceline.flow.membership import ElasticMembership
 from paceline.update.monitor import Monitor
 
 logger = logging.getLogger("paceline")
@@ -17,15 +17,15 @@ LOOK_AGAIN_S = 0.02
 """How long the saving worker waits for its training thread to apply a committed exchange, seconds."""
 
 
-def save_while_paused(members: Membership, monitor: Monitor, save: Callable[[], None]) -> None:
+def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Callable[[], None]) -> None:
     """Call `save`, in a thread of its own, when the run waits for workers and this worker is to save it."""
 
     def keep() -> None:
         done = False
-        while members.member.paused and not done:
-            with members.applying:
-                done = members.exact  # else the training thread is about to apply a commit
-                if done and members.member.paused:
+        while membership.control.paused and not done:
+            with membership.applying:
+                done = membership.exact  # else the training thread is about to apply a commit
+                if done and membership.control.paused:
                     save()
             if not done:
                 time.sleep(LOOK_AGAIN_S)
@@ -38,7 +38,7 @@ def save_while_paused(members: Membership, monitor: Monitor, save: Callable[[], 
 
     def paused(why: str) -> None:
         monitor.note("paused", reason=why)
-        if why and members.member.saves:
+        if why and membership.control.saves:
             threading.Thread(target=keep_or_warn, name="paceline-pause", daemon=True).start()
 
-    members.member.on_pause(paused)
+    membership.control.on_pause(paused)

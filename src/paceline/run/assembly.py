@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, new_run
-from paceline.communication import Alone, Transport, connect
+from paceline.communication import SoloTransport, Transport, connect
 from paceline.core.flat import Modules, averaged_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
@@ -65,7 +65,7 @@ class RunParts:
     """
 
     context: RunContext
-    membership: flow.Membership | None
+    membership: flow.ElasticMembership | None
     state: RunState
     engine: EngineProtocol | None
     elastic: flow.ElasticEngine | None
@@ -108,7 +108,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
             else connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
         )
         on_error.callback((membership or transport).close)
-        worker = membership.member.worker if membership is not None else transport.world.rank
+        worker = membership.control.worker if membership is not None else transport.world.rank
         several = transport.world.size > 1 or membership is not None
 
         monitor = Monitor(EventLog(settings.log, worker), transport)
@@ -189,12 +189,12 @@ def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, m
     )
 
 
-def _elastic_engine(context: RunContext, membership: flow.Membership, state: RunState) -> flow.ElasticEngine:
+def _elastic_engine(context: RunContext, membership: flow.ElasticMembership, state: RunState) -> flow.ElasticEngine:
     return flow.ElasticEngine(context, membership, lambda: (state.capture(), state.global_state()))
 
 
 def _checkpointer(
-    context: RunContext, membership: flow.Membership | None, elastic: flow.ElasticEngine | None, state: RunState
+    context: RunContext, membership: flow.ElasticMembership | None, elastic: flow.ElasticEngine | None, state: RunState
 ) -> AutoCheckpointer:
     """The auto-checkpointer, which writes into the store that the settings name."""
     settings, world = context.settings, context.transport.world
@@ -208,12 +208,12 @@ def _checkpointer(
         )
     store = checkpoint.store_for(settings.checkpoint)
     # all members of an elastic run hold the same state, and may leave while others wait: the first of them writes
-    among, run = (context.transport, new_run()) if membership is None else (Alone(), membership.member.run)
+    among, run = (context.transport, new_run()) if membership is None else (SoloTransport(), membership.control.run)
     checkpointer = AutoCheckpointer(
         store, settings.every_blocks, settings.keep, among, state, context.monitor.note, run
     )
     if elastic is not None:
-        flow.save_while_paused(elastic.members, context.monitor, checkpointer.now)
+        flow.save_while_paused(elastic.membership, context.monitor, checkpointer.now)
     return checkpointer
 
 

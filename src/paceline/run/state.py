@@ -36,7 +36,7 @@ class RunState:
         rule_text: the rule as attached; the state holds later tuning.
     """
 
-    def __init__(self, context: RunContext, membership: flow.Membership | None) -> None:
+    def __init__(self, context: RunContext, membership: flow.ElasticMembership | None) -> None:
         self._context, self._membership = context, membership
         self.engine: EngineProtocol | None = None
         self.included: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from paceline.update.engine.context import RunContext
 from paceline.update.engine.settings import Settings
 
 
-def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.Membership:
+def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.ElasticMembership:
     """Become a worker of the elastic run whose control plane the settings name."""
     flow.check_rule(rule)
     return flow.join(flow.fingerprint(rule, model, owned, settings), settings)

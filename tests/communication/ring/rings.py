@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from paceline.communication.ring import Door, RingTransport
+from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.sockets.channel import TLS
 from paceline.core.world import World
 from tests.communication.connections import HERE, SOON
@@ -20,12 +20,12 @@ def world_of(rank: int, size: int) -> World:
 
 
 @contextlib.contextmanager
-def doors(number: int, tls: Sequence[TLS | None] | None = None) -> Iterator[list[Door]]:
+def doors(number: int, tls: Sequence[TLS | None] | None = None) -> Iterator[list[RingListener]]:
     """So many doors of this host."""
     with contextlib.ExitStack() as stack:
         made = []
         for rank in range(number):
-            made.append(Door(HERE, tls[rank] if tls else None))
+            made.append(RingListener(HERE, tls[rank] if tls else None))
             stack.callback(made[-1].close)
         yield made
 

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline
-from paceline.communication import connect
+from paceline.communication import connect, virtual
 from paceline.communication.ring import meeting
 from paceline.communication.sockets import address
-from paceline.communication.virtual import transport as virtual
 from paceline.core.world import World
 from paceline.errors import PeerLostError, UnsupportedError
 from tests.communication.connections import SOON

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from paceline.communication.ring import wire
-from paceline.communication.ring.plans import Chain, Pairwise, Piece, Plan, Ring
+from paceline.communication.ring.plans import Chain, OperationPlan, Pairwise, Piece, Ring
 
 
-def carry(plans: Sequence[Plan], seed: int = 0) -> Counter[tuple[int, int]]:
+def carry(plans: Sequence[OperationPlan], seed: int = 0) -> Counter[tuple[int, int]]:
     """Bring every piece to its place; how many went from each to each."""
     shuffled, sent = random.Random(seed), Counter[tuple[int, int]]()
     waiting: dict[tuple[int, int], list[Piece]] = {}

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.communication import virtual
 from paceline.communication.base import Transport
 from paceline.communication.ring import RingTransport
-from paceline.communication.virtual import transport as virtual
 from paceline.errors import ClosedError
 from tests.communication.connections import SOON
 from tests.communication.ring.rings import everywhere, ring

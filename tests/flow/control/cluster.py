@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.communication.sockets.channel import TLS
 from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.flow.control import About, Control, Generation, Member, Terms
+from paceline.flow.control import About, ControlClient, ControlServer, Generation, Terms
 
 HERE = "127.0.0.1"
 SOON = 30.0
@@ -52,10 +52,10 @@ class Log:
 @contextlib.contextmanager
 def control(
     terms: Terms, record: Path | None = None, tls: TLS | None = None, port: int = 0, log: Log | None = None
-) -> Iterator[tuple[Control, Log]]:
+) -> Iterator[tuple[ControlServer, Log]]:
     """A server that takes workers."""
     log = log or Log()
-    server = Control(HERE, port, tls, terms, record, log)
+    server = ControlServer(HERE, port, tls, terms, record, log)
     server.start()
     try:
         yield server, log
@@ -63,12 +63,12 @@ def control(
         server.close()
 
 
-def member(port: int, tls: TLS | None = None, timeout_s: float = SOON, **fingerprint: Any) -> Member:
+def member(port: int, tls: TLS | None = None, timeout_s: float = SOON, **fingerprint: Any) -> ControlClient:
     """A worker that has said hello."""
-    return Member(HERE, port, About("host", HERE, 1, fingerprint or {"rule": "block"}), tls, timeout_s)
+    return ControlClient(HERE, port, About("host", HERE, 1, fingerprint or {"rule": "block"}), tls, timeout_s)
 
 
-def begin(one: Member) -> Generation:
+def begin(one: ControlClient) -> Generation:
     """It becomes a member that holds the state."""
     generation = one.enter()
     one.holds_state(generation.number)
@@ -97,7 +97,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     return [results[number] for number in range(len(calls))]
 
 
-def work(one: Member, places: int, done: Callable[[], None] = lambda: None) -> list[Mark]:
+def work(one: ControlClient, places: int, done: Callable[[], None] = lambda: None) -> list[Mark]:
     """A worker's whole program, as it should be: one epoch of leases, an exchange after each; what it committed."""
     generation, merged, held, holds = one.enter(), list[Mark](), list[Mark](), False
     while True:

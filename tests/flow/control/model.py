@@ -19,7 +19,7 @@ from paceline.flow.control.held_leases import HeldLeases
 from paceline.flow.control.ledger import OVER, WORK
 from paceline.flow.control.messages import About, Generation, Terms
 from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import Answer, Commit
+from paceline.flow.control.worker_record import Commit, ControlMessage
 
 PLACES = 24
 Place = tuple[int, int]
@@ -32,7 +32,7 @@ class Worker:
 
     number: int
     secret: str
-    inbox: deque[Answer] = field(default_factory=deque)
+    inbox: deque[ControlMessage] = field(default_factory=deque)
     generation: Generation = field(default_factory=Generation)
     state: int = -1
     model: Counter[Place] = field(default_factory=Counter)

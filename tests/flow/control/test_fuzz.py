@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.communication.sockets.channel import connect
-from paceline.communication.sockets.frames import MAGIC, Header, write_note
+from paceline.communication.sockets.frames import MAGIC, FrameHeader, write_note
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, PacelineError
 from paceline.flow.control import Terms, server, wire
@@ -38,7 +38,7 @@ def frame(draw: random.Random) -> bytes:
     """A frame that is whole, cut short, bent, or no frame at all."""
     kind = draw.choice([draw.randrange(16), draw.randrange(256)])
     text = write_note(note(draw))
-    data = bytearray(Header.of(kind, [draw.choice(ODD) for _ in range(8)], text, None).pack() + text)
+    data = bytearray(FrameHeader.of(kind, [draw.choice(ODD) for _ in range(8)], text, None).pack() + text)
     bend = draw.randrange(6)
     if bend == 0:
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)

@@ -21,8 +21,8 @@ from paceline.errors import (
     PeerLostError,
     RefusedError,
 )
-from paceline.flow.control import Control, Terms
-from paceline.flow.control.client import Member
+from paceline.flow.control import ControlServer, Terms
+from paceline.flow.control.client import ControlClient
 from tests.communication.test_tls import Authority
 from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, work
 
@@ -30,7 +30,7 @@ TERMS = Terms(timeout_s=SOON)
 TWO = Terms(min_workers=2, timeout_s=SOON)
 
 
-def commit(one: Member, exchange: int, generation: int | None = None) -> bool:
+def commit(one: ControlClient, exchange: int, generation: int | None = None) -> bool:
     number = one.generation.number if generation is None else generation
     return one.commit(number, exchange, [], {}).committed
 
@@ -217,7 +217,7 @@ def test_workers_with_other_data_hear_of_it_and_the_run_goes_on() -> None:
 
 def test_a_server_that_starts_again_goes_on_from_its_record(tmp_path: Path) -> None:
     record, log = tmp_path / "control.json", Log()
-    workers: list[Member] = []
+    workers: list[ControlClient] = []
     with control(Terms(2, timeout_s=SOON), record, log=log) as (server, _):
         port = server.port
         workers += [member(port), member(port)]
@@ -303,7 +303,7 @@ def test_a_damaged_record_is_refused_by_name(tmp_path: Path) -> None:
     for text in ("{", '{"format": "other"}', '{"format": "paceline control 1"}', "[]"):
         record.write_text(text)
         with pytest.raises(CheckpointError, match=r"control\.json.*move it away"):
-            Control(HERE, 0, None, TERMS, record)
+            ControlServer(HERE, 0, None, TERMS, record)
 
 
 def test_a_record_is_for_its_owner_only(tmp_path: Path) -> None:

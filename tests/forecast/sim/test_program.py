@@ -47,7 +47,7 @@ def printed(rank: int, suffix: str = "out") -> list[str]:
 def test_each_worker_prints_to_its_own_place(script: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = script("""
         import argparse, logging, os, sys
-        from paceline.communication.virtual import transport as virtual
+        from paceline.communication import virtual
 
         logging.basicConfig(level=logging.INFO, format="%(message)s")
 
@@ -70,7 +70,7 @@ def test_each_worker_prints_to_its_own_place(script: Write, capsys: pytest.Captu
 def test_logging_of_a_worker_goes_to_its_own_file(script: Write) -> None:
     path = script("""
         import logging, os
-        from paceline.communication.virtual import transport as virtual
+        from paceline.communication import virtual
 
         logger = logging.getLogger("a program of the tests")
         logger.propagate = False
@@ -87,7 +87,7 @@ def test_the_working_directory_and_streams_move_with_the_baton(script: Write, tm
     path = script("""
         import io, os, sys
         from pathlib import Path
-        from paceline.communication.virtual import transport as virtual
+        from paceline.communication import virtual
 
         rank = os.environ["RANK"]
         os.mkdir(f"of-{rank}")
@@ -145,7 +145,7 @@ def test_what_cannot_be_a_workers_own_is_refused(
 def test_an_exchange_inside_an_import_is_refused(script: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """The module is locked while it is imported: the next worker would wait for ever."""
     script(
-        "from paceline.communication.virtual import transport as virtual\nvirtual.current().barrier()\n",
+        "from paceline.communication import virtual\nvirtual.current().barrier()\n",
         "trains_at_import_9.py",
     )
     assert run(script("import trains_at_import_9\n")) == 1
@@ -155,7 +155,7 @@ def test_an_exchange_inside_an_import_is_refused(script: Write, capsys: pytest.C
 def test_the_worker_that_fails_is_named(script: Write) -> None:
     path = script("""
         import os
-        from paceline.communication.virtual import transport as virtual
+        from paceline.communication import virtual
 
         virtual.current().barrier()
         if os.environ["RANK"] == "1":
@@ -181,9 +181,7 @@ def test_a_script_that_is_no_python_fails_as_python_does(script: Write) -> None:
 
 
 def test_workers_can_pretend_to_be_on_several_hosts(script: Write) -> None:
-    path = script(
-        "from paceline.communication.virtual import transport as virtual\nprint(virtual.current().world.host)\n"
-    )
+    path = script("from paceline.communication import virtual\nprint(virtual.current().world.host)\n")
     assert run(path, workers=5, hosts=2) == 0
     assert [printed(rank) for rank in range(1, 5)] == [["host0"], ["host0"], ["host1"], ["host1"]]
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.communication import Alone
+from paceline.communication import SoloTransport, virtual
 from paceline.communication.bandwidth import measure, neighbours, rounds
-from paceline.communication.virtual import transport as virtual
 from paceline.errors import RuleError
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.dense import Dense
@@ -199,7 +198,7 @@ def test_alone() -> None:
     x = torch.randn(7)
     for dimensions in ("hosts", "measured", (1,), (1, 1)):
         topology = Hierarchical(dimensions)  # type: ignore[arg-type]
-        assert torch.equal(total_of(topology, Alone(), x.clone(), Dense()), x)
+        assert torch.equal(total_of(topology, SoloTransport(), x.clone(), Dense()), x)
         assert topology.bytes_sent(Dense(), Layout.vector(7), ["h"], 0) == 0
 
 

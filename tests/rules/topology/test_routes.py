@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.communication import Alone, Transport
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import SoloTransport, Transport, virtual
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.int8 import Int8
@@ -91,7 +90,7 @@ def test_ordered_with_double_and_whole_numbers() -> None:
 @pytest.mark.parametrize("route", [Flat(), Ordered()])
 def test_alone(route: Topology) -> None:
     x = torch.randn(7)
-    assert torch.equal(total_of(route, Alone(), x.clone(), Dense()), x)
+    assert torch.equal(total_of(route, SoloTransport(), x.clone(), Dense()), x)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])

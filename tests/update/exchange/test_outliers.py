@@ -313,7 +313,7 @@ def test_workers_must_have_the_same_guard() -> None:
 
 
 def paceline_rank() -> int:
-    from paceline.communication.virtual import transport as virtual
+    from paceline.communication import virtual
 
     here = virtual.current()
     assert here is not None

@@ -122,7 +122,10 @@ def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[
 def host(plan: SavedPlan, record: Path, told: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
     """The control plane of a run, from its record where there is one."""
     from paceline.communication.sockets.tls import TLS
-    from paceline.flow.control import Control, Terms  # here, because torch loads for seconds and --help must not wait
+    from paceline.flow.control import (  # here, because torch loads for seconds and --help must not wait
+        ControlServer,
+        Terms,
+    )
 
     terms = Terms(
         min_workers=plan.bounds[0],
@@ -133,7 +136,7 @@ def host(plan: SavedPlan, record: Path, told: Callable[[str, dict[str, Any]], No
         expected=plan.workers,
     )
     tls = None if plan.tls is None else TLS.folder(plan.tls)
-    server: ControlPlane = Control(plan.control[0], plan.control[1], tls, terms, record, told)
+    server: ControlPlane = ControlServer(plan.control[0], plan.control[1], tls, terms, record, told)
     return server
 
 

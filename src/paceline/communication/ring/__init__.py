@@ -10,7 +10,7 @@ its mesh (:mod:`~paceline.communication.ring.connections`), fail together. A pla
 
 from __future__ import annotations
 
-from paceline.communication.ring.listener import Door
+from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.transport import RingTransport
 
-__all__ = ["Door", "RingTransport"]
+__all__ = ["RingListener", "RingTransport"]

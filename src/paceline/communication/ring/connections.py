@@ -9,12 +9,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline.communication.ring.failure_cause import Broken, Case, Evidence, Word, judge
+from paceline.communication.ring.failure_cause import Breakdown, BreakNotice, Evidence, FailedOperation, find_cause
 from paceline.communication.ring.link import Link, Out, abandon
-from paceline.communication.ring.listener import LABEL, Door
+from paceline.communication.ring.listener import LABEL, RingListener
 from paceline.communication.ring.op_sequence import OpSequence, UnmatchedPiece, UnmatchedReceives
 from paceline.communication.ring.operation import Operation, describe
-from paceline.communication.ring.plans import Plan
+from paceline.communication.ring.plans import OperationPlan
 from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
 from paceline.communication.sockets.channel import TLS, Channel, Late, connect
 from paceline.communication.sockets.frames import Frame
@@ -46,7 +46,7 @@ class Connections:
 
     def __init__(
         self,
-        door: Door,
+        door: RingListener,
         label: str,
         world: World,
         addresses: Sequence[tuple[str, int]],
@@ -66,8 +66,8 @@ class Connections:
         self._operations: dict[Key, Operation] = {}
         self._slots: dict[int, OpSequence[Operation]] = {}
         self._unmatched = UnmatchedReceives()
-        self._words: dict[int, Word] = {}
-        self._broken: Broken | None = None
+        self._words: dict[int, BreakNotice] = {}
+        self._broken: Breakdown | None = None
         self._closed = False
         others = [rank for rank in range(world.size) if rank != world.rank]
         self._links = {rank: Link(rank, timeout_s, self._deliver, self._gone) for rank in others}
@@ -130,7 +130,7 @@ class Connections:
         slot: OpSequence[Operation],
         name: str,
         likeness: str,
-        plan: Plan,
+        plan: OperationPlan,
         finish: Callable[[], None] | None = None,
         role: int = COLLECTIVE,
         peer: int = -1,
@@ -195,7 +195,7 @@ class Connections:
         if frame.kind in (DATA, GRANT):
             self._work(link.rank, frame)
         elif frame.kind == BREAK:
-            self._told(link.rank, Word.read(frame.note, self.world.size))
+            self._told(link.rank, BreakNotice.read(frame.note, self.world.size))
         elif frame.kind == BYE:
             link.said_goodbye()
             self._gone(link, LEFT.format(self.world.name(link.rank)))
@@ -243,7 +243,7 @@ class Connections:
         """End everything, with `why` for an error; nobody is to blame."""
         self.break_off(why, [], None, True)
 
-    def break_off(self, why: str, lost: Iterable[int], case: Case | None, definite: bool) -> None:
+    def break_off(self, why: str, lost: Iterable[int], case: FailedOperation | None, definite: bool) -> None:
         """End everything that is under way, and tell the others.
 
         Args:
@@ -259,12 +259,12 @@ class Connections:
             first = self._broken is None
             if self._broken is None:
                 patience = min(5.0, max(1.0, self.timeout_s / 4))
-                self._broken = Broken(why, case, definite, time.monotonic() + patience)
+                self._broken = Breakdown(why, case, definite, time.monotonic() + patience)
             elif definite and not self._broken.definite:
                 self._broken.definite = True
             ended = self._drop() if first else []
             waits = {operation.slot.label for operation in ended if operation.key.role == COLLECTIVE}
-            word = Word(why, tuple(sorted(self.lost)), definite, self._at(), tuple(sorted(waits)), case)
+            word = BreakNotice(why, tuple(sorted(self.lost)), definite, self._at(), tuple(sorted(waits)), case)
             self._changed.notify_all()
         for operation in ended:
             operation.kill()
@@ -280,7 +280,7 @@ class Connections:
             slot.deferred.clear()
         return ended
 
-    def _told(self, rank: int, word: Word) -> None:
+    def _told(self, rank: int, word: BreakNotice) -> None:
         """Rank `rank` has broken off."""
         with self._changed:
             self._words[rank] = word
@@ -304,10 +304,10 @@ class Connections:
         if needing is not None:
             self.break_off(reason, [link.rank], self._case(needing), True)
 
-    def _case(self, operation: Operation) -> Case:
+    def _case(self, operation: Operation) -> FailedOperation:
         key, slot = operation.key, operation.slot
         members = slot.ranks if key.role == COLLECTIVE else [self.world.rank, key.peer]
-        return Case(operation.name, slot.label, key.number, key.role, self.world.rank, tuple(members))
+        return FailedOperation(operation.name, slot.label, key.number, key.role, self.world.rank, tuple(members))
 
     def _at(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -324,7 +324,7 @@ class Connections:
                 return ClosedError(self.world.sign(f"{name}: this connection was closed before"))
             while not broken.text:
                 evidence = Evidence(self.world, self.timeout_s, self._words, self._at())
-                broken.text, blamed, wait_s = judge(broken, evidence, self.lost)
+                broken.text, blamed, wait_s = find_cause(broken, evidence, self.lost)
                 self.lost |= blamed
                 if wait_s:
                     self._changed.wait(wait_s)

@@ -20,7 +20,7 @@ from paceline.errors import MismatchError
 
 
 @dataclass(frozen=True)
-class Case:
+class FailedOperation:
     """The exchange that failed.
 
     Attributes:
@@ -47,7 +47,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Word:
+class BreakNotice:
     """What a worker says when it breaks off.
 
     Attributes:
@@ -64,7 +64,7 @@ class Word:
     definite: bool
     at: Mapping[str, int]
     waits: tuple[str, ...]
-    case: Case | None
+    case: FailedOperation | None
 
     def note(self) -> dict[str, Any]:
         """As JSON."""
@@ -76,7 +76,7 @@ class Word:
         return {**known, "at": self.at, "waits": list(self.waits), "case": said}
 
     @classmethod
-    def read(cls, note: Any, size: int) -> Word:
+    def read(cls, note: Any, size: int) -> BreakNotice:
         """What another one says; MismatchError where that makes no sense."""
         try:
             keys = ("why", "lost", "definite", "at", "waits", "case")
@@ -84,7 +84,9 @@ class Word:
             case = None
             if said is not None:
                 name, slot, number, role, owner, members = said
-                case = Case(str(name)[:500], str(slot)[:500], int(number), int(role), int(owner), _ranks(members, size))
+                case = FailedOperation(
+                    str(name)[:500], str(slot)[:500], int(number), int(role), int(owner), _ranks(members, size)
+                )
             counts = {str(place): int(count) for place, count in at.items()}
             slots = tuple(str(slot)[:500] for slot in waits)
             return cls(str(why)[:2000], _ranks(lost, size), bool(definite), counts, slots, case)
@@ -99,7 +101,7 @@ def _ranks(values: Any, size: int) -> tuple[int, ...]:
     return ranks
 
 
-def missing(case: Case, me: int, words: Mapping[int, Word]) -> tuple[list[int], list[int]]:
+def missing_members(case: FailedOperation, me: int, words: Mapping[int, BreakNotice]) -> tuple[list[int], list[int]]:
     """Of the members of `case`, those who have said nothing, and those who say that they have not come to it.
 
     Who waits there for an exchange before it is not to blame, as long as there is anybody else: he waits for that one.
@@ -127,7 +129,7 @@ def sentence(world: World, silent: Sequence[int], behind: Sequence[int], others:
 
 
 @dataclass
-class Broken:
+class Breakdown:
     """Why the connections broke.
 
     Attributes:
@@ -139,7 +141,7 @@ class Broken:
     """
 
     why: str
-    case: Case | None
+    case: FailedOperation | None
     definite: bool
     until: float
     text: str = ""
@@ -157,11 +159,11 @@ class Evidence(NamedTuple):
 
     world: World
     timeout_s: float
-    words: Mapping[int, Word]
+    words: Mapping[int, BreakNotice]
     at: Mapping[str, int]
 
 
-class Verdict(NamedTuple):
+class FailureCause(NamedTuple):
     """Who is to blame.
 
     Attributes:
@@ -175,7 +177,7 @@ class Verdict(NamedTuple):
     wait_s: float = 0.0
 
 
-def judge(broken: Broken, evidence: Evidence, lost: AbstractSet[int]) -> Verdict:
+def find_cause(broken: Breakdown, evidence: Evidence, lost: AbstractSet[int]) -> FailureCause:
     """Find out who is missing, or say how long to wait for more words.
 
     Args:
@@ -185,13 +187,13 @@ def judge(broken: Broken, evidence: Evidence, lost: AbstractSet[int]) -> Verdict
     """
     case, world = broken.case, evidence.world
     if case is None:
-        return Verdict(world.sign(broken.why))
+        return FailureCause(world.sign(broken.why))
     silent, behind = [], []  # type: tuple[list[int], list[int]]
     if not lost and not broken.definite:
-        silent, behind = missing(case, world.rank, evidence.words)
+        silent, behind = missing_members(case, world.rank, evidence.words)
         left = broken.until - time.monotonic()
         if silent and left > 0:
-            return Verdict("", wait_s=left)
+            return FailureCause("", wait_s=left)
     blamed = {*silent, *behind}
     if lost or blamed:
         who = (
@@ -204,4 +206,4 @@ def judge(broken: Broken, evidence: Evidence, lost: AbstractSet[int]) -> Verdict
         who = "it was broken off" if broken.definite else "all came to it, and yet nothing moved"
     why = broken.why[:1].upper() + broken.why[1:]
     number, deadline = f"exchange {case.number} ({case.name}", f"deadline {evidence.timeout_s:g} s)"
-    return Verdict(world.sign(f"{number}, {deadline} failed: {who}. {why}"), blamed)
+    return FailureCause(world.sign(f"{number}, {deadline} failed: {who}. {why}"), blamed)

@@ -46,7 +46,7 @@ class _Guest:
     until: float
 
 
-class Door:
+class RingListener:
     """Takes the connections of other workers, as long as the process trains.
 
     Args:

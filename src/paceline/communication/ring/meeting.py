@@ -15,8 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.communication.base import Alone, Transport, world_within
-from paceline.communication.ring.listener import Door
+from paceline.communication.base import SoloTransport, Transport, world_within
+from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.transport import RingTransport
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.sockets.address import find_address
@@ -39,7 +39,7 @@ Tell = Callable[[str, Any], list[Any]]
 class OwnDoor(RingTransport):
     """A ring with a door of its own, which closes with it."""
 
-    def __init__(self, door: Door, *about: Any) -> None:
+    def __init__(self, door: RingListener, *about: Any) -> None:
         self._door = door
         super().__init__(door, *about)
 
@@ -62,7 +62,7 @@ def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | No
     """
     store, rank, size, name = _place(timeout_s, group)
     if size == 1:
-        return Alone(World())
+        return SoloTransport(World())
     world = World(rank, size, 0, 1, host_name())
 
     def tell(subject: str, value: Any) -> list[Any]:
@@ -70,7 +70,7 @@ def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | No
 
     world = World(rank, size, 0, 1, world.host, tuple(str(host) for host in tell("host", world.host)))
     world = world_within(world, range(size))
-    door = Door(find_address(world, lambda own: tell("address", own)), tls)
+    door = RingListener(find_address(world, lambda own: tell("address", own)), tls)
     try:
         addresses = [(str(address), int(port)) for address, port in tell("door", [door.address, door.port])]
         return OwnDoor(door, name, world, addresses, timeout_s, tls)

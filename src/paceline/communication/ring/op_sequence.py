@@ -74,7 +74,7 @@ class OpSequence(Generic[OperationT]):
         return max((one.progress for one in (operation, *tuple(self.under_way))), default=0.0)
 
     def at(self) -> dict[str, int]:
-        """Operations started: as :class:`~paceline.communication.ring.failure_cause.Word` has them."""
+        """Operations started: as :class:`~paceline.communication.ring.failure_cause.BreakNotice` has them."""
         found = {}
         for (role, peer), count in list(self._counts.items()):
             place = self.label if role == COLLECTIVE else f"{self.label}{'<' if role == RECEIVING else '>'}{peer}"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.communication.ring.link import Out
 from paceline.communication.ring.op_sequence import OpSequence
-from paceline.communication.ring.plans import Piece, Plan
+from paceline.communication.ring.plans import OperationPlan, Piece
 from paceline.communication.ring.wire import DATA, GRANT, RECEIVING, SENDING, Key, add, raw, signature
 from paceline.errors import MismatchError, PacelineError
 
@@ -72,7 +72,7 @@ class Operation:
         key: Key,
         name: str,
         likeness: str,
-        plan: Plan,
+        plan: OperationPlan,
         finish: Callable[[], None] | None,
     ) -> None:
         self.slot, self.key, self.name = slot, key, name

@@ -31,14 +31,14 @@ class Piece(NamedTuple):
     body: Tensor
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a piece that came belongs."""
 
     view: Tensor
     adds: bool
 
 
-class Plan:
+class OperationPlan:
     """Of one operation on one worker.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan:
         """What may be sent at once."""
         raise NotImplementedError
 
-    def place(self, source: int, step: int, index: int) -> Place | None:
+    def place(self, source: int, step: int, index: int) -> Destination | None:
         """Where a piece belongs; None where no such piece is part of the operation."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class Plan:
         return None
 
 
-class Pairwise(Plan):
+class Pairwise(OperationPlan):
     """Everybody sends directly to everybody: one hop.
 
     Small parts go at once, into the mail of those who have not come yet. That is bounded because nobody gets far
@@ -88,12 +88,12 @@ class Pairwise(Plan):
     def first(self) -> list[Piece]:
         return [Piece(rank, 0, k, body) for rank, pieces in self._outs.items() for k, body in enumerate(pieces)]
 
-    def place(self, source: int, step: int, index: int) -> Place | None:
+    def place(self, source: int, step: int, index: int) -> Destination | None:
         pieces = self._ins.get(source, [])
-        return Place(pieces[index], False) if step == 0 and 0 <= index < len(pieces) else None
+        return Destination(pieces[index], False) if step == 0 and 0 <= index < len(pieces) else None
 
 
-class Ring(Plan):
+class Ring(OperationPlan):
     """The ring.
 
     Args:
@@ -117,11 +117,11 @@ class Ring(Plan):
     def first(self) -> list[Piece]:
         return [Piece(self._right, 0, k, body) for k, body in enumerate(self._pieces[self._me])]
 
-    def place(self, source: int, step: int, index: int) -> Place | None:
+    def place(self, source: int, step: int, index: int) -> Destination | None:
         if source != self._left or not 0 <= step < self._steps:
             return None
         pieces = self._pieces[(self._me - 1 - step) % self._size]
-        return Place(pieces[index], step < self._adding) if 0 <= index < len(pieces) else None
+        return Destination(pieces[index], step < self._adding) if 0 <= index < len(pieces) else None
 
     def then(self, source: int, step: int, index: int) -> Piece | None:
         if step + 1 == self._steps:
@@ -129,7 +129,7 @@ class Ring(Plan):
         return Piece(self._right, step + 1, index, self._pieces[(self._me - 1 - step) % self._size][index])
 
 
-class Chain(Plan):
+class Chain(OperationPlan):
     """A broadcast from each to the next one, piece by piece.
 
     Args:
@@ -151,9 +151,9 @@ class Chain(Plan):
             return []
         return [Piece(self._next, 0, k, body) for k, body in enumerate(self._pieces)]
 
-    def place(self, source: int, step: int, index: int) -> Place | None:
+    def place(self, source: int, step: int, index: int) -> Destination | None:
         fits = source == self._before and step == 0 and 0 <= index < len(self._pieces)
-        return Place(self._pieces[index], False) if fits else None
+        return Destination(self._pieces[index], False) if fits else None
 
     def then(self, source: int, step: int, index: int) -> Piece | None:
         return None if self._next is None else Piece(self._next, 0, index, self._pieces[index])

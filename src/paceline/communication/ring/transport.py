@@ -10,15 +10,15 @@ from torch import Tensor
 
 from paceline.communication.base import Pending, check_other, check_sizes
 from paceline.communication.ring.connections import Connections
-from paceline.communication.ring.listener import Door
-from paceline.communication.ring.plans import Chain, Pairwise, Plan, Ring
+from paceline.communication.ring.listener import RingListener
+from paceline.communication.ring.plans import Chain, OperationPlan, Pairwise, Ring
 from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING, flat
 from paceline.communication.sockets.channel import TLS
-from paceline.communication.subgroups import Branching
+from paceline.communication.subgroups import SubgroupTransport
 from paceline.core.world import World
 
 
-class RingTransport(Branching["RingTransport"]):
+class RingTransport(SubgroupTransport["RingTransport"]):
     """A connection of the workers whose doors are at `addresses`.
 
     It returns at once: the connections come about in the background, and the first operation waits for them. An
@@ -38,7 +38,7 @@ class RingTransport(Branching["RingTransport"]):
 
     def __init__(
         self,
-        door: Door,
+        door: RingListener,
         label: str,
         world: World,
         addresses: Sequence[tuple[str, int]],
@@ -52,13 +52,13 @@ class RingTransport(Branching["RingTransport"]):
         self, connections: Connections, world: World, label: str, ranks: list[int], parent: RingTransport | None
     ) -> None:
         super().__init__(world, parent)
-        self._take_root(label, ranks)
+        self._init_subgroups(label, ranks)
         self._connections = connections
         self._sequence = connections.open(label, ranks)
 
-    def _further(self, label: str, ranks: list[int], world: World) -> RingTransport:
+    def _subgroup(self, label: str, ranks: list[int], world: World) -> RingTransport:
         """A connection of some or all of this one's members."""
-        return _RingBranch(self, label, ranks, world)
+        return _RingSubgroup(self, label, ranks, world)
 
     @property
     def background(self) -> bool:
@@ -95,7 +95,7 @@ class RingTransport(Branching["RingTransport"]):
                 own.copy_(_sum(rows))
                 back()
 
-            plan: Plan = Pairwise(self._others(lambda _: rows[me]), self._others(lambda k: rows[k]))
+            plan: OperationPlan = Pairwise(self._others(lambda _: rows[me]), self._others(lambda k: rows[k]))
             return self._start("all_reduce", likeness, plan, add)
         chunks = own.tensor_split(size)
         return self._start("all_reduce", likeness, Ring(self._ranks, me, chunks, 2 * (size - 1), size - 1), back)
@@ -131,7 +131,7 @@ class RingTransport(Branching["RingTransport"]):
         rows = taken.view(size, own.numel())
         rows[me] = own
         if own.nbytes <= EAGER or size == 1:
-            plan: Plan = Pairwise(self._others(lambda _: own), self._others(lambda k: rows[k]))
+            plan: OperationPlan = Pairwise(self._others(lambda _: own), self._others(lambda k: rows[k]))
         else:
             plan = Ring(self._ranks, me, rows.unbind(0), size - 1, 0)
         return self._start("all_gather", f"all_gather {own.numel()} {own.dtype}", plan, back)
@@ -143,7 +143,7 @@ class RingTransport(Branching["RingTransport"]):
         own, back = _staged(x)
         if own.nbytes > EAGER:
             chain = [self._ranks[(source + k) % size] for k in range(size)]
-            plan: Plan = Chain(chain, (me - source) % size, own)
+            plan: OperationPlan = Chain(chain, (me - source) % size, own)
         elif me == source:
             plan = Pairwise(self._others(lambda _: own), {}, asked=True)
         else:
@@ -170,7 +170,7 @@ class RingTransport(Branching["RingTransport"]):
         me, size = self.world.rank, self.world.size
         return {self._ranks[k]: tensor(k) for k in ((me + step) % size for step in range(1, size))}
 
-    def _start(self, name: str, likeness: str, plan: Plan, finish: Callable[[], None]) -> Pending:
+    def _start(self, name: str, likeness: str, plan: OperationPlan, finish: Callable[[], None]) -> Pending:
         return self._connections.start(self._sequence, name, likeness, plan, finish)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class RingTransport(Branching["RingTransport"]):
             self._connections.close()
 
 
-class _RingBranch(RingTransport):
+class _RingSubgroup(RingTransport):
     """A connection of some or all of the members of `parent`."""
 
     def __init__(self, parent: RingTransport, label: str, ranks: list[int], world: World) -> None:

@@ -22,13 +22,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from paceline.communication.sockets.frames import HEADER_BYTES, Closed, Frame, Header, Late
+from paceline.communication.sockets.frames import HEADER_BYTES, Closed, Frame, FrameHeader, Late
 from paceline.communication.sockets.framing import AGAIN, Channel, milliseconds
 from paceline.communication.sockets.rejected import neighbourhood, turned_away
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import MismatchError, UnsupportedError
 
-__all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "Header", "Late", "Listener", "connect"]
+__all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "FrameHeader", "Late", "Listener", "connect"]
 
 HANDSHAKE_S = 5.0
 """Seconds that a TLS handshake may take on the listening side."""

@@ -60,7 +60,7 @@ class Late(PeerLostError):
 
 
 @dataclass(frozen=True)
-class Header:
+class FrameHeader:
     """The fixed head of a frame.
 
     Attributes:
@@ -88,7 +88,7 @@ class Header:
         return _LAYOUT.pack(MAGIC, self.kind, code, VERSION, self.note_bytes, self.body_bytes, *self.numbers)
 
     @classmethod
-    def of(cls, kind: int, numbers: Sequence[int], note: bytes, body: Tensor | None) -> Header:
+    def of(cls, kind: int, numbers: Sequence[int], note: bytes, body: Tensor | None) -> FrameHeader:
         """The header of what is about to be sent; ValueError where a header cannot say it."""
         if not 0 <= kind <= 255:
             raise ValueError(f"the kind of a frame is a number of 0 to 255, got {kind}")
@@ -105,7 +105,7 @@ class Header:
         return cls(kind, padded, len(note), body.numel() * body.element_size(), body.dtype)
 
     @classmethod
-    def read(cls, data: bytes | bytearray, limit: int) -> Header:
+    def read(cls, data: bytes | bytearray, limit: int) -> FrameHeader:
         """The header in 88 bytes that arrived; MismatchError where they are none, or announce more than is allowed.
 
         Args:
@@ -175,7 +175,7 @@ def memory(x: Tensor) -> memoryview:
     return x.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
-def fitting(buffer: Tensor, header: Header) -> memoryview:
+def fitting(buffer: Tensor, header: FrameHeader) -> memoryview:
     """The memory of `buffer`, if the announced body has just its dtype and number of elements; else MismatchError."""
     if buffer.dtype != header.dtype or buffer.numel() != header.numel:
         raise MismatchError(

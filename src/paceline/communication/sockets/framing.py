@@ -25,7 +25,7 @@ from paceline.communication.sockets.frames import (
     HEADER_BYTES,
     Closed,
     Frame,
-    Header,
+    FrameHeader,
     Late,
     fitting,
     memory,
@@ -109,7 +109,7 @@ class Channel:
             ValueError: what no frame can say; nothing was sent.
         """
         text = write_note(note)
-        header = Header.of(kind, numbers, text, body)
+        header = FrameHeader.of(kind, numbers, text, body)
         parts = [memoryview(header.pack() + text)]
         if body is not None:
             parts.append(memory(body))
@@ -126,7 +126,7 @@ class Channel:
                 raise
 
     def receive(
-        self, buffer: Tensor | Callable[[Header], Tensor] | None = None, deadline_s: float | None = None
+        self, buffer: Tensor | Callable[[FrameHeader], Tensor] | None = None, deadline_s: float | None = None
     ) -> Frame:
         """Wait for the next frame.
 
@@ -183,10 +183,10 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rest(self, begun: int, buffer: Tensor | Callable[[Header], Tensor] | None, deadline: float) -> Frame:
+    def _rest(self, begun: int, buffer: Tensor | Callable[[FrameHeader], Tensor] | None, deadline: float) -> Frame:
         """The frame of whose header the first `begun` bytes are there."""
         self._fill(memoryview(self._head)[begun:], deadline)
-        header = Header.read(self._head, self.limit)
+        header = FrameHeader.read(self._head, self.limit)
         note = bytearray(header.note_bytes)
         self._fill(memoryview(note), deadline)
         said = read_note(note)

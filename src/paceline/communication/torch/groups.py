@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from paceline.communication.diagnosis import Asked, Doing, Witness, place_of, rows, table
+from paceline.communication.diagnosis import DiagnosisKeys, Doing, Responder, place_of, rows, table
 from paceline.core.world import World
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
 
@@ -42,7 +42,7 @@ LONGEST_CALL_S = 5.0
 """So long it is waited for answers, or a quarter of the deadline where that is less."""
 
 
-class Slot:
+class GroupHandle:
     """Holds a group, so that it can be taken away from everybody at once.
 
     Attributes:
@@ -53,7 +53,7 @@ class Slot:
         self.group = group
 
 
-class Work:
+class TorchOperation:
     """An operation of torch.distributed under way.
 
     Args:
@@ -111,25 +111,25 @@ class Connection:
         self.world = World(rank, size)  # until the workers have told each other their hosts
         self._name, self._store = name, _store()
         self._lock = threading.Lock()
-        self._slots: list[Slot] = []
-        self._under_way: set[Work] = set()
+        self._slots: list[GroupHandle] = []
+        self._under_way: set[TorchOperation] = set()
         self._operations = 0
         self._failing = self._closed = False
         self._verdict = self._reason = self._table = ""
         self._judged = threading.Event()
-        self._waits: dict[int, tuple[Work, float]] = {}  # thread -> what it waits for, since when
+        self._waits: dict[int, tuple[TorchOperation, float]] = {}  # thread -> what it waits for, since when
         self._user = threading.get_ident()  # the thread that trains, as far as one can tell
-        self._witness = Witness(self._store, name, rank, self._doing)
+        self._witness = Responder(self._store, name, rank, self._doing)
         self.told: Callable[[list[dict[str, Any]]], None] | None = None
 
-    def open(self, label: str, ranks: list[int]) -> Slot:
+    def open(self, label: str, ranks: list[int]) -> GroupHandle:
         """A group of `ranks` of the connection, all of whom call this with the same new `label`."""
         if self._failing:
             self.fail(f"opening {label}", RuntimeError("the connection has failed before"))
         if self._closed:
             raise self._ended(f"opening {label}")
         try:
-            slot = Slot(self._build(f"paceline/{self._name}/{label}", ranks.index(self.world.rank), len(ranks)))
+            slot = GroupHandle(self._build(f"paceline/{self._name}/{label}", ranks.index(self.world.rank), len(ranks)))
         except RuntimeError as error:
             self.fail(f"opening {label}", error)
         with self._lock:
@@ -151,7 +151,9 @@ class Connection:
             group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
         return group
 
-    def start(self, slot: Slot, operation: str, begin: Begin, then: Callable[[], None] | None = None) -> Work:
+    def start(
+        self, slot: GroupHandle, operation: str, begin: Begin, then: Callable[[], None] | None = None
+    ) -> TorchOperation:
         """Start `operation` on the group of `slot`."""
         with self._lock:
             self._operations += 1
@@ -163,7 +165,7 @@ class Connection:
         try:
             if group is None:
                 raise RuntimeError("the connection has failed before")
-            work = Work(self, begin(group), operation, number, then)
+            work = TorchOperation(self, begin(group), operation, number, then)
         except RuntimeError as error:
             problem = error
         del group, begin  # they would keep the sockets open
@@ -177,7 +179,7 @@ class Connection:
         assert problem is not None
         self.fail(operation, problem, number)
 
-    def finish(self, work: Work) -> None:
+    def finish(self, work: TorchOperation) -> None:
         """Wait for `work` at torch; a `RuntimeError` where that fails or the connection has."""
         handle = work.handle
         if handle is None:
@@ -236,7 +238,7 @@ class Connection:
 
         Returns what everybody was doing, "silent" of those who do not say; None where the store is gone.
         """
-        now, size, places = self._doing(), self.world.size, Asked(self._store, self._name)
+        now, size, places = self._doing(), self.world.size, DiagnosisKeys(self._store, self._name)
         own = now if now.state == "waits" else replace(failed, at=now.at)
         doing = {self.world.rank: own}
         try:
@@ -281,7 +283,7 @@ class Connection:
         self._witness.end()
         self.drop()
 
-    def drop(self, slots: list[Slot] | None = None) -> None:
+    def drop(self, slots: list[GroupHandle] | None = None) -> None:
         """Let go of `slots`, all of them by default: their sockets close, and peers that wait hear of it at once."""
         with self._lock:
             if slots is None:

@@ -24,9 +24,9 @@ from torch import Tensor
 from paceline.communication.base import Pending, check_other, check_sizes, world_within
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
-from paceline.communication.subgroups import Branching
+from paceline.communication.subgroups import SubgroupTransport
 from paceline.communication.torch import attempt, rendezvous
-from paceline.communication.torch.groups import Begin, Connection, Slot
+from paceline.communication.torch.groups import Begin, Connection, GroupHandle
 from paceline.core.world import World, host_name
 from paceline.errors import UnsupportedError
 
@@ -40,7 +40,7 @@ def launched() -> bool:
     return rendezvous.found() is not None
 
 
-class ProcessTransport(Branching["ProcessTransport"]):
+class ProcessTransport(SubgroupTransport["ProcessTransport"]):
     """A connection among the processes of `group` (all of them by default).
 
     Args:
@@ -64,13 +64,13 @@ class ProcessTransport(Branching["ProcessTransport"]):
     ) -> None:
         super().__init__(world, parent)
         self.name, self.timeout_s = connection.backend, connection.timeout_s
-        self._take_root(label, ranks)
+        self._init_subgroups(label, ranks)
         self._connection = connection
-        self._slot: Slot = connection.open(label, ranks)
+        self._slot: GroupHandle = connection.open(label, ranks)
 
-    def _further(self, label: str, ranks: list[int], world: World) -> ProcessTransport:
+    def _subgroup(self, label: str, ranks: list[int], world: World) -> ProcessTransport:
         """A connection of some or all of this one's members, over a group of its own."""
-        return _ProcessBranch(self, label, ranks, world)
+        return _ProcessSubgroup(self, label, ranks, world)
 
     @property
     def background(self) -> bool:
@@ -148,11 +148,11 @@ class ProcessTransport(Branching["ProcessTransport"]):
         else:
             self._connection.drop(self._slots())
 
-    def _slots(self) -> list[Slot]:
+    def _slots(self) -> list[GroupHandle]:
         return [self._slot, *(slot for one in (*self._channels, *self._parts) for slot in one._slots())]
 
 
-class _ProcessBranch(ProcessTransport):
+class _ProcessSubgroup(ProcessTransport):
     """A connection of some or all of the members of `parent`."""
 
     def __init__(self, parent: ProcessTransport, label: str, ranks: list[int], world: World) -> None:

@@ -21,7 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Done, Pending, Transport, check_other, check_sizes, group_of, world_within
+from paceline.communication.base import (
+    CompletedOperation,
+    Pending,
+    Transport,
+    check_other,
+    check_sizes,
+    group_of,
+    world_within,
+)
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.virtual.clock import Clock
 from paceline.communication.virtual.scheduler import Closable, Cluster, Combine, Result
@@ -127,13 +135,13 @@ class VirtualTransport(Transport):
         self.count("all_reduce", x)
         total = self._meet(f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
         x.copy_(total)
-        return Done()
+        return CompletedOperation()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
         self.count("reduce_scatter", x)
         total = self._meet(f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
         out.copy_(total[self.world.rank])
-        return Done()
+        return CompletedOperation()
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
@@ -152,14 +160,14 @@ class VirtualTransport(Transport):
                     self.world.sign(f"rank {source} sent {part.numel()} elements, {place.numel()} were expected")
                 )
             place.copy_(part)
-        return Done()
+        return CompletedOperation()
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         self.count("all_gather", x)
         rows = self._meet(f"all_gather of {x.numel()}", x.clone(), _everybody_gets_all)
         for row, arrived in zip(out, rows, strict=True):
             row.copy_(arrived)
-        return Done()
+        return CompletedOperation()
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
         if self.world.rank == source:
@@ -167,7 +175,7 @@ class VirtualTransport(Transport):
         rows = self._meet(f"broadcast of {x.numel()} from {source}", x.clone(), _everybody_gets_all)
         if self.world.rank != source:
             x.copy_(rows[source])
-        return Done()
+        return CompletedOperation()
 
     def send(self, x: Tensor, to: int) -> Pending:
         check_other(self.world, to, "send to")
@@ -175,7 +183,7 @@ class VirtualTransport(Transport):
         self.count("send", x)
         self._numbers["to", to] += 1
         self.cluster.mail[self._place, self.world.rank, to, self._numbers["to", to]] = x.clone()
-        return Done()
+        return CompletedOperation()
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")

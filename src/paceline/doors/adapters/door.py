@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication import Transport, connect
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import Transport, connect, virtual
 from paceline.communication.virtual.scheduler import Belonging
 from paceline.core.flat import Modules
 from paceline.core.world import World

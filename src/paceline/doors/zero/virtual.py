@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.program import zero_lines

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane of elastic runs: membership, commits of exchanges, and leases of data.
 
-:class:`Control` lives in the launcher, a :class:`Member` in every worker.
+:class:`ControlServer` lives in the launcher, a :class:`ControlClient` in every worker.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from paceline.flow.control.client import Member
-    from paceline.flow.control.messages import About, Generation, Place, Terms, Verdict
-    from paceline.flow.control.server import Control
+    from paceline.flow.control.client import ControlClient
+    from paceline.flow.control.messages import About, CommitOutcome, Generation, Terms, WorkerAddress
+    from paceline.flow.control.server import ControlServer
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "About": "messages",
-            "Control": "server",
+            "ControlServer": "server",
             "Generation": "messages",
-            "Member": "client",
-            "Place": "messages",
+            "ControlClient": "client",
+            "WorkerAddress": "messages",
             "Terms": "messages",
-            "Verdict": "messages",
+            "CommitOutcome": "messages",
         },
     )
 
 __all__ = [
     "About",
-    "Control",
+    "CommitOutcome",
+    "ControlClient",
+    "ControlServer",
     "Generation",
-    "Member",
-    "Place",
     "Terms",
-    "Verdict",
+    "WorkerAddress",
 ]

@@ -18,14 +18,14 @@ from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostE
 from paceline.flow.control import validation, wire
 from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
-from paceline.flow.control.messages import About, Generation, Verdict
+from paceline.flow.control.messages import About, CommitOutcome, Generation
 
 GOODBYE_S = 5.0
 """Seconds to wait for the answer to a goodbye."""
 _ANSWERS = {NOTHING: "nothing", WORK: "work", OVER: "over"}
 
 
-class Member(ClientState):
+class ControlClient(ClientState):
     """One worker of an elastic run.
 
     Args:
@@ -105,7 +105,7 @@ class Member(ClientState):
 
     def commit(
         self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
-    ) -> Verdict:
+    ) -> CommitOutcome:
         """This worker has completed the exchange; wait for all members.
 
         Args:
@@ -127,7 +127,7 @@ class Member(ClientState):
                 )
         note = {"marks": [list(one) for one in marks], "facts": facts, "returned": [list(one) for one in returned]}
         frame = self._request(wire.COMMIT, (generation, exchange), note, "for the others to commit", 2)
-        return Verdict(frame.numbers[1] == 1, self._newest(frame))
+        return CommitOutcome(frame.numbers[1] == 1, self._newest(frame))
 
     def failed(self, generation: int, why: str, suspects: Sequence[int]) -> Generation:
         """The exchange failed here; wait for a newer generation. `suspects` are numbers of workers."""

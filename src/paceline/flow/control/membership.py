@@ -15,9 +15,9 @@ from typing import Any
 
 from paceline.errors import GivenUpError, MismatchError, OverError, RefusedError
 from paceline.flow.control.ledger import ControlLedger
-from paceline.flow.control.messages import About, Generation, Place, Terms
-from paceline.flow.control.outbox import Outbox
-from paceline.flow.control.stragglers import Calls
+from paceline.flow.control.messages import About, Generation, Terms, WorkerAddress
+from paceline.flow.control.outbox import ControlOutbox
+from paceline.flow.control.stragglers import StragglerCalls
 from paceline.flow.control.suspicion import Suspicion
 from paceline.flow.control.worker_record import WorkerRecord
 
@@ -26,7 +26,7 @@ REMEMBERED = 1024
 """Number of lost workers whose reason is remembered."""
 
 
-class Members(ABC):
+class MembershipState(ABC):
     """The part of the state machine that tracks members.
 
     Args:
@@ -59,7 +59,7 @@ class Members(ABC):
         self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
         self.reason = ""  # why the run waits for workers
         self.ledger = ControlLedger()
-        self.calls = Calls(terms)
+        self.calls = StragglerCalls(terms)
         self.suspicion = Suspicion()
         self.gone: dict[int, str] = {}
         self.fingerprint: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class Members(ABC):
         self.enough_since: float | None = None  # at the very start: above it
         self.departed: dict[int, WorkerRecord] = {}  # died after a commit that may still go through
         self.departed_since = 0.0
-        self.outbox = Outbox()
+        self.outbox = ControlOutbox()
 
     @property
     def members(self) -> list[WorkerRecord]:
@@ -110,7 +110,7 @@ class Members(ABC):
             raise RefusedError(
                 f"the run has {len(self.workers)} workers and takes no more: start it with a higher --elastic MIN:MAX"
             )
-        place = Place(self.next_worker, about.host, about.address, about.port)
+        place = WorkerAddress(self.next_worker, about.host, about.address, about.port)
         self.next_worker += 1
         record = self.workers[place.worker] = WorkerRecord(place, self._secret(), now, since=now)
         self.dirty = True

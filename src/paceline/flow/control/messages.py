@@ -10,7 +10,7 @@ from paceline.flow.control import validation
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerAddress:
     """A worker's number and address.
 
     Attributes:
@@ -30,7 +30,7 @@ class Place:
         return [self.worker, self.host, self.address, self.port]
 
     @classmethod
-    def read(cls, note: Any) -> Place:
+    def read(cls, note: Any) -> WorkerAddress:
         """What `note` gave; MismatchError for anything else."""
         worker, host, address, port = validation.row(note, 4, "a place")
         return cls(
@@ -56,7 +56,7 @@ class Generation:
     """
 
     number: int = 0
-    members: tuple[Place, ...] = ()
+    members: tuple[WorkerAddress, ...] = ()
     exchange: int = 0
     newcomers: frozenset[int] = frozenset()
     donor: int | None = None
@@ -91,7 +91,7 @@ class Generation:
         donor = said.get("donor")
         return cls(
             validation.whole(said.get("number"), 0, validation.HUGE, "a generation"),
-            tuple(Place.read(one) for one in validation.rows(said.get("members"), "the members")),
+            tuple(WorkerAddress.read(one) for one in validation.rows(said.get("members"), "the members")),
             validation.whole(said.get("exchange"), 0, validation.HUGE, "an exchange"),
             frozenset(validation.workers(said.get("newcomers"))),
             None if donor is None else validation.whole(donor, 0, validation.WORKERS, "a donor"),
@@ -101,7 +101,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CommitOutcome:
     """The outcome of an exchange.
 
     Attributes:
@@ -188,7 +188,7 @@ class About:
     def read(cls, note: Any) -> About:
         """What `note` gave; MismatchError for anything else."""
         said = validation.table(note, "what a worker says about itself")
-        place = Place.read([0, said.get("host"), said.get("address"), said.get("port")])
+        place = WorkerAddress.read([0, said.get("host"), said.get("address"), said.get("port")])
         return cls(
             place.host, place.address, place.port, validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
         )

@@ -6,28 +6,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.flow.control.worker_record import Answer
+from paceline.flow.control.worker_record import ControlMessage
 
 
-class Outbox:
+class ControlOutbox:
     """Messages in order, until the server takes them."""
 
     def __init__(self) -> None:
-        self._answers: list[Answer] = []
+        self._answers: list[ControlMessage] = []
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[ControlMessage]:
         """Remove and return all messages, in order."""
         taken, self._answers = self._answers, []
         return taken
 
-    def add(self, answers: Iterable[Answer]) -> None:
+    def add(self, answers: Iterable[ControlMessage]) -> None:
         """Append these messages."""
         self._answers.extend(answers)
 
     def say(self, worker: int, kind: str, serial: int = 0, numbers: Iterable[int] = (), note: Any = None) -> None:
         """Append a message to a worker."""
-        self._answers.append(Answer(worker, kind, serial, tuple(numbers), note))
+        self._answers.append(ControlMessage(worker, kind, serial, tuple(numbers), note))
 
     def note(self, event: str, **about: Any) -> None:
         """Append an event for the log."""
-        self._answers.append(Answer(None, event, note=about))
+        self._answers.append(ControlMessage(None, event, note=about))

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError
-from paceline.flow.control.messages import Generation, Place
+from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import WorkerRecord
 
@@ -53,7 +53,7 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
     machine.restores, machine.restored_from = said.get("restores", [0, -1])
     machine.ledger.load(said["books"], now)
     for one in said["people"]:
-        place = Place.read(one["place"])
+        place = WorkerAddress.read(one["place"])
         machine.workers[place.worker] = WorkerRecord(
             place, str(one["secret"]), now, bool(one["member"]), bool(one["holds"]), absent=now, told=int(one["told"])
         )

@@ -18,8 +18,7 @@ from typing import Any
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Listener
 from paceline.communication.sockets.rejected import turned_away
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
-from paceline.flow.control import log_file as record
-from paceline.flow.control import recovery, validation, wire
+from paceline.flow.control import log_file, recovery, validation, wire
 from paceline.flow.control.dispatch import dispatch
 from paceline.flow.control.event_sender import EventSender
 from paceline.flow.control.messages import About, Terms
@@ -41,7 +40,7 @@ def ignore(kind: str, about: dict[str, Any]) -> None:
     """The default for `told`: drops events."""
 
 
-class Control:
+class ControlServer:
     """The server; it lives in the launcher.
 
     Args:
@@ -84,12 +83,12 @@ class Control:
         self._threads: list[threading.Thread] = []
 
     def _load(self) -> None:
-        state = None if self._record is None else record.read(self._record)
+        state = None if self._record is None else log_file.read(self._record)
         if state is not None:
             try:
                 recovery.load(self._machine, state, time.monotonic())
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise record.damaged(self._record, f"{type(error).__name__}: {error}") from error
+                raise log_file.damaged(self._record, f"{type(error).__name__}: {error}") from error
 
     def start(self) -> None:
         """Accept workers."""
@@ -270,7 +269,7 @@ class Control:
         if self._record is None:
             return
         try:
-            record.write(self._record, recovery.state(self._machine, time.monotonic()))
+            log_file.write(self._record, recovery.state(self._machine, time.monotonic()))
         except OSError as error:  # a full disk must not end the run; a restart from the older one is refused then
             self._machine.dirty = True
             self._events.limited("record", {"path": str(self._record), "why": str(error)})

@@ -24,14 +24,14 @@ from typing import Any
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import MismatchError
 from paceline.flow.control.ledger import NOTHING
-from paceline.flow.control.membership import Members
+from paceline.flow.control.membership import MembershipState
 from paceline.flow.control.worker_record import Commit, WorkerRecord
 
 RESTORES = 10
 """How many times in a row a run may resume from the same checkpoint after all its workers were lost."""
 
 
-class StateMachine(Members):
+class StateMachine(MembershipState):
     """The state machine."""
 
     # -- exchanges --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from paceline.flow.control.messages import Terms
 from paceline.flow.control.worker_record import WorkerRecord
 
 
-class Calls:
+class StragglerCalls:
     """The calls to one exchange after another.
 
     Args:

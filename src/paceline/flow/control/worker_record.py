@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.flow.control.messages import Place
+from paceline.flow.control.messages import WorkerAddress
 
 
 @dataclass(frozen=True)
-class Answer:
+class ControlMessage:
     """A message to a worker, or an event.
 
     Attributes:
@@ -72,7 +72,7 @@ class WorkerRecord:
         step: its training steps.
     """
 
-    place: Place
+    place: WorkerAddress
     secret: str
     seen: float
     member: bool = False

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Done
+from paceline.communication.base import CompletedOperation
 from paceline.forecast.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import Rule
@@ -106,11 +106,11 @@ class NotedWire:
 
     def sum(self, x: Tensor) -> Steps[None]:
         self.kinds.append(SUM)
-        yield Done()
+        yield CompletedOperation()
 
-    def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> Done:
+    def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> CompletedOperation:
         self.kinds.append(ALL_TO_ALL)
-        return Done()
+        return CompletedOperation()
 
     def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(elements, dtype=dtype, device=device)

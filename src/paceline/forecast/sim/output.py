@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 
 
 class Output:

@@ -30,7 +30,7 @@ from typing import Any, TextIO
 
 import torch
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 from paceline.errors import UnsupportedError
 
 COORDINATES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

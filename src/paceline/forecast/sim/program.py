@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 from paceline.doors.zero import virtual as zero
 from paceline.doors.zero.program import told
 from paceline.forecast.sim.output import Output

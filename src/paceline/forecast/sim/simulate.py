@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 from paceline.communication.virtual.clock import Clock
 from paceline.forecast.sim.process_isolation import Start, one_process, script_of
 

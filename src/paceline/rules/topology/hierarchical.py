@@ -29,7 +29,7 @@ from typing import Literal
 from torch import Tensor
 
 from paceline.communication.bandwidth import measure, neighbours
-from paceline.communication.base import Done, Transport
+from paceline.communication.base import CompletedOperation, Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, Result, State, Steps
 from paceline.rules.codec.layout import Layout
@@ -217,7 +217,7 @@ def _padded(steps: Steps[Result], operations: int) -> Steps[Result]:
         done += 1
         yield pending
     for _ in range(operations - done):
-        yield Done()
+        yield CompletedOperation()
     return result
 
 

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from paceline.communication import Transport
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import Transport, virtual
 from paceline.core.optimizer_state import Named
 from paceline.errors import EXPELLED, GivenUpError, OverError, UnsupportedError
 

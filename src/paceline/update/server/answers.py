@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.communication.sockets.channel import Frame, Header
+from paceline.communication.sockets.channel import Frame, FrameHeader
 from paceline.update.server.frames import Kind
 from paceline.update.server.parts import ServiceParts
 from paceline.update.server.peer import fresh
@@ -21,7 +21,7 @@ class Answers:
     def __init__(self, parts: ServiceParts) -> None:
         self._parts = parts
 
-    def place(self, rank: int, header: Header) -> Tensor:
+    def place(self, rank: int, header: FrameHeader) -> Tensor:
         """Memory for the body of a frame of worker `rank`: where the exchange wants it, if it is an awaited answer."""
         awaited = header.kind == Kind.ANSWER and rank not in self._parts.context.membership.lost
         pending = self._parts.exchanges.find(header.numbers[3]) if awaited else None

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.communication.sockets.channel import Channel, Frame, Header
+from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import Kind
@@ -26,7 +26,7 @@ from paceline.update.server.shard_updates import GroupSettings
 class Receiver(Protocol):
     """Takes what a peer answers."""
 
-    def place(self, rank: int, header: Header) -> Tensor:
+    def place(self, rank: int, header: FrameHeader) -> Tensor:
         """Memory for the body of a frame of worker `rank`."""
 
     def take(self, rank: int, frame: Frame) -> None:
@@ -201,6 +201,6 @@ def _nothing() -> None:
     """Queued only to end a wait."""
 
 
-def fresh(header: Header) -> Tensor:
+def fresh(header: FrameHeader) -> Tensor:
     """Memory for a body that nothing was prepared for."""
     return torch.empty(header.numel, dtype=header.dtype)

@@ -8,7 +8,7 @@ import time
 import torch
 from torch import Tensor
 
-from paceline.communication.sockets.channel import Channel, Frame, Header
+from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import MismatchError, PeerLostError
 from paceline.update.server.frames import BACKGROUND, LEDGER, Kind
@@ -60,7 +60,7 @@ class PeerServer:
         except PeerLostError as error:
             self._parts.failures.connection_ended(self._rank, str(error))
 
-    def _place(self, header: Header) -> Tensor:
+    def _place(self, header: FrameHeader) -> Tensor:
         if header.kind != Kind.PUSH:
             return fresh(header)
         return self._buffers.like(self._anchor(header.numbers[0]), "in")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from paceline.communication.virtual import transport as virtual
+from paceline.communication import virtual
 
 
 class PassEnd:

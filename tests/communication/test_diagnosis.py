@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from paceline.communication.diagnosis import LONGEST, Asked, Doing, Witness, place_of, rows, table
+from paceline.communication.diagnosis import LONGEST, DiagnosisKeys, Doing, Responder, place_of, rows, table
 from paceline.core.world import World
 
 WORLD = World(0, 3, hosts=("alpha", "beta", "gamma"))
@@ -60,7 +60,7 @@ def test_the_place_is_in_the_users_program() -> None:
     thread.start()
     ready.wait()
     assert thread.ident is not None
-    assert place_of(thread.ident).startswith("test_witness.py:") and place_of(thread.ident).endswith(" users")
+    assert place_of(thread.ident).startswith("test_diagnosis.py:") and place_of(thread.ident).endswith(" users")
     leave.set()
     thread.join()
     assert place_of(-1) == ""
@@ -76,8 +76,8 @@ def store() -> dist.TCPStore:
 @clones
 def test_a_witness_answers_when_it_is_asked() -> None:
     ours = store()
-    witness = Witness(ours, "one", 2, lambda: Doing("busy", "", 5, 0.0, "train.py:3 f"))
-    places, doing = Asked(ours, "one"), dict[int, Doing]()
+    witness = Responder(ours, "one", 2, lambda: Doing("busy", "", 5, 0.0, "train.py:3 f"))
+    places, doing = DiagnosisKeys(ours, "one"), dict[int, Doing]()
     places.read(doing, [1, 2])
     assert doing == {}
     places.ask([2])
@@ -93,19 +93,19 @@ def test_a_witness_answers_when_it_is_asked() -> None:
 @clones
 def test_a_witness_that_nobody_asks_ends_with_its_connection() -> None:
     ours = store()
-    witness = Witness(ours, "one", 0, lambda: Doing("busy"))
+    witness = Responder(ours, "one", 0, lambda: Doing("busy"))
     thread = witness._thread
     assert thread is not None and thread.is_alive()
     witness.end()
     thread.join(20)
-    assert not thread.is_alive() and not ours.check([Asked(ours, "one").answer(0)])
+    assert not thread.is_alive() and not ours.check([DiagnosisKeys(ours, "one").answer(0)])
     witness.end()
 
 
 @clones
 def test_a_witness_survives_the_end_of_its_store() -> None:
     ours = store()
-    witness = Witness(ours.clone(), "one", 0, lambda: Doing("busy"))
+    witness = Responder(ours.clone(), "one", 0, lambda: Doing("busy"))
     thread = witness._thread
     assert thread is not None
     del ours
@@ -115,5 +115,5 @@ def test_a_witness_survives_the_end_of_its_store() -> None:
 
 
 def test_a_store_that_cannot_be_cloned_gives_no_witness() -> None:
-    witness = Witness(object(), "one", 0, lambda: Doing("busy"))
+    witness = Responder(object(), "one", 0, lambda: Doing("busy"))
     witness.end()

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from paceline.communication.base import Alone
+from paceline.communication.base import SoloTransport
 from paceline.core.world import World
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.flow import joining
-from paceline.flow.control import Generation, Place
+from paceline.flow.control import Generation, WorkerAddress
 from paceline.flow.joining import Joining
-from paceline.flow.ledger_client import LedgerClient
+from paceline.flow.ledger_client import ControlLedgerClient
 
 
 def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:
     """Of this worker, 1, and another one; nobody but a donor holds the state."""
-    members = tuple(Place(worker, "host", "127.0.0.1", 1) for worker in (0, 1))
+    members = tuple(WorkerAddress(worker, "host", "127.0.0.1", 1) for worker in (0, 1))
     new = frozenset({0, 1} - {donor})
     return Generation(number, members, 7 if restored or donor is not None else 0, new, donor, restored)
 
@@ -43,12 +43,12 @@ class Member:
         return 0, {}
 
 
-class Membership:
-    """A membership; see :class:`paceline.flow.membership.Membership`."""
+class ElasticMembership:
+    """A membership; see :class:`paceline.flow.membership.ElasticMembership`."""
 
     def __init__(self, first: Generation) -> None:
-        self.member, self.generation, self.applied = Member(first), first, -1
-        self.transport = Alone(World())
+        self.control, self.generation, self.applied = Member(first), first, -1
+        self.transport = SoloTransport(World())
         self.next: Generation | None = None
 
     @property
@@ -57,22 +57,22 @@ class Membership:
 
     @property
     def outdated(self) -> bool:
-        return self.member.generation.number > self.generation.number
+        return self.control.generation.number > self.generation.number
 
     def rank_of(self, worker: int) -> int:
         return worker
 
     def renew(self, new: Generation) -> None:
-        self.generation = self.member.generation = new
+        self.generation = self.control.generation = new
 
     def failed(self, error: PeerLostError) -> Generation:
         assert self.next is not None
         return self.next
 
 
-def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Joining, Membership, list[Any]]:
+def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Joining, ElasticMembership, list[Any]]:
     """A worker that has attached; what it has taken over from others is written into the list."""
-    live, taken = Membership(first), list[Any]()
+    live, taken = ElasticMembership(first), list[Any]()
     monkeypatch.setattr(joining, "receive_state", lambda transport, source, limit: f"state of worker {source}")
     one = Joining(live, [], [])  # type: ignore[arg-type]
     one.put = taken.append
@@ -81,7 +81,7 @@ def begun(first: Generation, monkeypatch: pytest.MonkeyPatch) -> tuple[Joining, 
     return one, live, taken
 
 
-def fails_once(live: Membership, then: Generation, found: bool) -> Callable[[], bool]:
+def fails_once(live: ElasticMembership, then: Generation, found: bool) -> Callable[[], bool]:
     """A resume in which another member is lost at first."""
     calls: list[int] = []
 
@@ -100,14 +100,14 @@ def test_nobody_says_that_it_holds_the_state_before_it_has_resumed(
     restored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, live, _ = begun(generation(1, restored), monkeypatch)
-    assert not live.member.said and not one.settled
+    assert not live.control.said and not one.settled
 
     def resume() -> bool:
-        assert not live.member.said
+        assert not live.control.said
         return True
 
     assert one.resume(resume)
-    assert live.member.said == [1] and one.settled and not one.must_resume
+    assert live.control.said == [1] and one.settled and not one.must_resume
     assert live.applied == live.generation.exchange
 
 
@@ -115,19 +115,19 @@ def test_without_resume_it_says_so_before_the_first_batch(monkeypatch: pytest.Mo
     one, live, _ = begun(generation(1), monkeypatch)
     one.ready()
     one.ready()
-    assert live.member.said == [1]
+    assert live.control.said == [1]
 
 
 def test_where_all_are_gone_who_held_the_state_nobody_trains_without_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(2, restored=True), monkeypatch)
     with pytest.raises(CheckpointError, match=r"call run\.resume\(\) before the training loop"):
         one.ready()
-    assert not live.member.said
+    assert not live.control.said
 
 
 def test_a_newcomer_holds_what_a_living_worker_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, taken = begun(generation(3, donor=0), monkeypatch)
-    assert taken == ["state of worker 0"] and live.member.said == [3]
+    assert taken == ["state of worker 0"] and live.control.said == [3]
 
     def never() -> bool:
         raise AssertionError("there is nothing to resume")
@@ -138,30 +138,30 @@ def test_a_newcomer_holds_what_a_living_worker_gave(monkeypatch: pytest.MonkeyPa
 def test_a_resume_in_which_a_member_is_lost_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, taken = begun(generation(1, restored=True), monkeypatch)
     assert one.resume(fails_once(live, generation(2, restored=True), True))
-    assert live.member.said == [2] and not taken
+    assert live.control.said == [2] and not taken
 
 
 def test_if_another_was_through_by_then_its_state_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, taken = begun(generation(1, restored=True), monkeypatch)
     assert one.resume(fails_once(live, generation(2, donor=0), False))
-    assert live.member.said == [2] and taken == ["state of worker 0"]
+    assert live.control.said == [2] and taken == ["state of worker 0"]
 
 
 def test_if_the_members_change_before_the_word_is_heard_it_resumes_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(1, restored=True), monkeypatch)
-    live.member.coming = [generation(2, restored=True)]
+    live.control.coming = [generation(2, restored=True)]
     calls: list[int] = []
     assert one.resume(lambda: bool(calls.append(1)) or True)
-    assert len(calls) == 2 and live.member.said == [1, 2]
+    assert len(calls) == 2 and live.control.said == [1, 2]
 
 
 def test_a_run_that_begins_anew_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     one, live, _ = begun(generation(2, restored=True), monkeypatch)
     assert not one.resume(lambda: False)
-    assert "the training begins anew" in caplog.text and live.member.said == [2]
+    assert "the training begins anew" in caplog.text and live.control.said == [2]
 
 
 def test_a_checkpoint_has_the_ledger_of_its_own_exchange_or_is_not_taken() -> None:
-    leases = LedgerClient(SimpleNamespace(ledger=lambda: (5, {"books": []})), lambda: None, lambda: 4)  # type: ignore[arg-type]
+    leases = ControlLedgerClient(SimpleNamespace(ledger=lambda: (5, {"books": []})), lambda: None, lambda: 4)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="the ledger is that of exchange 5, and the model that of exchange 4"):
         leases.state()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.communication.sockets.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Closed, Frame, Header, Late
+from paceline.communication.sockets.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Closed, Frame, FrameHeader, Late
 from paceline.communication.sockets.framing import Channel
 from paceline.errors import MismatchError, PeerLostError
 from tests.communication.connections import SOON, both, pair, stranger
@@ -46,7 +46,7 @@ def test_a_body_of_every_dtype(dtype: torch.dtype) -> None:
 def test_into_a_buffer_and_into_what_the_header_asks_for() -> None:
     buffer, headers = torch.zeros(2, 3), []
 
-    def choose(header: Header) -> Tensor:
+    def choose(header: FrameHeader) -> Tensor:
         headers.append(header)
         return buffer[header.numbers[0]]
 
@@ -64,7 +64,7 @@ def test_into_a_buffer_and_into_what_the_header_asks_for() -> None:
 
 
 def test_frames_without_a_body() -> None:
-    def never(_: Header) -> Tensor:
+    def never(_: FrameHeader) -> Tensor:
         raise AssertionError("no body, no buffer")
 
     with pair() as (near, far):
@@ -177,15 +177,15 @@ def test_garbage_of_a_stranger() -> None:
 def test_a_note_that_is_no_json() -> None:
     note = b"{'__reduce__': 1}"
     with stranger() as (sock, channel):
-        sock.sendall(Header.of(1, (), note, None).pack() + note)
+        sock.sendall(FrameHeader.of(1, (), note, None).pack() + note)
         assert "is not JSON" in str(lost(lambda: channel.receive(deadline_s=SOON)))
         assert channel.closed
 
 
 PARTS = {
-    "header": Header.of(1, (), b"", torch.zeros(4)).pack()[:40],
-    "note": Header.of(1, (), b"12345", None).pack() + b"123",
-    "body": Header.of(1, (), b"", torch.zeros(4)).pack() + bytes(7),
+    "header": FrameHeader.of(1, (), b"", torch.zeros(4)).pack()[:40],
+    "note": FrameHeader.of(1, (), b"12345", None).pack() + b"123",
+    "body": FrameHeader.of(1, (), b"", torch.zeros(4)).pack() + bytes(7),
 }
 
 
@@ -244,7 +244,7 @@ def test_a_peer_that_takes_nothing(stall: bool) -> None:
 def test_who_waits_for_another_threads_frame_has_a_deadline_too() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
-    def slow(_: Header) -> Tensor:
+    def slow(_: FrameHeader) -> Tensor:
         inside.set()
         assert go_on.wait(SOON)
         return torch.zeros(1)
@@ -266,7 +266,7 @@ def test_closing_ends_every_wait_and_lets_go_of_the_socket() -> None:
     errors: list[BaseException] = []
     begun = threading.Event()
 
-    def buffer(header: Header) -> Tensor:
+    def buffer(header: FrameHeader) -> Tensor:
         begun.set()
         return torch.zeros(header.numel)
 
@@ -277,7 +277,7 @@ def test_closing_ends_every_wait_and_lets_go_of_the_socket() -> None:
         ]
         for thread in waits:
             thread.start()
-        sock.sendall(Header.of(1, (), b"", torch.zeros(4)).pack())  # and no body
+        sock.sendall(FrameHeader.of(1, (), b"", torch.zeros(4)).pack())  # and no body
         assert begun.wait(SOON)
         assert len(sock.recv(1)) == 1  # both are under way by now
         channel.close()
@@ -303,7 +303,7 @@ def test_a_descriptor_in_use_is_not_given_away() -> None:
     """Closed while a thread is inside: its number must not come to name another file under that thread's hands."""
     kept: list[int] = []
 
-    def close(header: Header) -> Tensor:
+    def close(header: FrameHeader) -> Tensor:
         far.close()
         kept.append(far._sock.fileno())
         return torch.zeros(header.numel)

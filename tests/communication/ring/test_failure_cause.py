@@ -7,16 +7,16 @@ import json
 
 import pytest
 
-from paceline.communication.ring.failure_cause import Case, Word, missing
+from paceline.communication.ring.failure_cause import BreakNotice, FailedOperation, missing_members
 from paceline.communication.ring.wire import COLLECTIVE
 from paceline.errors import MismatchError
 
-CASE = Case("all_reduce", "all", 8, COLLECTIVE, 0, (0, 1, 2))
+CASE = FailedOperation("all_reduce", "all", 8, COLLECTIVE, 0, (0, 1, 2))
 
 
-def word(begun: int, *waits: str) -> Word:
+def word(begun: int, *waits: str) -> BreakNotice:
     """Of a worker that has begun so many operations."""
-    return Word("nothing moved", (), False, {"all": begun}, waits, CASE)
+    return BreakNotice("nothing moved", (), False, {"all": begun}, waits, CASE)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def word(begun: int, *waits: str) -> Word:
     ],
 )
 def test_who_waits_for_an_earlier_exchange_is_not_to_blame(
-    words: dict[int, Word], silent: list[int], behind: list[int]
+    words: dict[int, BreakNotice], silent: list[int], behind: list[int]
 ) -> None:
-    assert missing(CASE, 0, words) == (silent, behind)
+    assert missing_members(CASE, 0, words) == (silent, behind)
 
 
 def test_words_come_back_from_json() -> None:
     said = word(7, "all", "part")
-    assert Word.read(json.loads(json.dumps(said.note())), 3) == said
+    assert BreakNotice.read(json.loads(json.dumps(said.note())), 3) == said
     with pytest.raises(MismatchError, match="words that nobody understands"):
-        Word.read({**said.note(), "waits": None}, 3)
+        BreakNotice.read({**said.note(), "waits": None}, 3)

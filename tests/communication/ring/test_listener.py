@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.communication.ring import Door, RingTransport
+from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring import listener as doors_module
 from paceline.communication.ring.wire import HELLO
 from paceline.communication.sockets.channel import Channel, Closed, connect
@@ -25,13 +25,13 @@ from tests.communication.ring.rings import doors, everywhere, ring, world_of
 from tests.communication.test_tls import Authority
 
 
-def hello(door: Door, label: Any, rank: int, kind: int = HELLO) -> Channel:
+def hello(door: RingListener, label: Any, rank: int, kind: int = HELLO) -> Channel:
     channel = connect(HERE, door.port, "door", SOON)
     channel.send(kind, (rank, 1000 * int(SOON)), None, label)
     return channel
 
 
-def waiting(door: Door, label: str) -> Channel:
+def waiting(door: RingListener, label: str) -> Channel:
     """A connection that waits for a label; each is heard in a thread of its own, so they may overtake each other."""
     channel, end = hello(door, label, 1), time.monotonic() + SOON
     while (label, 1) not in door._waiting:
@@ -151,5 +151,5 @@ def test_addresses_and_labels_that_are_none() -> None:
         with pytest.raises(UnsupportedError, match="a label of 1 to 200 characters"):
             RingTransport(door, "x" * 201, world_of(0, 1), [(HERE, 1)], SOON)
     with pytest.raises(UnsupportedError, match="cannot listen at"):
-        Door("192.0.2.1")
+        RingListener("192.0.2.1")
     assert torch.tensor(door.port) > 0
