@@ -15,8 +15,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from paceline.cli import app, console
-from paceline.cli.run import failure
-from paceline.cli.run import output as lines
+from paceline.cli.run import failure, output
 from paceline.core.printable import CONTROL, coloured, deeply, plain, visible
 from paceline.observe.reports.elastic_events import event_text
 
@@ -135,10 +134,10 @@ def test_the_console_is_the_last_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_workers_print_is_text_on_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sheet = io.StringIO()
-    for show in (lines.on_terminal, lines.first_on_terminal):
+    for show in (output.on_terminal, output.first_on_terminal):
         show(Console(file=sheet, force_terminal=True))(0, f"\x1b[32mx\x1b[0m{EVIL}", False)
     assert harmless(sheet.getvalue()) and "\x1b[32m" in sheet.getvalue()
-    lines.plain(0, f"x{CLEAR}", False)  # into a file: as it is
+    output.plain(0, f"x{CLEAR}", False)  # into a file: as it is
     assert capsys.readouterr().out == f"[0] x{CLEAR}\n"
     path = tmp_path / "err"
     path.write_text(

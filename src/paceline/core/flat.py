@@ -47,7 +47,7 @@ def outer_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """Where a tensor lies in its fragment: elements offset .. offset + numel (excl.)."""
 
     name: str
@@ -105,7 +105,7 @@ class Fragment:
             self.dtype = torch.float32
         self.outer_dtype = outer_dtype(first.dtype)
         self.device = first.device
-        self.slots: list[Slot] = []
+        self.slots: list[TensorSlot] = []
         self.numel = 0
         self._look()
 
@@ -116,7 +116,7 @@ class Fragment:
         self._cuts: dict[tuple[int, int], tuple[list[Tensor], list[tuple[int, int]]]] = {}
         slots, offset = [], 0
         for name, tensor, view in zip(self.names, self.tensors, self._views, strict=True):
-            slots.append(Slot(name, tuple(local(tensor).shape), offset, view.numel()))
+            slots.append(TensorSlot(name, tuple(local(tensor).shape), offset, view.numel()))
             offset += view.numel()
         if self.slots and slots != self.slots:
             raise UnsupportedError(_changed(self.slots, slots))
@@ -233,7 +233,7 @@ class Fragment:
         return rows
 
 
-def _changed(before: list[Slot], now: list[Slot]) -> str:
+def _changed(before: list[TensorSlot], now: list[TensorSlot]) -> str:
     for old, new in zip(before, now, strict=True):
         if old != new:
             return (

@@ -24,7 +24,7 @@ Owned = list[tuple[Optimizer, Named]]
 
 
 @dataclass(frozen=True)
-class Moment:
+class OptimizerMoment:
     """One moving average that an optimizer keeps.
 
     Attributes:
@@ -49,8 +49,8 @@ def _momentum(group: dict[str, object]) -> float:
     return float(group["momentum"])  # type: ignore[arg-type]
 
 
-_ADAM = (Moment("exp_avg", _beta(0)), Moment("exp_avg_sq", _beta(1), square=True))
-_SGD = (Moment("momentum_buffer", _momentum),)
+_ADAM = (OptimizerMoment("exp_avg", _beta(0)), OptimizerMoment("exp_avg_sq", _beta(1), square=True))
+_SGD = (OptimizerMoment("momentum_buffer", _momentum),)
 
 
 def is_adam(optimizer: Optimizer) -> bool:
@@ -71,7 +71,7 @@ def keeps_maximum(optimizer: Optimizer) -> bool:
     return any(group.get("amsgrad") for group in optimizer.param_groups)
 
 
-def moments(optimizer: Optimizer) -> tuple[Moment, ...]:
+def moments(optimizer: Optimizer) -> tuple[OptimizerMoment, ...]:
     """The moments whose recursion we know; empty for an optimizer that we do not know."""
     if is_adam(optimizer):
         return _ADAM

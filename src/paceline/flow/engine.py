@@ -22,7 +22,7 @@ from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling, global_model
 from paceline.update.engine.blocks import saved
-from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.common_start import exchanged_parts, untrained
 from paceline.update.engine.context import RunContext
 from paceline.update.exchange.header import ExchangeSummary
@@ -60,7 +60,9 @@ class ElasticEngine:
         membership.enter()
         exit_handling.claim(membership.transport, owned)
         self.joining.start()
-        self.blocks = Blocks(self.rule, self._exchanger, model, owned, run.settings, membership.transport.world.size)
+        self.blocks = FragmentedModel(
+            self.rule, self._exchanger, model, owned, run.settings, membership.transport.world.size
+        )
         self.blocks.capture_moments()
         self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
         membership.on_connect.append(self._renumber)
@@ -107,7 +109,7 @@ class ElasticEngine:
         return self.blocks.steps_committed
 
     @property
-    def global_model(self) -> Blocks | None:
+    def global_model(self) -> FragmentedModel | None:
         """The blocks: the user's model differs from the global one."""
         return None if self._closed else self.blocks
 
@@ -180,6 +182,9 @@ class ElasticEngine:
         """The marks that this exchange reports to the ledger."""
         own = summary.headers[self.membership.transport.world.rank]
         return self._uncommitted.of_exchange(own, self.blocks.steps_committed)
+
+    def retune(self) -> None:
+        """Does nothing: changes take effect with the next commit."""
 
     def follow(self, rule: Rule) -> None:
         """Continue with changed settings of the rule."""

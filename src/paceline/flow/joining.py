@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.core.flat import Fragment
     from paceline.core.optimizer_state import Owned
-    from paceline.update.engine.blocks.schedule import Blocks
+    from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 
 logger = logging.getLogger("paceline")
 
@@ -59,7 +59,7 @@ class Joining:
         self.given: GivenState | None = None
         self.must_resume = self.settled = False
         self.put: Callable[[GivenState], None] = lambda given: None
-        self.blocks: Blocks | None = None
+        self.blocks: FragmentedModel | None = None
 
     def start(self) -> None:
         """Receive the donor's state, or start with all members from rank 0's model."""

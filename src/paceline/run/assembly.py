@@ -32,10 +32,10 @@ from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
-from paceline.update.engine.collective import Engine
+from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import check_scaler
-from paceline.update.engine.progress import Progress
+from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
@@ -119,7 +119,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
         monitor.told = sinks.stands
 
-        context = RunContext(settings, model, owned, transport, Progress(rule.schedule), monitor, loaders, tuner)
+        context = RunContext(
+            settings, model, owned, transport, TrainingProgress(rule.schedule), monitor, loaders, tuner
+        )
         if several:
             tuner.pacer = pacer_for(rule, transport, owned, _buffer_elements(model), monitor.of_blocks)
         state = RunState(context, membership)

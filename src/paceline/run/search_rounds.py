@@ -9,7 +9,6 @@ from functools import partial
 from paceline.checkpoint import AutoCheckpointer
 from paceline.errors import UnsupportedError
 from paceline.tuning.search_round import MUST_RESUME, Round, RoundOver
-from paceline.update.engine.collective import Engine
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
 
@@ -44,8 +43,7 @@ class SearchRound:
             return
         tuner.knobs.check(tune)  # on every worker, so that all raise
         request = tuner.ask(tune, revert=False) if world.rank == 0 else None
-        if isinstance(self._engine, Engine):
-            tuner.hear(self._context.transport)
+        if self._engine is not None:
             self._engine.retune()
         if request is not None and not request.applied:
             raise UnsupportedError(world.sign(f"the values of this round cannot be: {request.refused}"))

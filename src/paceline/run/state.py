@@ -16,7 +16,7 @@ from paceline.core import rng
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.update.engine import global_model
-from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 
@@ -59,7 +59,7 @@ class RunState:
                 thing.load_state_dict(self.pending.pop(name))
 
     @property
-    def blocks(self) -> Blocks | None:
+    def blocks(self) -> FragmentedModel | None:
         """The engine's blocks, if it exchanges blocks."""
         return getattr(self.engine, "blocks", None)
 

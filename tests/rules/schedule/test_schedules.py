@@ -7,11 +7,11 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep
-from paceline.update.engine.progress import Progress
+from paceline.update.engine.progress import TrainingProgress
 
 
 def test_every_step_is_always_lockstep() -> None:
-    progress = Progress(EveryStep())
+    progress = TrainingProgress(EveryStep())
     for _ in range(5):
         assert progress.lockstep
         assert not progress.stepped()
@@ -20,7 +20,7 @@ def test_every_step_is_always_lockstep() -> None:
 
 @pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_lockstep_is_the_warm_up(warmup: int) -> None:
-    progress, seen, over = Progress(EveryBlock(2, warmup)), [], []
+    progress, seen, over = TrainingProgress(EveryBlock(2, warmup)), [], []
     for _ in range(4):
         seen.append(progress.lockstep)
         over.append(progress.stepped())
@@ -84,7 +84,7 @@ def test_the_bound_keeps_two_workers_together() -> None:
 
 
 def test_nothing_is_due_in_lockstep_where_each_worker_goes_by_itself() -> None:
-    progress = Progress(Bounded(period=2))
+    progress = TrainingProgress(Bounded(period=2))
     for _ in range(5):
         assert not progress.lockstep
         assert not progress.stepped()

@@ -24,7 +24,7 @@ from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.run.run import Run
 from paceline.update.engine import exit_handling
-from paceline.update.engine.collective import Engine
+from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.settings import Settings
 
 PATIENCE = 10

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.core.optimizer_state import Moment, ensure_state, moments, parameter_state, reset_state, set_step_count
+from paceline.core.optimizer_state import (
+    OptimizerMoment,
+    ensure_state,
+    moments,
+    parameter_state,
+    reset_state,
+    set_step_count,
+)
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.rules.codec import Dense
 from paceline.rules.outer.base import Coefficients, State
@@ -147,19 +154,19 @@ class StackedBlocks:
             "lower the learning rate, or use paceline.simulate, which leaves such a worker out"
         )
 
-    def _first(self, part: _Part, moment: Moment) -> Tensor:
+    def _first(self, part: _Part, moment: OptimizerMoment) -> Tensor:
         """A moment when the first block begins: 0, or what the warm-up has made of it."""
         state = parameter_state(self._optimizer, part.stacked, moment.key)
         return torch.zeros_like(part.anchor) if state is None else state[0].clone()
 
-    def _mean(self, stacked: Tensor, moment: Moment) -> Tensor:
+    def _mean(self, stacked: Tensor, moment: OptimizerMoment) -> Tensor:
         """The workers' mean of a moment."""
         ensure_state(self._optimizer, stacked)
         state = parameter_state(self._optimizer, stacked, moment.key)
         assert state is not None
         return state.mean(0)
 
-    def _merge_moment(self, part: _Part, moment: Moment, b: float, ahead: float) -> None:
+    def _merge_moment(self, part: _Part, moment: OptimizerMoment, b: float, ahead: float) -> None:
         """The next start of one parameter's moment; `ahead` in minibatches."""
         start = mean = self._mean(part.stacked, moment)
         if self._choice == "compensate":

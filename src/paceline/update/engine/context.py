@@ -11,7 +11,7 @@ from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import Tuner
-from paceline.update.engine.progress import Progress
+from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
 
@@ -35,7 +35,7 @@ class RunContext:
     model: Modules
     owned: Owned
     transport: Transport
-    progress: Progress
+    progress: TrainingProgress
     monitor: Monitor
     loaders: LoaderRegistry
     tuner: Tuner

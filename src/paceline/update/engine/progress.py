@@ -6,7 +6,7 @@ from __future__ import annotations
 from paceline.rules.schedule import Schedule
 
 
-class Progress:
+class TrainingProgress:
     """Counts one worker's steps.
 
     Args:

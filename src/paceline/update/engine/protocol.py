@@ -93,6 +93,10 @@ class EngineProtocol(Protocol):
     def on_step(self, warm: bool) -> None:
         """A minibatch was counted; `warm` if it ended the warm-up."""
 
+    def retune(self) -> None:
+        """Where workers exchange together: agree on the requested changes of settings, and apply them at once; all
+        workers call it at the same place."""
+
     def follow(self, rule: Rule) -> None:
         """Continue with changed settings of the rule."""
 

@@ -43,6 +43,8 @@ class Asynchronous:
         context: what the parts of the run share; places of its data are leased.
     """
 
+    keeps_steps = True
+
     def __init__(self, context: RunContext) -> None:
         rule, owned, scaler = context.rule, context.owned, context.settings.scaler
         self.rule, self._schedule, self._context, self._owned = rule, rule.bounded, context, owned
@@ -108,11 +110,6 @@ class Asynchronous:
     def gradients_due(self) -> bool:
         """Whether gradients are pushed before the next step."""
         return self._gradient and not self.closed
-
-    @property
-    def keeps_steps(self) -> bool:
-        """All write the steps that are due together."""
-        return True
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Push the gradients, and take what has been pulled."""
@@ -213,6 +210,9 @@ class Asynchronous:
                 client.pull(peeks=False)
                 client.write_pulled()
             parted = self._service.part()
+
+    def retune(self) -> None:
+        """Does nothing: each worker applies changes by itself."""
 
     def follow(self, rule: Rule) -> None:
         """Go on with blocks of another length, from the next on."""

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from paceline.update.engine import agreement, global_model
-from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.blocks.retuning import Retuning
 from paceline.update.engine.collective_calls import MergePoint
 from paceline.update.engine.context import RunContext
-from paceline.update.engine.retuning import Retuning
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 
@@ -22,7 +22,7 @@ class BlockExchanges:
         retuning: changes the rule's numbers between two exchanges.
     """
 
-    def __init__(self, run: RunContext, blocks: Blocks, exchanger: Exchanger, retuning: Retuning) -> None:
+    def __init__(self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retuning: Retuning) -> None:
         self._run, self.blocks, self._exchanger, self._retuning = run, blocks, exchanger, retuning
         self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.core.flat import Fragment, fragments
-from paceline.core.optimizer_state import Moment, Named, ensure_state, moments, parameter_state
+from paceline.core.optimizer_state import Named, OptimizerMoment, ensure_state, moments, parameter_state
 from paceline.errors import UnsupportedError
 from paceline.rules.outer.moments import block_decay, compensate
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
@@ -32,7 +32,7 @@ class MomentState(OuterState):
     def __init__(
         self,
         fragment: Fragment,
-        moment: Moment,
+        moment: OptimizerMoment,
         decay: Callable[[], float],
         compensated: bool,
         device: torch.device | None,
@@ -107,7 +107,12 @@ def moment_states(optimizers: LocalOptimizers, device: torch.device | None) -> l
 
 
 def _states_of(
-    key: str, optimizer: Optimizer, named: Named, moment: Moment, compensated: bool, device: torch.device | None
+    key: str,
+    optimizer: Optimizer,
+    named: Named,
+    moment: OptimizerMoment,
+    compensated: bool,
+    device: torch.device | None,
 ) -> list[MomentState]:
     """One for each parameter group (they may differ in their betas), dtype and device."""
     by_name = dict(named)
@@ -132,5 +137,5 @@ def _states_of(
     return states
 
 
-def _decay_of(optimizer: Optimizer, place: int, moment: Moment) -> Callable[[], float]:
+def _decay_of(optimizer: Optimizer, place: int, moment: OptimizerMoment) -> Callable[[], float]:
     return lambda: moment.decay(optimizer.param_groups[place])

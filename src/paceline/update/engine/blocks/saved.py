@@ -23,8 +23,8 @@ from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.errors import CheckpointError
 from paceline.rules.outer.base import Coefficients
 from paceline.update.engine.blocks.chunks import restored
-from paceline.update.engine.blocks.schedule import Blocks
-from paceline.update.engine.blocks.timing import FragmentSchedule
+from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.update import BlockUpdate
 from paceline.update.exchange.exchanger import InFlightExchange
 from paceline.update.exchange.header import ExchangeSummary, Header
@@ -32,7 +32,7 @@ from paceline.update.exchange.header import ExchangeSummary, Header
 Row = dict[str, Any]
 
 
-def save(blocks: Blocks) -> list[Row]:
+def save(blocks: FragmentedModel) -> list[Row]:
     """What a checkpoint holds of every fragment; waits for exchanges under way."""
     schedule = blocks.schedule
     blocks.arrive()
@@ -46,7 +46,7 @@ def save(blocks: Blocks) -> list[Row]:
     return rows
 
 
-def load(blocks: Blocks, rows: Sequence[Row]) -> None:
+def load(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
     """Put back what `save` gave; after the optimizers' own state."""
     for update, row in zip(blocks.updates, rows, strict=True):
         _load(update, row["outer"], row["numbers"], row["passing"])
@@ -56,7 +56,7 @@ def load(blocks: Blocks, rows: Sequence[Row]) -> None:
     blocks.schedule = FragmentSchedule(since, under_way, begun, steps, *rows[0]["retimed"])
 
 
-def read(blocks: Blocks, old: OldCheckpoint) -> list[Row]:
+def read(blocks: FragmentedModel, old: OldCheckpoint) -> list[Row]:
     """What all workers held alike of every fragment, from a checkpoint of another number of workers.
 
     Nothing where it was made without blocks: by one worker, or by the processes of one host that were one.
@@ -78,7 +78,7 @@ def read(blocks: Blocks, old: OldCheckpoint) -> list[Row]:
     return rows
 
 
-def reshard(blocks: Blocks, rows: Sequence[Row]) -> None:
+def reshard(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
     """Begin new blocks from what `read` gave, or first ones where that is nothing; after the optimizers' own state."""
     if not rows:
         for update in blocks.updates:
@@ -89,7 +89,7 @@ def reshard(blocks: Blocks, rows: Sequence[Row]) -> None:
     blocks.align(int(rows[0]["turns"][0]) if rows else 0)
 
 
-def join(blocks: Blocks, rows: Sequence[Row]) -> None:
+def join(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
     """Begin in the middle of the other workers' blocks, from what `read` gave; after the optimizers' own state."""
     for update, row in zip(blocks.updates, rows, strict=True):
         _reshard(update, row["outer"], row["numbers"], None, ahead=row["numbers"]["ahead"])

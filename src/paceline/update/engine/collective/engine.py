@@ -14,12 +14,12 @@ from paceline.data.ledger.assignment import Leases
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks
-from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.collective.parts import assemble
+from paceline.update.engine.collective.shutdown import shut_down
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients import saved as saved_gradients
 from paceline.update.engine.gradients.update import GradientUpdate
-from paceline.update.engine.parts import assemble
-from paceline.update.engine.shutdown import shut_down
 from paceline.update.exchange.kind import WARMUP_END
 
 
@@ -34,13 +34,16 @@ class Engine:
         run: the context that the parts of the run share.
     """
 
+    leases: Leases | None = None  # every worker computes all workers' parts of the data
+    keeps_steps = True
+
     def __init__(self, run: RunContext) -> None:
         self._run, self._progress, self._parts = run, run.progress, assemble(run)
 
     # -- position ---------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> Blocks | None:
+    def blocks(self) -> FragmentedModel | None:
         """The blocks, if the rule has any."""
         return self._parts.blocks.blocks if self._parts.blocks is not None else None
 
@@ -95,17 +98,7 @@ class Engine:
         return Moment(begun, one.sequence, one.left, blocks.coming)
 
     @property
-    def leases(self) -> Leases | None:
-        """None: every worker computes all workers' parts of the data."""
-        return None
-
-    @property
-    def keeps_steps(self) -> bool:
-        """All workers write the steps that are due together."""
-        return True
-
-    @property
-    def global_model(self) -> Blocks | None:
+    def global_model(self) -> FragmentedModel | None:
         """The blocks, if the user's model differs from the global one."""
         return None if self._progress.lockstep or self._parts.gradients.context.closed else self.blocks
 
@@ -130,7 +123,8 @@ class Engine:
         parts.retuning.apply(0)
 
     def retune(self) -> None:
-        """Apply the agreed changes between two exchanges, after the same step on all workers."""
+        """Agree on the requested changes and apply them, between two exchanges."""
+        self._parts.retuning.agree()
         self._parts.retuning.apply(self.blocks.schedule.steps if self.blocks is not None else 0)
 
     def follow(self, rule: Rule) -> None:

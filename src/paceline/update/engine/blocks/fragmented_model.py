@@ -16,9 +16,9 @@ from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.buffers import BufferState
+from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
 from paceline.update.engine.blocks.fragments import staggered
 from paceline.update.engine.blocks.outer_state import OuterState, ParameterState
-from paceline.update.engine.blocks.timing import FragmentSchedule
 from paceline.update.engine.blocks.update import BlockUpdate
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.checksum import combine
@@ -28,7 +28,7 @@ from paceline.update.exchange.kind import Kind
 from paceline.update.exchange.work import Work
 
 
-class Blocks:
+class FragmentedModel:
     """All fragments of a model under a block rule.
 
     Args:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from paceline.rules.rule import Rule
-from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.context import RunContext
 
 
@@ -16,7 +16,7 @@ class Retuning:
         blocks: the run's blocks, or None.
     """
 
-    def __init__(self, run: RunContext, blocks: Blocks | None) -> None:
+    def __init__(self, run: RunContext, blocks: FragmentedModel | None) -> None:
         self._tuner, self._transport, self._blocks = run.tuner, run.transport, blocks
         self.rule = run.rule
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from paceline.update.engine.parts import Parts, even_out
+from paceline.update.engine.collective.parts import Parts, even_out
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, Kind

@@ -12,11 +12,11 @@ from paceline.rules.codec import Dense
 from paceline.rules.topology import Flat
 from paceline.update.engine import agreement
 from paceline.update.engine.blocks.exchanges import BlockExchanges
-from paceline.update.engine.blocks.schedule import Blocks
+from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.blocks.retuning import Retuning
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.exchanges import GradientExchanges
-from paceline.update.engine.retuning import Retuning
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary, Header
 from paceline.update.exchange.kind import Kind
@@ -128,13 +128,13 @@ def _within_host(run: RunContext) -> Exchanger | None:
     return Exchanger(part, Dense(), Flat(run.rule.common.chunks))
 
 
-def _blocks(run: RunContext, exchanger: Exchanger) -> Blocks | None:
+def _blocks(run: RunContext, exchanger: Exchanger) -> FragmentedModel | None:
     """The blocks, with the moments that existed at attach; None for a single worker."""
     world = run.transport.world
     workers = len(set(world.hosts)) if run.rule.within else world.size  # N, as the rule counts them
     if not run.rule.schedule.exchanges_blocks or workers == 1:
         return None
-    blocks = Blocks(run.rule, exchanger, run.model, run.owned, run.settings, workers)
+    blocks = FragmentedModel(run.rule, exchanger, run.model, run.owned, run.settings, workers)
     agreement.broadcast_start(run.transport, [state.fragment for state in blocks.moment_states])
     blocks.capture_moments()
     return blocks
