@@ -37,7 +37,7 @@ import torch
 from _network import EmulatedNetwork
 
 from paceline.forecast.planner import Conditions, LogNormal, Network, NetworkLink, Workload, forecast
-from paceline.forecast.planner.timing import LATER, NotedWire
+from paceline.forecast.planner.timing import AFTER_WARMUP, RecordingWire
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
@@ -66,11 +66,11 @@ def on_all_cores(job: Callable[[], float]) -> float:
 
 def codec_s(rule: Rule, layout: Layout) -> float:
     """Seconds that one core takes to write and read the whole model once."""
-    codec, times = rule.codec.at(LATER), []
+    codec, times = rule.codec.at(AFTER_WARMUP), []
     for _ in range(REPEATS):
         x = torch.randn(layout.numel)
         began = time.perf_counter()
-        for _ in codec.exchange(x, layout, NotedWire(), {}):
+        for _ in codec.exchange(x, layout, RecordingWire(), {}):
             pass
         times.append(time.perf_counter() - began)
     return min(times)

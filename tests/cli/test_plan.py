@@ -139,7 +139,7 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(busy, "_busy_s", lambda: next(clock))
     result = plan("--workers", 2, "--rule", "sync", tmp_path / "train.py")
     assert "this machine is busy: other processes used " in result.stderr
-    others = busy.Others()
+    others = busy.OtherProcesses()
     others.cores, others.all_cores = 1.5, 4
     assert "used 1.5 of its 4 cores" in others.note
 
@@ -147,6 +147,6 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_idle_machine_and_one_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     for busy_s in (iter((1.0, 1.0)), iter((None, None))):
         monkeypatch.setattr(busy, "_busy_s", busy_s.__next__)
-        with busy.Others() as others:
+        with busy.OtherProcesses() as others:
             pass
         assert others.note == ""

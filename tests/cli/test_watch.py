@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.watch import newest, sparkline
-from paceline.observe.processes import me
+from paceline.observe.processes import this_process
 
 
 def call(*arguments: object, columns: int = 140) -> Result:
@@ -143,7 +143,7 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_worker_whose_process_is_gone_is_dead_and_ends_the_watch(tmp_path: Path) -> None:
-    about = me()
+    about = this_process()
     here, gone = {"host": socket.gethostname(), **about}, {"host": socket.gethostname(), **about, "began": 1}
     for rank, process in enumerate((gone, {**gone, "host": "elsewhere"}, here, {**gone, "space": "another"})):
         path = write(tmp_path, rank, size=4, closed=False)

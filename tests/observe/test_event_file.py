@@ -141,9 +141,9 @@ def test_a_disk_that_fails_for_good_never_raises(tmp_path: Path, monkeypatch: py
 def test_what_is_printed_on_a_full_disk_ends_no_program(tmp_path: Path) -> None:
     program = """
 import os, resource, sys
-from paceline.observe.standard_streams import bear_a_full_disk
+from paceline.observe.standard_streams import tolerate_full_disk
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
-bear_a_full_disk()
+tolerate_full_disk()
 print("one")
 sys.stdout.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))

@@ -12,7 +12,7 @@ import pytest
 from paceline.observe import read_run
 from paceline.observe.reports import folding
 from paceline.observe.reports.curves import by_samples, bytes_by_time
-from paceline.observe.reports.summary import left_out_counts, summarize
+from paceline.observe.reports.summary import rejected_counts, summarize
 
 from .conftest import Event, pushing
 
@@ -43,7 +43,7 @@ def test_a_folded_log_says_the_same(write_run: Write, monkeypatch: pytest.Monkey
     )
     assert vars(other.shares) == pytest.approx(vars(one.shares))
     assert (other.delays, other.left_out) == (one.delays, one.left_out)
-    assert left_out_counts(short) == left_out_counts(whole)
+    assert rejected_counts(short) == rejected_counts(whole)
     assert bytes_by_time(short).y[-1] == bytes_by_time(whole).y[-1]
 
 

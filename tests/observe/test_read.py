@@ -16,13 +16,13 @@ from paceline.observe.reports.events import SourceReads
 from paceline.observe.reports.live import Live
 from paceline.observe.reports.summary import (
     Delays,
-    data_sentence,
+    data_wait_sentence,
     delays,
-    left_out_counts,
     ranks_text,
+    rejected_counts,
     shares,
     summarize,
-    waits_much,
+    waits_long_for_data,
     warnings,
 )
 from paceline.observe.reports.tables import worker_rows
@@ -160,7 +160,7 @@ def test_why_somebody_was_left_out_is_told(write_run: Write) -> None:
         return [*events, *({**why, "in_a_row": times} for times in (1, 2, 3)), {**why, "finite": False, "in_a_row": 4}]
 
     run = read_run(write_run(size=2, change=spoil))
-    assert left_out_counts(run) == {1: 4}
+    assert rejected_counts(run) == {1: 4}
     assert warnings(run) == [
         "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
         "Left out of the mean because far larger than usual: 3 contribution(s) of worker 1.",
@@ -200,8 +200,8 @@ def test_an_heir_that_did_not_say_so_is_an_heir(write_run: Write) -> None:
 
     run = read_run(write_run(size=4, change=silent))
     assert warnings(run)[0].endswith("Worker 3 took over its slices.")
-    assert run.heirs(2) == {3: None}
-    assert run.heirs(1) == {}
+    assert run.new_owners(2) == {3: None}
+    assert run.new_owners(1) == {}
 
 
 def test_synchronous_runs_have_no_delays(write_run: Write) -> None:
@@ -274,7 +274,12 @@ def test_the_wait_for_data_is_a_part_of_the_time(write_run: Write) -> None:
 
 def test_logs_from_before_say_nothing_of_data(write_run: Write) -> None:
     run = read_run(write_run())
-    assert (run.tells_data, run.sources, data_sentence(run), waits_much(run)) == (False, {}, "", False)
+    assert (run.logs_data_wait, run.sources, data_wait_sentence(run), waits_long_for_data(run)) == (
+        False,
+        {},
+        "",
+        False,
+    )
     assert summarize(run).shares.compute == pytest.approx(0.8)
 
 
@@ -305,9 +310,9 @@ def test_a_sentence_says_how_long_workers_waited(
         return events
 
     run = read_run(write_run(change=wait))
-    assert data_sentence(run).startswith(sentence)
-    assert waits_much(run) == much == ("paceline data plan" in data_sentence(run))
-    assert warnings(run) == ([data_sentence(run)] if much else [])
+    assert data_wait_sentence(run).startswith(sentence)
+    assert waits_long_for_data(run) == much == ("paceline data plan" in data_wait_sentence(run))
+    assert warnings(run) == ([data_wait_sentence(run)] if much else [])
 
 
 @pytest.mark.parametrize("sources", ["[]", "7", '{"s3://b": 3}', '{"s3://b": {"hits": []}}'])

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.observe.reports.clocks import one_clock
+from paceline.observe.reports.clocks import align_clocks
 from paceline.observe.reports.read import read_runs
 from paceline.observe.reports.trace import write_trace
 from paceline.update.monitor import LogLine
@@ -124,7 +124,7 @@ def wrong_clocks(rank: int, events: list[Event]) -> list[Event]:
 
 def test_clocks_that_differ_are_put_right(write_run: Write) -> None:
     runs = read_runs(write_run(size=4, change=wrong_clocks))
-    clocks, (first, *_, last) = one_clock(runs), runs[0].workers
+    clocks, (first, *_, last) = align_clocks(runs), runs[0].workers
     for line, other in zip(first.exchanges, last.exchanges, strict=True):
         assert abs(clocks.common(first, line.at_s) - clocks.common(last, other.at_s)) < 0.002
     assert clocks.exchanges == {"host-1": BLOCKS} and clocks.error_s["host-1"] < 0.002
@@ -132,7 +132,7 @@ def test_clocks_that_differ_are_put_right(write_run: Write) -> None:
 
 
 def test_without_common_exchanges_the_clocks_are_left_alone(write_run: Write) -> None:
-    clocks = one_clock(read_runs(write_run(size=4)))
+    clocks = align_clocks(read_runs(write_run(size=4)))
     assert clocks.apart == ["host-1"] and "no exchange tells: host-1" in clocks.text
 
 

@@ -27,7 +27,7 @@ from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.forecast.doctor.measured import Measurements
-    from paceline.forecast.doctor.probe import ProbePlace
+    from paceline.forecast.doctor.probe import ProbeCoordinates
 
 UNFIT = 1
 LEAVE_S = 5.0  # for a worker that knows how it ended
@@ -60,24 +60,32 @@ def command(
     if not 0.05 <= seconds <= 60:
         refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
     cluster = checks.cluster(workers, hosts, host_index, master, timeout)
-    from paceline.forecast.doctor.probe import ProbePlace, place_from  # here, because torch loads for seconds
+    from paceline.forecast.doctor.probe import (  # here, because torch loads for seconds
+        ProbeCoordinates,
+        coordinates_from,
+    )
 
     try:
-        place = place_from(os.environ)
+        place = coordinates_from(os.environ)
     except ValueError as error:
         refuse(f"{error}; start with torchrun, or without these variables: paceline doctor --workers N")
     if place is not None and (workers != 1 or hosts != 1):
         refuse("a launcher has started this as one worker already: leave --workers and --hosts to it")
     if place is None:
         address, port = cluster.master or ("127.0.0.1", _free_port())
-        place = ProbePlace(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
+        place = ProbeCoordinates(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
     with _others(cluster, place, seconds):
         code = _examine(place, timeout, seconds, count, report, as_json)
     raise typer.Exit(code)
 
 
 def _examine(
-    place: ProbePlace, timeout_s: float, seconds: float, parameters: int | None, report: Path | None, as_json: bool
+    place: ProbeCoordinates,
+    timeout_s: float,
+    seconds: float,
+    parameters: int | None,
+    report: Path | None,
+    as_json: bool,
 ) -> int:
     """Be one worker, to the end; the exit code."""
     from paceline.forecast.doctor.probe import Probe
@@ -116,7 +124,7 @@ def _tell(found: Measurements, parameters: int | None, report: Path | None, as_j
 
 
 @contextlib.contextmanager
-def _others(cluster: LaunchCluster, place: ProbePlace, seconds: float) -> Iterator[None]:
+def _others(cluster: LaunchCluster, place: ProbeCoordinates, seconds: float) -> Iterator[None]:
     """This host's other workers: this command again, for as long as the first one needs them."""
     arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
     processes: list[subprocess.Popen[bytes]] = []

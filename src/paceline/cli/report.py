@@ -14,7 +14,7 @@ from rich.text import Text
 from paceline.cli.console import err, out, refuse
 from paceline.errors import PacelineError
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import data_sentence, waits_much, warnings
+from paceline.observe.reports.summary import data_wait_sentence, waits_long_for_data, warnings
 from paceline.observe.reports.tables import comparison, event_rows
 
 LATEST = 20
@@ -49,8 +49,8 @@ def command(
         refuse(f"cannot write the report to {output}: {error}; choose another --output")
     out().print(as_table(comparison(runs)))
     for run in runs:
-        if not waits_much(run) and data_sentence(run):  # else it stands among the notes
-            told = data_sentence(run)
+        if not waits_long_for_data(run) and data_wait_sentence(run):  # else it stands among the notes
+            told = data_wait_sentence(run)
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
         if run.events:

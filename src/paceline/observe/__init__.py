@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of itself, and how it is read.
+"""What a run records, and how it is read.
 
 ::
 
     event_log         what happened, one JSON object a line, one file a worker
-    event_file        a file of whole lines, whose disk may fill
-    standard_streams  what a worker prints, kept beside its log
+    event_file        appends whole lines, also when the disk is full
+    standard_streams  a worker's output goes on when its disk is full
     processes         which process wrote a log, and whether it still runs
     sinks/            where metrics go while a run trains
-    reports/          logs read, shown live, drawn and written as a page
+    reports/          reads logs; shows them live, as pictures and as a page
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of whole lines that may fill its disk or be removed while it grows: whoever writes it goes on.
+"""Appends whole lines to a file; the writer goes on when the disk is full or the file is removed.
 
-What cannot be written waits in memory, up to `WAITING_BYTES`, and is tried again at most once in `RETRY_S` seconds. A
-reader never meets half a line in the middle of the file: before writing goes on, the file is cut back to the end of its
-last whole line. A file that was removed is made anew, with its first line on top.
+Lines that cannot be written wait in memory, up to `WAITING_BYTES`, and are retried at most once in `RETRY_S` seconds.
+Before each retry the file is truncated to its last whole line, so a reader never sees half a line in the middle. A file
+that was removed is created again, beginning with its first line.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 WAITING_BYTES = 1 << 20
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE})
-"""What is wrong with a disk, and not with the name of the file: it may pass."""
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE})
+"""Errors of a disk, which may pass; others are errors of the file's name."""
 
 Opener = Callable[[], tuple[int, Path]]
 
@@ -32,15 +32,16 @@ class EventFile:
     """Appends lines of JSON.
 
     Args:
-        opener: opens the file to write into it, and makes it where it is not there: its descriptor and its path.
+        opener: opens the file for writing, creating it where needed; returns its descriptor and path.
         name: of the file, for the warning.
         clock: seconds.
 
     Attributes:
-        path: of the file; None before it could be opened.
+        path: of the file; None until it could be opened.
+        waiting_bytes: bytes that are not in the file yet.
 
     Raises:
-        OSError: the file cannot be opened, and for another reason than a full or broken disk.
+        OSError: the file cannot be opened for another reason than a full or broken disk.
     """
 
     def __init__(self, opener: Opener, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,40 +49,35 @@ class EventFile:
         self.path: Path | None = None
         self._file: int | None = None
         self._end = 0  # of the last whole line
-        self._first = b""  # the line on top, for a file that has to be made anew
-        self._bare = False  # it was made anew, and has no line yet
+        self._first_line = b""  # is written again on top of a file that was removed
+        self._recreated = False  # after a removal, and empty so far
         self._waiting: deque[bytes] = deque()
-        self._size = self._lost = 0  # bytes that wait; lines that found no room
+        self.waiting_bytes = self._dropped = 0  # bytes that are not in the file yet; lines that were given up
         self._failed_at = float("-inf")
         self._warned = False
         try:
             self._open()
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_ERRORS:
                 raise
             self._fail(error)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that are not in the file yet."""
-        return self._size
-
     def add(self, line: str) -> None:
-        """Take a line, without its end, to be written at the next `flush`."""
+        """Queue a line, given without its newline, for the next `flush`."""
         data = line.encode() + b"\n"
-        self._first = self._first or data
+        self._first_line = self._first_line or data
         self._waiting.append(data)
-        self._size += len(data)
-        while self._size > WAITING_BYTES and len(self._waiting) > 1:
-            self._size -= len(self._waiting.popleft())
-            self._lost += 1
+        self.waiting_bytes += len(data)
+        while self.waiting_bytes > WAITING_BYTES and len(self._waiting) > 1:
+            self.waiting_bytes -= len(self._waiting.popleft())
+            self._dropped += 1
 
     def flush(self, now: bool = False) -> None:
-        """Write what waits; after a failure only when `RETRY_S` has passed, unless it has to be `now`."""
+        """Write the waiting lines; after a failure only when `RETRY_S` has passed, or with `now`."""
         if not now and self._clock() - self._failed_at < RETRY_S:
             return
         try:
-            self._ready()
+            self._reopen()
             self._write()
         except OSError as error:
             self._fail(error)
@@ -91,19 +87,17 @@ class EventFile:
             logger.info("%s is written again", self._name)
 
     def close(self) -> None:
-        """Write what waits, if that can be, and close the file."""
+        """Write the waiting lines if possible, and close the file."""
         self.flush(now=True)
-        if self._size:
-            logger.warning("%d events are missing in %s", self._lost + len(self._waiting), self._name)
+        if self.waiting_bytes:
+            logger.warning("%d events are missing in %s", self._dropped + len(self._waiting), self._name)
         self._close()
-
-    # -- the file -----------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         self._file, self.path = self._opener()
         self._end = os.fstat(self._file).st_size
         if self._end and os.pread(self._file, 1, self._end - 1) != b"\n":  # its last writer was killed within a line
-            self._put(b"\n")
+            self._append(b"\n")
 
     def _close(self) -> None:
         if self._file is not None:
@@ -111,35 +105,35 @@ class EventFile:
                 os.close(self._file)
             self._file = None
 
-    def _ready(self) -> None:
-        """Have a file that is in its directory and ends with a whole line."""
+    def _reopen(self) -> None:
+        """Make sure that the file exists and ends with a whole line."""
         if self._file is not None and os.fstat(self._file).st_nlink == 0:
             self._close()
             logger.warning("%s was removed while it was written: it is made anew, without what it held", self._name)
         if self._file is None:
-            again = self.path is not None
+            had_file = self.path is not None
             self._open()
-            self._bare = again and not self._end
+            self._recreated = had_file and not self._end
         elif self._failed_at > float("-inf"):
             os.ftruncate(self._file, self._end)
 
     def _write(self) -> None:
-        if self._bare and self._waiting and self._waiting[0] is not self._first:
-            self._put(self._first)
-        self._bare = False
-        if self._lost:
-            self._put(json.dumps({"kind": "gap", "events": self._lost}).encode() + b"\n")
-            self._lost = 0
+        if self._recreated and self._waiting and self._waiting[0] is not self._first_line:
+            self._append(self._first_line)
+        self._recreated = False
+        if self._dropped:
+            self._append(json.dumps({"kind": "gap", "events": self._dropped}).encode() + b"\n")
+            self._dropped = 0
         while self._waiting:
             data = b"".join(self._waiting) if self._failed_at == float("-inf") else self._waiting[0]
-            self._put(data)
+            self._append(data)
             taken = len(data)
             while taken:
                 taken -= len(self._waiting[0])
-                self._size -= len(self._waiting.popleft())
+                self.waiting_bytes -= len(self._waiting.popleft())
 
-    def _put(self, data: bytes) -> None:
-        """Write all of it at the end of the file, or nothing."""
+    def _append(self, data: bytes) -> None:
+        """Append all of `data` or nothing."""
         assert self._file is not None
         rest = memoryview(data)
         try:

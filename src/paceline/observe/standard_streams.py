@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker prints goes to a file in the log directory; when its disk is full, the program still goes on.
+"""A worker's stdout and stderr in a log directory: when the disk is full, the program still goes on.
 
-`print` raises there, and a program that trains for days must not end with a progress bar that could not be written.
+`print` raises there, and a training of days must not end because a progress bar could not be written.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import stat
 import sys
 from typing import Any
 
-from paceline.observe.event_file import FULL
+from paceline.observe.event_file import DISK_ERRORS
 
 KEPT_BYTES = 1 << 16
 
 
-class Bearing(io.RawIOBase):
-    """Passes bytes on to a file; those that find no room on its disk wait for the next ones, the last `KEPT_BYTES`.
+class DiskFullTolerantFile(io.RawIOBase):
+    """Writes bytes to a file; keeps the last `KEPT_BYTES` that its disk has no room for, until the next write.
 
     Args:
         file: its descriptor, which stays open.
@@ -31,40 +31,38 @@ class Bearing(io.RawIOBase):
         self._kept = b""
 
     def writable(self) -> bool:
-        """It is."""
         return True
 
     def fileno(self) -> int:
-        """Of the file."""
         return self._file
 
     def write(self, data: Any) -> int:
-        """What waits and all of `data`, or as much as there is room for; as if it were all."""
+        """Write the kept bytes and `data` as far as there is room; report all of `data` as written."""
         rest = memoryview(self._kept + bytes(data))
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_ERRORS:
                 raise
         self._kept = bytes(rest[-KEPT_BYTES:])
         return memoryview(data).nbytes
 
 
-def bear_a_full_disk() -> None:
-    """Replace stdout and stderr where Python opened them, and they go to a file."""
+def tolerate_full_disk() -> None:
+    """Wrap stdout and stderr where Python opened them and they go to a file."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is not io.TextIOWrapper or stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody else looks after it
+            continue  # another library has replaced it
         with contextlib.suppress(OSError, ValueError):
             if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                setattr(sys, name, _bearing(stream))
+                setattr(sys, name, _tolerant(stream))
 
 
-def _bearing(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+def _tolerant(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     stream.flush()
-    raw = Bearing(stream.fileno())
+    raw = DiskFullTolerantFile(stream.fileno())
     buffer: Any = raw if isinstance(stream.buffer, io.FileIO) else io.BufferedWriter(raw)  # python -u has no buffer
     return io.TextIOWrapper(
         buffer,

@@ -117,7 +117,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         tuner = _tuner(rule, owned, settings, transport, monitor)
         on_error.callback(tuner.close)
         sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
-        monitor.told = sinks.stands
+        monitor.told = sinks.progress
 
         context = RunContext(
             settings, model, owned, transport, TrainingProgress(rule.schedule), monitor, loaders, tuner

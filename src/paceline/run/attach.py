@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from paceline.communication.sockets.tls import TLS
 from paceline.core.flat import Modules
 from paceline.errors import OverError, RuleError, UnsupportedError
-from paceline.observe.standard_streams import bear_a_full_disk
+from paceline.observe.standard_streams import tolerate_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
 from paceline.run import attach_marker
@@ -149,7 +149,7 @@ def prepare(
     of `Settings` and settings of the rule."""
     unchanged = {name: given.pop(name) for name in UNCHANGED if name in given}
     if os.environ.get("PACELINE_LOG"):
-        bear_a_full_disk()
+        tolerate_full_disk()
     chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
     if rule is not None:
         _check_asked_rule(chosen)

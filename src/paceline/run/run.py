@@ -106,7 +106,7 @@ class Run:
         numbers = self.mistakes.numbers(values, self._closed)
         for name, value in numbers.items():
             self._context.monitor.value(name, value)
-        self._parts.sinks.said(numbers, self.minibatches)
+        self._parts.sinks.log(numbers, self.minibatches)
 
     def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:
         """Also send the values of `log` to a sink, and the run's own numbers under `paceline/`: block, bytes, seconds
@@ -143,7 +143,7 @@ class Run:
         """
         self._check_open()
         if sink is not None:
-            self._parts.sinks.add_feeder(sink, self.world.sign, every_s, each)
+            self._parts.sinks.add_sink(sink, self.world.sign, every_s, each)
 
     def serve_metrics(self, address: str) -> str:
         """Serve this worker's numbers for Prometheus, at `http://ADDRESS/metrics`, until the run is closed.
@@ -158,7 +158,7 @@ class Run:
             UnsupportedError: the address is malformed, or cannot be bound.
         """
         self._check_open()
-        return self._parts.sinks.serve(address)
+        return self._parts.sinks.serve_metrics(address)
 
     def tune(self, *, revert: bool = False, **settings: Any) -> TuneRequest:
         """Change settings during the run, on all workers at the same block; one worker asks, or several.

@@ -165,7 +165,7 @@ class Monitor:
             version=__version__,
             unix_s=time.time(),
             cores=os.cpu_count(),
-            **processes.me(),
+            **processes.this_process(),
         )
 
     def shared(self, data: Any) -> None:

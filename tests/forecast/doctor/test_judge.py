@@ -11,7 +11,7 @@ from paceline.forecast.doctor import Finding, Measurements, fit, judge
 from paceline.forecast.doctor.finding import latency_text, rate_text
 from paceline.forecast.doctor.judge import exchange_s, slowest_bytes_s
 
-from .made import GBIT, VERSIONS, broken, cluster, with_links, with_machine
+from .examples import GBIT, VERSIONS, broken, cluster, with_links, with_machine
 
 
 def found(measurements: Measurements, severity: str, parameters: int | None = None) -> list[Finding]:

@@ -15,7 +15,7 @@ from paceline.forecast.doctor import Measurements, judge
 from paceline.forecast.doctor.measured import link_from_json, machine_from_json
 from paceline.forecast.doctor.show import as_json, print_all, write_report
 
-from .made import GBIT, broken, cluster, with_links
+from .examples import GBIT, broken, cluster, with_links
 
 
 def printed(found: Measurements, parameters: int | None = None) -> str:

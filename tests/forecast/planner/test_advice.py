@@ -10,7 +10,7 @@ from paceline.forecast.planner import Advice, recommend
 from paceline.forecast.planner.advice import exchange_share, least_period
 from paceline.rules.recipes import rule_from_text
 
-from .made import NOTHING, wire, work
+from .examples import NOTHING, wire, work
 
 
 def test_the_least_period_by_hand() -> None:

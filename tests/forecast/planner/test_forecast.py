@@ -12,7 +12,7 @@ from paceline.forecast.planner import Conditions, Forecast, forecast, forecasts
 from paceline.rules.recipes import RECIPES, rule_from_text
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
 
-from .made import MIB, NOTHING, wire, work
+from .examples import MIB, NOTHING, wire, work
 
 
 def look(text: str, workers: int, network: object = None, **more: object) -> Forecast:

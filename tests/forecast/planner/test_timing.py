@@ -20,7 +20,7 @@ from paceline.forecast.planner.timing import (
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.recipes import rule_from_text
 
-from .made import MIB, NUMEL, wire
+from .examples import MIB, NUMEL, wire
 
 FLAT = Layout.vector(NUMEL)
 
@@ -112,11 +112,11 @@ def test_rank_order_takes_two_all_to_alls() -> None:
 
 def test_a_backward_pass_hides_what_fits() -> None:
     found = ExchangeTime(payload_s=0.8, header_s=0.0, footer_s=0.0, chunks=8, sent_bytes=0)
-    assert found.exposed_behind(0.0) == pytest.approx(0.8)  # nothing to hide behind
-    assert found.exposed_behind(0.4) == pytest.approx(0.8 - 0.4 * 7 / 8)
-    assert found.exposed_behind(10.0) == pytest.approx(0.1)  # the last chunk leaves when all is over
+    assert found.exposed_s(0.0) == pytest.approx(0.8)  # nothing to hide behind
+    assert found.exposed_s(0.4) == pytest.approx(0.8 - 0.4 * 7 / 8)
+    assert found.exposed_s(10.0) == pytest.approx(0.1)  # the last chunk leaves when all is over
     late = ExchangeTime(payload_s=0.8, header_s=2.0, footer_s=0.5, chunks=8, sent_bytes=0)
-    assert late.exposed_behind(0.4) == pytest.approx(1.6 + 0.5)
+    assert late.exposed_s(0.4) == pytest.approx(1.6 + 0.5)
 
 
 def test_the_formula_is_that_of_a_queue() -> None:
@@ -125,4 +125,4 @@ def test_the_formula_is_that_of_a_queue() -> None:
         free_s = 0.0
         for k in range(1, 9):
             free_s = max(free_s, backward_s * k / 8) + 0.1
-        assert found.exposed_behind(backward_s) == pytest.approx(free_s - backward_s)
+        assert found.exposed_s(backward_s) == pytest.approx(free_s - backward_s)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.forecast.sim import program
-from paceline.forecast.sim.process_isolation import one_process
+from paceline.forecast.sim.process_isolation import shared_process
 
 Write = Callable[..., Path]
 
@@ -188,7 +188,7 @@ def test_workers_can_pretend_to_be_on_several_hosts(script: Write) -> None:
 
 def test_nothing_is_changed_for_threads_that_are_no_workers() -> None:
     before = signal.signal, signal.getsignal(signal.SIGUSR2)
-    with one_process():
+    with shared_process():
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
         signal.signal(signal.SIGUSR2, before[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.errors import RuleError
-from paceline.forecast.planner.busy import Others
+from paceline.forecast.planner.busy import OtherProcesses
 from paceline.forecast.planner.stopwatch import Timed, time_script
 from paceline.forecast.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
 from paceline.forecast.planner.workload import Workload
@@ -42,7 +42,7 @@ def workload(asked: PlanInputs, notes: Console) -> Workload:
     """The work that is asked about: what was said goes before what was measured."""
     given, timed = _given_steps(asked), None  # before a program is run for minutes
     if asked.script is not None:
-        with Others() as others:
+        with OtherProcesses() as others:
             timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
         notes.print(f"timed {len(timed.times_s)} steps of {asked.script}", soft_wrap=True, markup=False)
         if others.note:

@@ -22,7 +22,7 @@ from paceline.cli.run import dry_run, elastic_checks, elastic_messages, output
 from paceline.cli.run.disk_full import Room
 from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
 from paceline.errors import PacelineError
-from paceline.observe.reports.elastic_events import Event, Standing
+from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
 
 Shown = Callable[[Path, int], contextlib.AbstractContextManager[output.Show]]
 
@@ -248,7 +248,7 @@ class _News:
 
     def __init__(self, events: Events, launcher: Launcher, show: output.Show, quiet: bool) -> None:
         self.events, self.launcher, self.show, self.quiet = events, launcher, show, quiet
-        self.standing, self.room = Standing(), Room(launcher.directory)
+        self.elastic_status, self.room = ElasticStatus(), Room(launcher.directory)
         self._told: set[str] = set()  # what is said once
 
     def tell(self) -> None:
@@ -259,8 +259,8 @@ class _News:
             line = elastic_messages.of_process(kind, facts, self.launcher.workers.over)
             if line:
                 self.show(int(facts["place"]), line, True)
-            self.standing.add(Event(0.0, kind, facts))
-            said = "" if self.quiet else elastic_messages.of_control(kind, facts, self.standing)
+            self.elastic_status.add(ControlEvent(0.0, kind, facts))
+            said = "" if self.quiet else elastic_messages.of_control(kind, facts, self.elastic_status)
             if kind in elastic_messages.ONCE and kind in self._told:
                 continue
             self._told.add(kind)

@@ -12,7 +12,7 @@ from paceline.cli.console import err, error_panel
 from paceline.cli.launch.supervisor import EXPELLED, MOST, Death
 from paceline.cli.run import failure
 from paceline.cli.run.elastic_launcher import Ending, came_too_late
-from paceline.observe.reports.elastic_events import Standing, event_text, tells
+from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
 
 SAID = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record", "launcher record")
@@ -40,9 +40,9 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
     return f"this worker is gone: {how_text(facts['code'])}; {then}"
 
 
-def of_control(kind: str, facts: Mapping[str, Any], standing: Standing) -> str:
+def of_control(kind: str, facts: Mapping[str, Any], elastic_status: ElasticStatus) -> str:
     """A line about the run as a whole, which stands as it does; "" where there is nothing to say."""
-    return event_text(kind, facts) if kind in SAID and tells(kind, facts, standing) else ""
+    return event_text(kind, facts) if kind in SAID and is_news(kind, facts, elastic_status) else ""
 
 
 def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:

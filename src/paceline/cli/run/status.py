@@ -55,7 +55,7 @@ def _left(shot: LiveSnapshot) -> str:
 
 def describe(shot: LiveSnapshot, workers: int) -> Text:
     """A snapshot in words: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
-    elastic = [] if shot.standing is None else [shot.standing.text]
+    elastic = [] if shot.elastic_status is None else [shot.elastic_status.text]
     if not shot.size:
         none_yet = f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet"
         return Text(" | ".join([none_yet, *elastic]), no_wrap=True, overflow="ellipsis")

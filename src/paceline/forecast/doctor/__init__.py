@@ -16,6 +16,16 @@ from __future__ import annotations
 from paceline.forecast.doctor.finding import Finding
 from paceline.forecast.doctor.judge import fit, judge
 from paceline.forecast.doctor.measured import Machine, MeasuredLink, Measurements
-from paceline.forecast.doctor.probe import Probe, ProbePlace, place_from
+from paceline.forecast.doctor.probe import Probe, ProbeCoordinates, coordinates_from
 
-__all__ = ["Finding", "Machine", "MeasuredLink", "Measurements", "Probe", "ProbePlace", "fit", "judge", "place_from"]
+__all__ = [
+    "Finding",
+    "Machine",
+    "MeasuredLink",
+    "Measurements",
+    "Probe",
+    "ProbeCoordinates",
+    "coordinates_from",
+    "fit",
+    "judge",
+]

@@ -40,7 +40,7 @@ CALLS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class ProbePlace:
+class ProbeCoordinates:
     """Where the workers meet and who this one is, from the launcher's variables."""
 
     rank: int
@@ -50,11 +50,11 @@ class ProbePlace:
     agent_store: bool = False  # torchrun keeps the store itself
 
 
-class MeetingError(PacelineError, RuntimeError):
+class RendezvousError(PacelineError, RuntimeError):
     """The store at MASTER_ADDR cannot be reached, or rank 0 is gone; the message says what to look at."""
 
 
-def place_from(environment: Mapping[str, str]) -> ProbePlace | None:
+def coordinates_from(environment: Mapping[str, str]) -> ProbeCoordinates | None:
     """The place that a launcher names; None without one. Raises ValueError where the variables make no sense."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
@@ -66,7 +66,7 @@ def place_from(environment: Mapping[str, str]) -> ProbePlace | None:
     if not 0 <= rank < size:
         raise ValueError(f"RANK must lie in 0..WORLD_SIZE-1, got RANK={rank} and WORLD_SIZE={size}")
     agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return ProbePlace(rank, size, environment["MASTER_ADDR"], port, agent)
+    return ProbeCoordinates(rank, size, environment["MASTER_ADDR"], port, agent)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -80,12 +80,12 @@ class Probe:
     """One worker's part.
 
     Args:
-        place: from `place_from`.
+        place: from `coordinates_from`.
         timeout_s: how long to wait for who has not come.
         seconds: of each transfer whose speed is measured.
     """
 
-    def __init__(self, place: ProbePlace, timeout_s: float, seconds: float) -> None:
+    def __init__(self, place: ProbeCoordinates, timeout_s: float, seconds: float) -> None:
         self.place, self.timeout_s, self.seconds = place, timeout_s, seconds
         self._store: Any = None
         self._peers: dict[int, socket.socket] = {}
@@ -98,7 +98,7 @@ class Probe:
         except (dist.DistError, RuntimeError) as error:
             if isinstance(error, PacelineError):
                 raise
-            raise MeetingError(
+            raise RendezvousError(
                 f"rank {self.place.rank} on {socket.gethostname()} lost the store at "
                 f"{self.place.address}:{self.place.port}: rank 0 has ended; look at what it said"
             ) from error
@@ -139,7 +139,7 @@ class Probe:
         if self.place.rank == 0:
             self._store.set("token", secrets.token_hex(8))
         elif not self._await_key("token", self.timeout_s):
-            raise MeetingError(
+            raise RendezvousError(
                 f"rank 0 did not come within {self.timeout_s:g} s: the store at {self.place.address}:"
                 f"{self.place.port} answers, but rank 0 has not started [rank {self.place.rank}]"
             )
@@ -185,10 +185,10 @@ class Probe:
     def _measure(self, cards: dict[int, dict[str, Any]], token: str) -> list[MeasuredLink]:
         others = [rank for rank in cards if rank != self.place.rank]
         if self.place.rank not in cards:
-            raise MeetingError(f"rank {self.place.rank} came too late: the examination had begun")
+            raise RendezvousError(f"rank {self.place.rank} came too late: the examination had begun")
         with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
             links = dict(zip(others, pool.map(lambda rank: self._call(rank, cards[rank], token), others), strict=True))
-        fast = transfers(_hosts(cards))
+        fast = bandwidth_pairs(_hosts(cards))
         ranks, me = sorted(cards), sorted(cards).index(self.place.rank)
         waited_for = list(others)
         for turn in range(1, len(ranks)):
@@ -248,7 +248,7 @@ class Probe:
         )
 
 
-def transfers(hosts: Mapping[int, str]) -> set[tuple[int, int]]:
+def bandwidth_pairs(hosts: Mapping[int, str]) -> set[tuple[int, int]]:
     """The ordered pairs whose speed is measured: all where each host has one worker, or where there is one host.
 
     Several workers of a host share its cable, and measuring them all at once would show each a part of it; so of each
@@ -280,7 +280,7 @@ def _said(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
-def _store(place: ProbePlace, timeout_s: float) -> Any:
+def _store(place: ProbeCoordinates, timeout_s: float) -> Any:
     """The store at MASTER_ADDR; rank 0 opens it, unless torchrun has."""
     serves = place.rank == 0 and not place.agent_store
     if not serves:
@@ -290,7 +290,7 @@ def _store(place: ProbePlace, timeout_s: float) -> Any:
             place.address, place.port, None, serves, timedelta(seconds=timeout_s), wait_for_workers=False
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise MeetingError(
+        raise RendezvousError(
             f"rank {place.rank} on {socket.gethostname()} cannot {'open' if serves else 'use'} the store at "
             f"{place.address}:{place.port}: {str(error).splitlines()[0][:200]}. Choose a free MASTER_PORT, and for "
             "MASTER_ADDR an address of the host where rank 0 runs"
@@ -299,7 +299,7 @@ def _store(place: ProbePlace, timeout_s: float) -> Any:
     return c10d.PrefixStore(f"paceline-doctor-{attempt}", store)
 
 
-def _await_master(place: ProbePlace, timeout_s: float) -> None:
+def _await_master(place: ProbeCoordinates, timeout_s: float) -> None:
     """Wait until the store can be reached, and say why it cannot: torch would say less, later."""
     until, problem = time.monotonic() + timeout_s, "no answer"
     while True:
@@ -309,7 +309,7 @@ def _await_master(place: ProbePlace, timeout_s: float) -> None:
         except OSError as error:
             problem = _said(error)
         if time.monotonic() > until:
-            raise MeetingError(
+            raise RendezvousError(
                 f"rank {place.rank} on {socket.gethostname()} cannot reach MASTER_ADDR:MASTER_PORT {place.address}:"
                 f"{place.port} within {timeout_s:g} s ({problem}). Is rank 0 started? Does a firewall of its host let "
                 "that port in? Is the address one that this host can reach?"

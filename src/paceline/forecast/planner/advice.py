@@ -52,7 +52,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Query:
     """What is asked; `look` forecasts a rule's text."""
 
     workload: Workload
@@ -78,7 +78,7 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
         workers: N, at least 1.
         conditions: failures and prices.
     """
-    question = _Question(workload, network, workers, conditions)
+    question = _Query(workload, network, workers, conditions)
     if workers == 1:
         alone = question.look("sync")
         return Advice(alone.rule, 1, "One worker has nobody to exchange with: any rule is the program as it is.", alone)
@@ -94,7 +94,7 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
     return _asynchronous(question, Advice(synchronous.rule, 1, why, synchronous))
 
 
-def _blocks(question: _Question, synchronous_share: float) -> Advice:
+def _blocks(question: _Query, synchronous_share: float) -> Advice:
     """A rule that exchanges blocks; `synchronous_share` is what exchanges would take of synchronous steps."""
     name = "bmuf_adam" if question.workload.moments == 2 else "bmuf"
     route = f", {question.route}" if question.route else ""
@@ -117,7 +117,7 @@ def _blocks(question: _Question, synchronous_share: float) -> Advice:
     return _streaming(question, so)
 
 
-def _streaming(question: _Question, so: str) -> Advice:
+def _streaming(question: _Query, so: str) -> Advice:
     """Four bits a number, for the slowest networks."""
     template = "streaming_diloco(period={0}, overlap={1})"
     found = _least(question, template) or question.look(template.format(FARTHEST, FARTHEST // 4))
@@ -135,7 +135,7 @@ def _streaming(question: _Question, so: str) -> Advice:
     return Advice(found.rule, found.period, why, found)
 
 
-def _least(question: _Question, template: str) -> Forecast | None:
+def _least(question: _Query, template: str) -> Forecast | None:
     """The first of rising periods at which exchanges stay under the share; None where none does."""
     period = 4
     while period <= FARTHEST:
@@ -146,7 +146,7 @@ def _least(question: _Question, template: str) -> Forecast | None:
     return None
 
 
-def _asynchronous(question: _Question, found: Advice) -> Advice:
+def _asynchronous(question: _Query, found: Advice) -> Advice:
     """A rule without waiting instead, where waiting is what costs."""
     share = found.forecast.wait_s / found.forecast.step_s
     if share <= 1 - 1 / GAIN:

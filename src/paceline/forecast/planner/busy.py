@@ -10,7 +10,7 @@ MUCH = 0.15
 """From this share of all cores on, it is said."""
 
 
-class Others:
+class OtherProcesses:
     """Used as `with Others() as others:` around the timing.
 
     Attributes:
@@ -22,14 +22,14 @@ class Others:
         self.cores: float | None = None
         self.all_cores = os.cpu_count() or 1
 
-    def __enter__(self) -> Others:
-        self._since, self._busy, self._own = time.monotonic(), _busy_s(), _own_s()
+    def __enter__(self) -> OtherProcesses:
+        self._since, self._busy, self._own = time.monotonic(), _busy_s(), _processing_s()
         return self
 
     def __exit__(self, *_: object) -> None:
         now, seconds = _busy_s(), time.monotonic() - self._since
         if now is not None and self._busy is not None and seconds > 0:
-            self.cores = max(0.0, (now - self._busy - (_own_s() - self._own)) / seconds)
+            self.cores = max(0.0, (now - self._busy - (_processing_s() - self._own)) / seconds)
 
     @property
     def note(self) -> str:
@@ -42,7 +42,7 @@ class Others:
         )
 
 
-def _own_s() -> float:
+def _processing_s() -> float:
     """Processor time of this process and of those that it has started and that are over."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

@@ -169,7 +169,7 @@ def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pa
     if workers == 1:
         return _Pace(barrier(workload.steps, rule.schedule.period, 0.0, 1), 0.0)
     if not rule.schedule.workers_meet:
-        return _alone(rule, workload, network, workers)
+        return _asynchronous_pace(rule, workload, network, workers)
     if rule.schedule.exchanges_blocks:
         return _blocks(rule, workload, network, workers)
     return _every_step(rule, workload, network, workers)
@@ -178,7 +178,7 @@ def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pa
 def _every_step(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
     """Gradients leave behind the backward pass."""
     found = exchange(rule, workload.layout, workload.buffers, network, workers)
-    exposed_s = found.exposed_behind(workload.backward * workload.step_s) + _own_s(rule, workload)
+    exposed_s = found.exposed_s(workload.backward * workload.step_s) + _processing_s(rule, workload)
     return _Pace(barrier(workload.steps, 1, exposed_s, workers), found.sent_bytes)
 
 
@@ -189,16 +189,16 @@ def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _
     layout = _part(workload.layout, parts)
     found = exchange(rule, layout, dense(workload, rule.payload.rides(workload.moments)) // parts, network, workers)
     inner_s, inner_bytes = _within(rule, workload, network, workers)
-    own_s = _own_s(rule, workload) / parts
+    own_s = _processing_s(rule, workload) / parts
     if schedule.overlap:
         block = overlapped(schedule, workload.steps, found.total_s + own_s, workers)
     else:
-        block = _stops(workload, schedule, found.total_s + own_s, workers)
+        block = _barrier_blocks(workload, schedule, found.total_s + own_s, workers)
     block = replace(block, exchange_s=block.exchange_s + schedule.period * inner_s)
     return _Pace(block, parts * found.sent_bytes + schedule.period * inner_bytes)
 
 
-def _stops(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> BlockTime:
+def _barrier_blocks(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> BlockTime:
     """A block of one or several fragments, each of which ends with an exchange that all wait for."""
     ends = [0, *(schedule.ends(e) for e in range(schedule.fragments))]
     made = [after - before for before, after in pairwise(ends)]
@@ -218,7 +218,7 @@ def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> t
     return max(whole_s / chunks, whole_s - (1 - 1 / chunks) * workload.backward * workload.step_s), sent
 
 
-def _alone(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+def _asynchronous_pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
     """Each worker by itself, on the simulated clock."""
     schedule = rule.bounded
     hosts = network.hosts(workers)
@@ -238,7 +238,7 @@ def _left_s(schedule: Bounded, step_s: float, trip: Trip) -> float:
     return max(0.0, there_and_back - schedule.period * step_s) if schedule.overlap else there_and_back
 
 
-def _own_s(rule: Rule, workload: Workload) -> float:
+def _processing_s(rule: Rule, workload: Workload) -> float:
     """The worker's own time for an exchange of the whole model."""
     return workload.pack_s + (0.0 if rule.codec.exact else workload.codec_s)
 

@@ -40,7 +40,7 @@ from paceline.rules.traffic import FOOTER_BYTES, HEADER_BYTES, overhead_bytes
 from paceline.update.engine.blocks.chunks import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
 
-LATER = 1 << 30
+AFTER_WARMUP = 1 << 30
 """The exchange that is asked about: one after every warm-up."""
 SAMPLE = Layout.of([(64, 64)])
 SUM, ALL_TO_ALL = "sum", "all_to_all"
@@ -82,7 +82,7 @@ class ExchangeTime:
         """All of it, where nothing is hidden."""
         return max(self.payload_s, self.header_s) + self.footer_s
 
-    def exposed_behind(self, backward_s: float) -> float:
+    def exposed_s(self, backward_s: float) -> float:
         """What is left of it when gradients leave while the backward pass of so many seconds goes on.
 
         Chunk k of C is ready k/C through the pass, and the wire takes one after another:
@@ -96,7 +96,7 @@ class ExchangeTime:
         return max(body, self.header_s - backward_s) + self.footer_s
 
 
-class NotedWire:
+class RecordingWire:
     """A wire between two workers that carries nothing and writes down the operations."""
 
     rank, size = 0, 2
@@ -118,7 +118,7 @@ class NotedWire:
 
 def operations_of(codec: Codec) -> tuple[str, ...]:
     """The operations of one exchange under this codec, one after another: "sum" or "all_to_all"."""
-    wire = NotedWire()
+    wire = RecordingWire()
     steps = codec.exchange(torch.zeros(SAMPLE.numel), SAMPLE, wire, {})
     for _ in steps:
         pass
@@ -138,7 +138,7 @@ def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: 
     if workers == 1:
         return ExchangeTime(0.0, 0.0, 0.0, 1, 0.0)
     chunks, payload_s, sent = 0, 0.0, 0.0
-    for codec, part in ((rule.codec.at(LATER), layout), (Dense(), Layout.vector(dense))):
+    for codec, part in ((rule.codec.at(AFTER_WARMUP), layout), (Dense(), Layout.vector(dense))):
         if part.numel:
             found = list(_operations(rule, codec, part, network, workers))
             pieces = len(cut(part, rule.common.chunks, codec))

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from paceline.communication import virtual
 
 
-class Output:
+class WorkerStream:
     """A text stream with one end for each virtual worker.
 
     Args:

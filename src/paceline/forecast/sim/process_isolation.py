@@ -4,7 +4,7 @@
 =============================================  ========================================================================
 random generators, `sys.argv`, `sys.stdout`,   move with the baton (:mod:`paceline.communication.virtual.scheduler`)
 the module `__main__`
-working directory, `sys.stderr`                move with the baton (:class:`OwnProcess`)
+working directory, `sys.stderr`                move with the baton (:class:`IsolatedProcess`)
 `RANK`, `WORLD_SIZE`                           each worker's own; `LOCAL_RANK` is 0 for all, since there is one device
 `atexit.register` in the script                called when the worker's script has ended, last come first
 handlers of signals that ask a process to stop  kept, never called: a signal ends the simulation as a whole
@@ -44,7 +44,7 @@ Start = tuple[str, TextIO]
 IMPORTING = "<frozen importlib._bootstrap>"
 
 
-class OwnProcess:
+class IsolatedProcess:
     """The working directory, the standard error and the coordinates of one virtual worker.
 
     Args:
@@ -91,7 +91,7 @@ class OwnProcess:
 
 
 @contextlib.contextmanager
-def one_process() -> Iterator[Start]:
+def shared_process() -> Iterator[Start]:
     """While it lasts, what a script does to its process is each virtual worker's own, or refused by name.
 
     Gives what every worker begins with. Only threads of virtual workers notice. Environment and working directory are
@@ -126,10 +126,10 @@ _exits: dict[int, contextlib.ExitStack] = {}  # rank -> what its script has regi
 
 
 @contextlib.contextmanager
-def script_of(transport: virtual.VirtualTransport, start: Start) -> Iterator[None]:
+def isolated_script(transport: virtual.VirtualTransport, start: Start) -> Iterator[None]:
     """Around the script of one virtual worker: gives it a process of its own."""
     rank = transport.world.rank
-    transport.cluster.keep(rank, OwnProcess(rank, transport.world.size, start))
+    transport.cluster.keep(rank, IsolatedProcess(rank, transport.world.size, start))
     with contextlib.ExitStack() as _exits[rank]:
         yield
 

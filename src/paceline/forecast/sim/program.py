@@ -22,8 +22,8 @@ from pathlib import Path
 from paceline.communication import virtual
 from paceline.doors.zero import virtual as zero
 from paceline.doors.zero.program import told
-from paceline.forecast.sim.output import Output
-from paceline.forecast.sim.process_isolation import OwnProcess
+from paceline.forecast.sim.output import WorkerStream
+from paceline.forecast.sim.process_isolation import IsolatedProcess
 from paceline.forecast.sim.simulate import Around, run_script
 
 FAILED = "failed"
@@ -85,7 +85,7 @@ def host_names(workers: int, hosts: int) -> list[str] | None:
     return [f"host{rank * hosts // workers}" for rank in range(workers)] if hosts > 1 else None
 
 
-def allow_files(number: int) -> None:
+def raise_file_limit(number: int) -> None:
     """Let the process have so many files open, as far as it may."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
@@ -103,7 +103,7 @@ def _zero_lines(script: Path, lines: str) -> Iterator[Around]:
         yield lambda transport: contextlib.nullcontext()
         return
     log = os.environ.get("PACELINE_LOG")
-    OwnProcess.says_rank = False  # of this process, which runs nothing else
+    IsolatedProcess.says_rank = False  # of this process, which runs nothing else
     with zero.Around(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
         yield zero_lines.worker
 
@@ -112,11 +112,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code."""
     workers, hosts, output = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     lines, script, own = arguments[3], Path(arguments[4]), list(arguments[5:])
-    allow_files(256 + 3 * workers)
+    raise_file_limit(256 + 3 * workers)
     sys.path.pop(0)  # the working directory, which Python puts there for -m; a script has its own folder instead
     failure = ProgramFailure(output, script)
     before = sys.stdout, sys.stderr
-    streams = Output(sys.stdout, output, "out"), Output(sys.stderr, output, "err")
+    streams = WorkerStream(sys.stdout, output, "out"), WorkerStream(sys.stderr, output, "err")
     sys.stdout, sys.stderr = streams
     try:
         with _zero_lines(script, lines) as zero_lines:

@@ -14,7 +14,7 @@ from typing import Any, TextIO, TypeVar
 
 from paceline.communication import virtual
 from paceline.communication.virtual.clock import Clock
-from paceline.forecast.sim.process_isolation import Start, one_process, script_of
+from paceline.forecast.sim.process_isolation import Start, isolated_script, shared_process
 
 Result = TypeVar("Result")
 
@@ -122,11 +122,11 @@ def run_script(
     def body(start: Start) -> dict[str, Any]:
         transport = virtual.current()
         assert transport is not None
-        with around(transport), script_of(transport, start):
+        with around(transport), isolated_script(transport, start):
             return _run_script(code, path, arguments)
 
     try:
-        with one_process() as start:
+        with shared_process() as start:
             return virtual.run(workers, lambda: body(start), hosts, clock)
     finally:
         sys.path.remove(folder)

@@ -72,7 +72,7 @@ def began(worker: WorkerLog) -> float:
     return float(worker.attach.get("unix_s", 0.0)) - float(worker.attach.get("at_s", 0.0))
 
 
-def one_clock(runs: Sequence[RunLog]) -> Clocks:
+def align_clocks(runs: Sequence[RunLog]) -> Clocks:
     """The clocks of the hosts of some runs of one program."""
     marks = _marks(runs)
     workers = [worker for run in runs for worker in run.workers if worker.attach]

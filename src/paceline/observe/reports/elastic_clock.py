@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from paceline.observe.reports.elastic_events import Event
+from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.log import RunLog, WorkerLog
 
 Marks = dict[tuple[int, int], float]
 """(generation, number of an exchange in it; 0 for the beginning) -> when it was."""
 
 
-def put_together(run: RunLog) -> None:
+def align_logs(run: RunLog) -> None:
     """Set `began_s` of the workers of an elastic run, and the times of its events; other runs begin all at once."""
     elastic = sorted((worker for worker in run.workers if worker.generations), key=_turn)
     if not elastic:
@@ -59,7 +59,7 @@ def _by_host(worker: WorkerLog) -> float:
     return float(worker.attach.get("unix_s", 0.0)) - float(worker.attach.get("at_s", 0.0))
 
 
-def _placed(events: Iterable[Event], begun: Mapping[int, float]) -> list[Event]:
+def _placed(events: Iterable[ControlEvent], begun: Mapping[int, float]) -> list[ControlEvent]:
     """The control plane's events on the clock of the workers."""
     events = list(events)
     ahead = [

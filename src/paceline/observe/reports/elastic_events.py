@@ -21,7 +21,7 @@ NAME = "control.jsonl"
 
 
 @dataclass(frozen=True)
-class Event:
+class ControlEvent:
     """Something that happened to the run as a whole.
 
     Attributes:
@@ -41,7 +41,7 @@ class Event:
 
 
 @dataclass
-class Standing:
+class ElasticStatus:
     """How the run stands, after some of its events.
 
     Attributes:
@@ -60,7 +60,7 @@ class Standing:
     left: int = 0
     paused: str = ""
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ControlEvent) -> None:
         """One more event."""
         if event.kind == "began":
             self.most = int(event.facts["most"]) or None
@@ -86,7 +86,7 @@ QUIET = frozenset({"began", "holds", "called", "finished", "process started"})
 """Events that only help to find what is wrong with paceline itself."""
 
 
-def tells(kind: str, facts: Mapping[str, Any], before: Standing) -> bool:
+def is_news(kind: str, facts: Mapping[str, Any], before: ElasticStatus) -> bool:
     """Whether an event is news for people, in a run that stood so before it."""
     if kind in QUIET or (kind == "process ended" and not facts.get("code")):
         return False
@@ -95,17 +95,17 @@ def tells(kind: str, facts: Mapping[str, Any], before: Standing) -> bool:
     return not (kind == "refused" and before.left)
 
 
-def story(events: Iterable[Event], debug: bool = False) -> list[Event]:
+def news_events(events: Iterable[ControlEvent], debug: bool = False) -> list[ControlEvent]:
     """What people want to hear of; with `debug` everything."""
-    standing, told = Standing(), []
+    elastic_status, told = ElasticStatus(), []
     for event in events:
-        if debug or tells(event.kind, event.facts, standing):
+        if debug or is_news(event.kind, event.facts, elastic_status):
             told.append(event)
-        standing.add(event)
+        elastic_status.add(event)
     return told
 
 
-def read_events(directory: Path) -> list[Event]:
+def read_events(directory: Path) -> list[ControlEvent]:
     """What stands in the log directory of an elastic run; nothing for other runs."""
     path = directory / NAME
     try:
@@ -115,20 +115,20 @@ def read_events(directory: Path) -> list[Event]:
     return list(parse(data.split(b"\n")))
 
 
-def parse(lines: Iterable[bytes]) -> Iterable[Event]:
+def parse(lines: Iterable[bytes]) -> Iterable[ControlEvent]:
     """The events on some lines; what is none is passed over."""
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             yield from events([deeply(json.loads(line))])
 
 
-def events(rows: Iterable[Any]) -> Iterable[Event]:
+def events(rows: Iterable[Any]) -> Iterable[ControlEvent]:
     """The events that some JSON stands for; what is none is passed over."""
     for row in rows:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             said = dict(row)
-            event = Event(float(said.pop("at_s", 0.0)), str(said.pop("kind")), said)
-            Standing().add(event)  # what has no sense is found here
+            event = ControlEvent(float(said.pop("at_s", 0.0)), str(said.pop("kind")), said)
+            ElasticStatus().add(event)  # what has no sense is found here
             yield event
 
 

@@ -92,7 +92,7 @@ def time_per_worker(runs: Runs) -> Figure | None:
         left = np.zeros(len(rows))
         for part, (label, shade) in enumerate(PARTS_OF_PUSHING if any(run.delays for run in runs) else PARTS):
             width = np.array([times[part] for _, times in rows]) / scale
-            if label == WAITING_FOR_DATA[0] and not any(run.tells_data for run in runs):
+            if label == WAITING_FOR_DATA[0] and not any(run.logs_data_wait for run in runs):
                 continue
             axes.barh(names, width, left=left, color=shade, label=label, height=0.72)
             left += width
@@ -129,13 +129,13 @@ def data_over_time(runs: Runs) -> Figure | None:
 
 
 def _waits_of_workers(run: RunLog) -> list[tuple[int, Curve]]:
-    told = [worker for worker in run.workers if worker.tells_data]
+    told = [worker for worker in run.workers if worker.logs_data_wait]
     return [(turn, data_by_time([one], f"worker {one.rank}", run.wall_s)) for turn, one in enumerate(told)]
 
 
 def _waits_of_runs(runs: Runs) -> list[tuple[int, Curve]]:
     """A line for each run that tells of it, with the turn that gives it its colour in all figures."""
-    told = [(turn, run) for turn, run in enumerate(runs) if run.tells_data]
+    told = [(turn, run) for turn, run in enumerate(runs) if run.logs_data_wait]
     return [(turn, data_by_time(run.workers, run.label, run.wall_s)) for turn, run in told]
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from paceline.observe.processes import is_gone
 from paceline.observe.reports import elastic_events
-from paceline.observe.reports.elastic_events import Standing
+from paceline.observe.reports.elastic_events import ElasticStatus
 from paceline.observe.reports.events import ExchangeEvent
 from paceline.observe.reports.log import WorkerLog
-from paceline.observe.reports.notices import CONTROL, Collected, Growing, of_control, of_worker
+from paceline.observe.reports.notices import CONTROL, JsonLinesTail, Notices, control_notice, worker_notice
 from paceline.observe.reports.read import LOG_NAME, take
 from paceline.observe.reports.summary import Shares
 
@@ -61,7 +61,7 @@ class LiveSnapshot:
     delay: float | None = None
     lost: tuple[int, ...] = ()
     data_share: float = 0.0
-    standing: Standing | None = None
+    elastic_status: ElasticStatus | None = None
     epoch_left_s: float | None = None
 
     @property
@@ -80,7 +80,7 @@ class Live:
 
     def __init__(self, directory: str | Path, debug: bool = False) -> None:
         self.directory = Path(directory)
-        self.news = Collected()
+        self.news = Notices()
         self._number = 1
         self._followers: dict[int, Follower] = {}
         self._control = _Control(self.directory / CONTROL, debug)
@@ -93,12 +93,12 @@ class Live:
             follower.read(self.news, start_s)
         self._control.read(self.news, start_s)
         found = _sum_up(self.workers, self._control.lost) if self._followers else LiveSnapshot()
-        return replace(found, standing=self._control.standing)
+        return replace(found, elastic_status=self._control.elastic_status)
 
     def _start_s(self) -> float:
         """When an elastic run began, by the clock of the host of its first worker; 0 for others, who begin together."""
         told = [log.began_unix_s for log in self._followers.values() if log.began_unix_s]
-        return min(told, default=0.0) if self._control.standing is not None else 0.0
+        return min(told, default=0.0) if self._control.elastic_status is not None else 0.0
 
     @property
     def workers(self) -> list[Follower]:
@@ -113,7 +113,7 @@ class Live:
         logs = self.workers
         lost = set().union(self._control.lost, *(log.lost for log in logs))
         ended = {log.rank for log in logs if log.closed or log.dead()} | lost
-        if self._control.standing is not None:  # others may still come, unless nobody is left who was there
+        if self._control.elastic_status is not None:  # others may still come, unless nobody is left who was there
             return bool(logs) and all(log.rank in ended for log in logs) and self._control.silent
         return bool(logs) and len(ended) >= max(log.size for log in logs)
 
@@ -146,10 +146,10 @@ class _Control:
 
     def __init__(self, path: Path, debug: bool) -> None:
         self.path, self._debug = path, debug
-        self.standing: Standing | None = None
+        self.elastic_status: ElasticStatus | None = None
         self.lost: set[int] = set()
         self.finished = False
-        self._growing = Growing(path)
+        self._growing = JsonLinesTail(path)
         self._began_unix_s = 0.0
 
     @property
@@ -160,20 +160,20 @@ class _Control:
         except OSError:
             return True
 
-    def read(self, news: Collected, start_s: float) -> None:
+    def read(self, news: Notices, start_s: float) -> None:
         """Take in what is new."""
         if not self.path.is_file():
             return
-        self.standing = self.standing or Standing()
+        self.elastic_status = self.elastic_status or ElasticStatus()
         for event in elastic_events.events(self._growing.read()):
             if event.kind == "began":
                 self._began_unix_s = float(event.facts.get("unix_s") or 0.0)
-            if self._debug or elastic_events.tells(event.kind, event.facts, self.standing):
+            if self._debug or elastic_events.is_news(event.kind, event.facts, self.elastic_status):
                 ahead_s = self._began_unix_s - start_s if self._began_unix_s and start_s else 0.0
-                news.add(of_control(event, event.at_s + ahead_s))
+                news.add(control_notice(event, event.at_s + ahead_s))
             self.lost |= {int(event.facts["worker"])} if event.kind == "lost" else set()
             self.finished = self.finished or event.kind in ("finished", "ended")
-            self.standing.add(event)
+            self.elastic_status.add(event)
 
 
 class Follower:
@@ -204,13 +204,13 @@ class Follower:
         self._own = 0  # minibatches that the lines of exchanges tell of
         self._about: dict[str, Any] = {}  # its process
         self._every, self._seen = 1, 0
-        self._growing = Growing(path)
+        self._growing = JsonLinesTail(path)
 
     def dead(self, clock: Callable[[], float] = time.time) -> bool:
         """Whether its process has ended without a word, as far as that can be seen from here."""
         return not self.closed and clock() - self.touched_s > DEAD_S and is_gone(self.host, self._about)
 
-    def read(self, news: Collected, start_s: float = 0.0) -> None:
+    def read(self, news: Notices, start_s: float = 0.0) -> None:
         """Take in what is new, in a run that began at `start_s` of the wall clock, where that is known."""
         with contextlib.suppress(OSError):
             self.touched_s = self.path.stat().st_mtime
@@ -220,7 +220,7 @@ class Follower:
                 take(event, line)
                 self._add(event)
                 self.ahead_s = self.began_unix_s - start_s if start_s and self.began_unix_s else 0.0
-                news.add(of_worker(self.rank, line, _seconds(line) + self.ahead_s))
+                news.add(worker_notice(self.rank, line, _seconds(line) + self.ahead_s))
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
 

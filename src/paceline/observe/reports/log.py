@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.reports.elastic_events import Event
+from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.events import (
     Cached,
     EpochEvent,
@@ -128,7 +128,7 @@ class WorkerLog:
         return sum(line.data_s or 0.0 for line in self.exchanges)
 
     @property
-    def tells_data(self) -> bool:
+    def logs_data_wait(self) -> bool:
         """Whether the log tells waiting for batches from computing."""
         return any(line.data_s is not None for line in self.exchanges)
 
@@ -151,7 +151,7 @@ class RunLog:
     number: int  # 1 for a program's first `attach`, 2 for its second
     workers: list[WorkerLog]
     label: str = ""
-    events: list[Event] = field(default_factory=list)  # of an elastic run's control plane
+    events: list[ControlEvent] = field(default_factory=list)  # of an elastic run's control plane
 
     def _attached(self, key: str, default: Any) -> Any:
         found = (worker.attach[key] for worker in self.workers if key in worker.attach)
@@ -231,9 +231,9 @@ class RunLog:
         return _added(worker.delays for worker in self.workers)
 
     @property
-    def tells_data(self) -> bool:
+    def logs_data_wait(self) -> bool:
         """Whether any log tells waiting for batches from computing."""
-        return any(worker.tells_data for worker in self.workers)
+        return any(worker.logs_data_wait for worker in self.workers)
 
     @property
     def sources(self) -> dict[str, SourceReads]:
@@ -269,16 +269,16 @@ class RunLog:
         refused = [line for worker in self.workers for line in worker.tuned if line.refused]
         return sorted([line for line in told if not line.refused] + refused, key=lambda line: line.at_s)
 
-    def heirs(self, rank: int) -> dict[int, Takeover | None]:
+    def new_owners(self, rank: int) -> dict[int, Takeover | None]:
         """Who owns the slices of a lost worker: rank -> what it said when it took them over, if it did."""
-        heirs: dict[int, Takeover | None] = {}
+        new_owners: dict[int, Takeover | None] = {}
         for line in (line for w in self.workers for line in w.lost if line.rank == rank):
-            heirs |= dict.fromkeys(line.taken_over)
+            new_owners |= dict.fromkeys(line.taken_over)
         for worker in self.workers:
             said = [line for line in worker.takeovers if line.slice_of == rank]
             if said:
-                heirs[worker.rank] = said[-1]
-        return dict(sorted(heirs.items()))
+                new_owners[worker.rank] = said[-1]
+        return dict(sorted(new_owners.items()))
 
     def last(self, name: str) -> float | None:
         """Where a value ended: the mean over the workers of their last reports, without those that were lost before.

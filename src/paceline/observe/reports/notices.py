@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.printable import deeply
-from paceline.observe.reports.elastic_events import Event
+from paceline.observe.reports.elastic_events import ControlEvent
 
 CONTROL = "control.jsonl"
 """The log of an elastic run's control plane, beside those of the workers."""
@@ -20,7 +20,7 @@ _KEPT = 512
 
 
 @dataclass(frozen=True)
-class News:
+class Notice:
     """Something that happened.
 
     Attributes:
@@ -34,41 +34,43 @@ class News:
     text: str
 
 
-def of_worker(rank: int, event: dict[str, Any], at_s: float) -> News | None:
+def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | None:
     """What a line of a worker's log has to tell, if anything."""
     kind = str(event.get("kind", ""))
     if not kind or kind in _QUIET:
         return None
     if kind == "lost":
         lost = event.get("rank_lost")
-        return News(at_s, f"lost {lost}", f"worker {lost} is lost: {event.get('why', '')}")
+        return Notice(at_s, f"lost {lost}", f"worker {lost} is lost: {event.get('why', '')}")
     if kind == "left_out":
         out, exchange = event.get("rank_left_out"), event.get("exchange")
         again = f" ({event['in_a_row']} in a row: probably broken)" if int(event.get("in_a_row", 1)) >= 3 else ""
         text = f"worker {out} left out of exchange {exchange}: {event.get('why', '')}{again}"
-        return News(at_s, f"left_out {out} {exchange}", text)
+        return Notice(at_s, f"left_out {out} {exchange}", text)
     if kind == "takeover":
-        return News(at_s, f"takeover {event.get('slice_of')}", f"worker {rank} takes over from {event.get('slice_of')}")
+        return Notice(
+            at_s, f"takeover {event.get('slice_of')}", f"worker {rank} takes over from {event.get('slice_of')}"
+        )
     if kind in ("save", "resume"):
         done = "saved" if kind == "save" else "resumed from"
-        return News(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
+        return Notice(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
     if kind == "error":
         first, *_ = str(event.get("message", "")).splitlines() or [""]
-        return News(at_s, f"error {rank}", f"worker {rank}: {first[:300]}")
+        return Notice(at_s, f"error {rank}", f"worker {rank}: {first[:300]}")
     if kind == "waiting":
         return _waiting(event, at_s)
-    return News(at_s, f"{kind} {_facts(event)}", f"{kind}: {_facts(event)}")
+    return Notice(at_s, f"{kind} {_facts(event)}", f"{kind}: {_facts(event)}")
 
 
-def _waiting(event: dict[str, Any], at_s: float) -> News:
+def _waiting(event: dict[str, Any], at_s: float) -> Notice:
     missing = [row for row in event.get("workers", []) if row.get("state") != "waits"]
     words = "; ".join(f"worker {row.get('rank')} {row.get('text', '')}" for row in missing)
-    return News(at_s, "waiting", f"the exchange failed: {words or 'nobody is missing'}")
+    return Notice(at_s, "waiting", f"the exchange failed: {words or 'nobody is missing'}")
 
 
-def of_control(event: Event, at_s: float) -> News:
+def control_notice(event: ControlEvent, at_s: float) -> Notice:
     """What an event of the control plane has to tell."""
-    return News(at_s, f"control {event.kind} {at_s}", event.text)
+    return Notice(at_s, f"control {event.kind} {at_s}", event.text)
 
 
 def _facts(event: dict[str, Any]) -> str:
@@ -82,7 +84,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-class Growing:
+class JsonLinesTail:
     """Follows a growing file of JSON lines; what is no event is passed over."""
 
     def __init__(self, path: Path) -> None:
@@ -113,13 +115,13 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-class Collected:
+class Notices:
     """The newest news of a run, each once."""
 
     def __init__(self) -> None:
-        self._items: dict[str, News] = {}
+        self._items: dict[str, Notice] = {}
 
-    def add(self, item: News | None) -> None:
+    def add(self, item: Notice | None) -> None:
         """Take one in; of several that tell of one happening the earliest stays."""
         if item is None:
             return
@@ -129,6 +131,6 @@ class Collected:
         if len(self._items) > 2 * _KEPT:
             self._items = {one.key: one for one in self.newest(_KEPT)}
 
-    def newest(self, count: int) -> list[News]:
+    def newest(self, count: int) -> list[Notice]:
         """The last `count`, in the order in which they happened."""
         return sorted(self._items.values(), key=lambda one: one.at_s)[-count:] if count else []

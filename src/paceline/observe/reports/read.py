@@ -19,7 +19,7 @@ from typing import IO, Any
 from paceline.core.printable import deeply
 from paceline.errors import PacelineError
 from paceline.observe.reports import elastic_events
-from paceline.observe.reports.elastic_clock import put_together
+from paceline.observe.reports.elastic_clock import align_logs
 from paceline.observe.reports.events import (
     Cached,
     EpochEvent,
@@ -63,7 +63,7 @@ def read_runs(directory: str | Path) -> list[RunLog]:
     if runs:
         runs[-1].events = elastic_events.read_events(home)
     for run in runs:
-        put_together(run)
+        align_logs(run)
         run.label = home.resolve().name + (f" ({run.number})" if len(runs) > 1 else "")
     return runs
 
@@ -222,8 +222,8 @@ def _source(row: dict[str, Any]) -> SourceReads:
 
 
 def _lost(at_s: float, event: dict[str, Any]) -> Lost:
-    heirs = tuple(int(rank) for rank in event.get("taken_over") or ())
-    return Lost(at_s, int(event["rank_lost"]), str(event.get("why", "")), heirs)
+    new_owners = tuple(int(rank) for rank in event.get("taken_over") or ())
+    return Lost(at_s, int(event["rank_lost"]), str(event.get("why", "")), new_owners)
 
 
 def _tuned(at_s: float, event: dict[str, Any]) -> Tuned:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.observe.reports import figures, page
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.read import read_runs
-from paceline.observe.reports.summary import data_sentence, summarize, value_text, waits_much, warnings
+from paceline.observe.reports.summary import data_wait_sentence, summarize, value_text, waits_long_for_data, warnings
 from paceline.observe.reports.tables import (
     asynchronous_facts,
     comparison,
@@ -222,7 +222,7 @@ def _sources(runs: list[RunLog]) -> list[str]:
 def _one_run(run: RunLog) -> list[str]:
     numbers = summarize(run)
     last = {f"last {name}": value_text(value) for name, value in numbers.values.items()}
-    told = "" if waits_much(run) else data_sentence(run)  # where it is much it stands among the warnings
+    told = "" if waits_long_for_data(run) else data_wait_sentence(run)  # where it is much it stands among the warnings
     return [page.warning_box(warnings(run)), page.cards(last | facts(numbers)), page.note(told)]
 
 

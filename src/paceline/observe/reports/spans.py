@@ -17,7 +17,7 @@ from paceline.observe.reports.clocks import Clocks
 from paceline.observe.reports.events import ExchangeEvent
 from paceline.observe.reports.log import RunLog, WorkerLog
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 THREADS = ("compute", "data", "wait", "exchange", "faults")
 ORDER = ("data", "compute", "wait", "exchange")
@@ -33,10 +33,10 @@ def _thread(run: RunLog, name: str) -> int:
     return 1 + THREADS.index(name) + (run.number - 1) * len(THREADS)
 
 
-def names(run: RunLog, worker: WorkerLog) -> Iterator[Event]:
+def names(run: RunLog, worker: WorkerLog) -> Iterator[TraceEvent]:
     """What the viewer shows a worker and its threads as."""
 
-    def told(what: str, thread: int = 0, **facts: Any) -> Event:
+    def told(what: str, thread: int = 0, **facts: Any) -> TraceEvent:
         return {"ph": "M", "name": what, "pid": worker.rank, "tid": thread, "ts": 0, "args": facts}
 
     yield told("process_name", name=f"worker {worker.rank} on {worker.host}")
@@ -47,7 +47,7 @@ def names(run: RunLog, worker: WorkerLog) -> Iterator[Event]:
         yield told("thread_sort_index", thread, sort_index=thread)
 
 
-def spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folded: int) -> Iterator[Event]:
+def spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folded: int) -> Iterator[TraceEvent]:
     """The lines of a log, each as a span in every thread that it has time for; whole microseconds, none before 0."""
     before = max(0, round(1e6 * (clocks.common(worker, 0.0) - window[0])))
     for first in range(0, len(worker.exchanges), folded):
@@ -82,7 +82,7 @@ def _part(line: ExchangeEvent, name: str) -> float:
     return max(0.0, seconds[name])
 
 
-def _facts(lines: Sequence[ExchangeEvent]) -> Event:
+def _facts(lines: Sequence[ExchangeEvent]) -> TraceEvent:
     return {
         "block": lines[-1].block,
         "exchanges": sum(line.exchanges for line in lines),
@@ -92,10 +92,10 @@ def _facts(lines: Sequence[ExchangeEvent]) -> Event:
     }
 
 
-def moments(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window) -> Iterator[Event]:
+def moments(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window) -> Iterator[TraceEvent]:
     """What happened at a moment, and the values that were reported."""
 
-    def at(at_s: float) -> Event:
+    def at(at_s: float) -> TraceEvent:
         return {"ts": max(0, round(1e6 * (clocks.common(worker, at_s) - window[0]))), "pid": worker.rank}
 
     for at_s, name, text in _faults(worker):

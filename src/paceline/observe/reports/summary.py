@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.observe.reports.log import RunLog, WorkerLog
 
-NOTHING = "n/a"  # shown for what nobody counted
+UNKNOWN = "n/a"  # shown for what nobody counted
 BROKEN = 3
 """A worker that is left out so many times in a row is probably broken."""
 MUCH_WAIT = 0.05
@@ -57,7 +57,7 @@ class Summary:
     delays: Delays | None = None  # None where nothing was pushed, as in every synchronous run
     refused: int = 0  # pushes that were not finite
     lost: dict[int, list[int]] = field(default_factory=dict)  # worker that left without a word -> who took over
-    tells_data: bool = False  # whether waiting for data was told from computing
+    logs_data_wait: bool = False  # whether waiting for data was told from computing
     in_all: int = 0  # workers that were ever there; `workers` are the most at any time
 
 
@@ -84,8 +84,8 @@ def summarize(run: RunLog) -> Summary:
         values={name: value for name, value in last.items() if value is not None},
         delays=delays(run.delays),
         refused=sum(worker.refused for worker in run.workers),
-        lost={line.rank: list(run.heirs(line.rank)) for line in run.lost},
-        tells_data=run.tells_data,
+        lost={line.rank: list(run.new_owners(line.rank)) for line in run.lost},
+        logs_data_wait=run.logs_data_wait,
         in_all=len(run.numbers),
     )
 
@@ -108,9 +108,9 @@ def shares(workers: list[WorkerLog]) -> Shares:
     return Shares(*(_over(part, measured) for part in (compute, wait, exchange, data)))
 
 
-def data_sentence(run: RunLog) -> str:
+def data_wait_sentence(run: RunLog) -> str:
     """How much of their time the workers waited for data, and what to do where it is much; empty where unknown."""
-    if not run.tells_data:
+    if not run.logs_data_wait:
         return ""
     part = shares(run.workers).data
     each = {worker.rank: shares([worker]).data for worker in run.workers}
@@ -126,17 +126,17 @@ def data_sentence(run: RunLog) -> str:
     )
 
 
-def waits_much(run: RunLog) -> bool:
+def waits_long_for_data(run: RunLog) -> bool:
     """Whether the wait for data, of all workers or of one, is worth doing something about."""
     return any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
 
 
 def left_out(run: RunLog) -> int:
     """Contributions left out of the mean."""
-    return left_out_counts(run).total()
+    return rejected_counts(run).total()
 
 
-def left_out_counts(run: RunLog, finite: bool | None = None) -> Counter[int]:
+def rejected_counts(run: RunLog, finite: bool | None = None) -> Counter[int]:
     """How many contributions of which worker were left out; with `finite`, of those that were finite, or were not.
 
     Every worker's log names all of them, so the log that names most counts.
@@ -167,8 +167,8 @@ def warnings(run: RunLog) -> list[str]:
     if refusing:
         count = sum(worker.refused for worker in run.workers)
         found.append(f"Refused because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
-    if waits_much(run):
-        found.append(data_sentence(run))
+    if waits_long_for_data(run):
+        found.append(data_wait_sentence(run))
     return found + _disagreement(run) + _crowding(run)
 
 
@@ -196,7 +196,7 @@ def _losses(run: RunLog) -> list[str]:
     found = []
     for line in run.lost:
         told = f"Worker {line.rank} was lost after {seconds_text(line.at_s)}: {line.why.rstrip('.')}."
-        for heir, said in run.heirs(line.rank).items():
+        for heir, said in run.new_owners(line.rank).items():
             start = f", from version {said.version} ({said.source})" if said else ""
             told += f" Worker {heir} took over its slices{start}."
         found.append(told)
@@ -207,7 +207,7 @@ def _left_out(run: RunLog) -> list[str]:
     """A sentence on each reason to leave somebody out, and one on each worker that is probably broken."""
     found = []
     for finite, why in ((False, "not finite"), (True, "far larger than usual")):
-        counts = left_out_counts(run, finite)
+        counts = rejected_counts(run, finite)
         if counts:
             who = ranks_text(sorted(counts), 8)
             found.append(f"Left out of the mean because {why}: {counts.total()} contribution(s) of {who}.")
@@ -275,13 +275,13 @@ def seconds_text(seconds: float) -> str:
 
 def count_text(count: float | None) -> str:
     """`65,536`, or `n/a` for what nobody counted."""
-    return NOTHING if count is None else f"{count:,.0f}"
+    return UNKNOWN if count is None else f"{count:,.0f}"
 
 
 def rate_text(per_s: float | None) -> str:
     """`2,604`, `81.4`, or `n/a`."""
     if per_s is None:
-        return NOTHING
+        return UNKNOWN
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.observe.reports.elastic_events import story
+from paceline.observe.reports.elastic_events import news_events
 from paceline.observe.reports.events import SourceReads, Tuned
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import (
-    NOTHING,
+    UNKNOWN,
     Summary,
     bytes_text,
     count_text,
     delay_text,
     delays,
-    left_out_counts,
     ranks_text,
     rate_text,
+    rejected_counts,
     seconds_text,
     share_text,
     shares,
@@ -29,7 +29,7 @@ from paceline.observe.reports.summary import (
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
     """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
     rows = []
-    tells_data = any(run.tells_data for run in runs)
+    logs_data_wait = any(run.logs_data_wait for run in runs)
     for run in runs:
         numbers = summarize(run)
         part = numbers.shares
@@ -40,8 +40,8 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
         row["computing / waiting / exchanging"] = (
             f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
         )
-        if tells_data:
-            row["waiting for data"] = share_text(part.data) if numbers.tells_data else NOTHING
+        if logs_data_wait:
+            row["waiting for data"] = share_text(part.data) if numbers.logs_data_wait else UNKNOWN
         row["sent per worker"] = bytes_text(numbers.bytes_per_worker)
         rows.append(row | asynchronous_facts(numbers) if pushes else row)
     return rows
@@ -69,7 +69,7 @@ def facts(numbers: Summary) -> dict[str, str]:
     }
     if numbers.samples is None:
         del shown["samples"], shown["samples per second"]
-    if not numbers.tells_data:
+    if not numbers.logs_data_wait:
         del shown["waiting for data"]
     return shown | asynchronous_facts(numbers)
 
@@ -83,10 +83,10 @@ def asynchronous_facts(numbers: Summary) -> dict[str, str]:
     if numbers.delays is not None or numbers.refused:
         shown["refused pushes"] = count_text(numbers.refused)
     if numbers.lost:
-        heirs = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
+        new_owners = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
         shown["lost"] = ranks_text(numbers.lost)
         if numbers.delays is not None:
-            shown["taken over by"] = ranks_text(heirs) if heirs else "nobody"
+            shown["taken over by"] = ranks_text(new_owners) if new_owners else "nobody"
     return shown
 
 
@@ -100,8 +100,8 @@ def tuned_rows(run: RunLog) -> list[dict[str, str]]:
     """A row for each change of settings while the run went on, and for each request that was refused."""
     return [
         {
-            "minibatch": NOTHING if line.refused else count_text(line.total_minibatches),
-            "block": NOTHING if line.refused else count_text(line.block),
+            "minibatch": UNKNOWN if line.refused else count_text(line.total_minibatches),
+            "block": UNKNOWN if line.refused else count_text(line.block),
             "asked by worker": "all (measured)" if line.why else str(line.by),
             "what": f"refused: {line.refused}" if line.refused else _changes_text(line),
         }
@@ -120,7 +120,7 @@ def source_facts(counts: SourceReads) -> dict[str, str]:
     return {
         "hits": count_text(counts.hits),
         "misses": count_text(counts.misses),
-        "hit rate": share_text(counts.hit_rate) if counts.hits + counts.misses else NOTHING,
+        "hit rate": share_text(counts.hit_rate) if counts.hits + counts.misses else UNKNOWN,
         "fetched": bytes_text(counts.bytes),
         "waited": seconds_text(counts.waited_s),
         "retries": count_text(counts.retries),
@@ -130,13 +130,13 @@ def source_facts(counts: SourceReads) -> dict[str, str]:
 
 def event_rows(run: RunLog, most: int = 200, debug: bool = False) -> list[dict[str, str]]:
     """A row an event of an elastic run; of a long story the last ones."""
-    told = story(run.events, debug)
+    told = news_events(run.events, debug)
     return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in told[-most:]]
 
 
 def worker_rows(run: RunLog) -> list[dict[str, str]]:
     """A row a worker."""
-    gone, out = {line.rank for line in run.lost}, left_out_counts(run)
+    gone, out = {line.rank for line in run.lost}, rejected_counts(run)
     rows = []
     for worker in run.workers:
         part, pushed = shares([worker]), delays(worker.delays)
@@ -156,10 +156,10 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
         }
         if not run.elastic:
             del row["joined after"]
-        if not run.tells_data:
+        if not run.logs_data_wait:
             del row["waiting for data"]
         if run.delays:
-            row["mean delay"] = delay_text(pushed.mean) if pushed else NOTHING
+            row["mean delay"] = delay_text(pushed.mean) if pushed else UNKNOWN
         if out:
             row["left out"] = count_text(out[worker.rank])
         rows.append(row | {"end": end})

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from paceline.observe.reports.clocks import Clocks, one_clock
+from paceline.observe.reports.clocks import Clocks, align_clocks
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.observe.reports.read import read_runs
-from paceline.observe.reports.spans import Event, Window, moments, names, spans
+from paceline.observe.reports.spans import TraceEvent, Window, moments, names, spans
 
 MOST = 400_000
 """Lines of logs that are drawn one by one; of longer logs several are drawn as one."""
@@ -65,7 +65,7 @@ def write_trace(
     runs, path = read_runs(directory), Path(output)
     for run in runs:
         run.workers = [worker for worker in run.workers if worker.attach]  # else nobody knows when it began
-    clocks = one_clock(runs)
+    clocks = align_clocks(runs)
     workers = [worker for run in runs for worker in run.workers]
     begun = min((clocks.common(worker, 0.0) for worker in workers), default=0.0)
     window = (begun, begun + since_s, begun + until_s)
@@ -76,7 +76,7 @@ def write_trace(
     return Trace(path, len({worker.rank for worker in workers}), slices, folded, clocks.text)
 
 
-def _write(file: TextIO, events: Iterable[Event], about: Event) -> int:
+def _write(file: TextIO, events: Iterable[TraceEvent], about: TraceEvent) -> int:
     """One event a line; the number of spans."""
     count, between = 0, "\n"
     file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
@@ -87,7 +87,7 @@ def _write(file: TextIO, events: Iterable[Event], about: Event) -> int:
     return count
 
 
-def _about(runs: Sequence[RunLog], clocks: Clocks, folded: int) -> Event:
+def _about(runs: Sequence[RunLog], clocks: Clocks, folded: int) -> TraceEvent:
     lines = f"a span is {folded} lines of the log" if folded > 1 else "a span is a line of the log"
     return {"rule": runs[-1].rule, "version": runs[-1].version, "clock": clocks.text, "spans": lines}
 
@@ -96,7 +96,7 @@ def _inside(clocks: Clocks, worker: WorkerLog, window: Window) -> int:
     return sum(window[1] <= clocks.common(worker, line.at_s) <= window[2] for line in worker.exchanges)
 
 
-def _all(runs: Sequence[RunLog], clocks: Clocks, window: Window, folded: int) -> Iterator[Event]:
+def _all(runs: Sequence[RunLog], clocks: Clocks, window: Window, folded: int) -> Iterator[TraceEvent]:
     for run in runs:
         for worker in run.workers:
             yield from names(run, worker)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the numbers of a run go besides its event log.
+"""Where the metrics of a run go besides its event log.
 
 ::
 
-    base          what a sink is, and what is taken for one
-    async_writer  a queue and a thread: whoever logs never waits for a sink
-    dispatcher    the sinks of a run, and what each is told when
-    metrics       numbers over HTTP for Prometheus, by prometheus_client
+    base            the protocol of a sink, and adapters for trackers
+    async_writer    a queue and a thread, so that training never waits for a sink
+    dispatcher      the sinks of a run, and when each receives what
+    metrics         metrics over HTTP for Prometheus, by prometheus_client
+    metrics_server  the HTTP server, with a limit on connections
 
-No tracker is imported here: TensorBoard, Weights & Biases, trackio and MLflow are known by what they can do.
+No tracker is imported here: TensorBoard, Weights & Biases, trackio and MLflow are recognised by their methods.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sink takes numbers by name, at a minibatch."""
+"""A sink takes metrics by name, at a minibatch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.errors import UnsupportedError
 Values = dict[str, float]
 
 PREFIX = "paceline/"
-"""Of the names of a run's own numbers."""
+"""Of the names of a run's own metrics."""
 
 
 class Sink(Protocol):
-    """What `run.log_to` writes to; both methods are called by one thread, which is not the one that trains.
+    """The target of `run.log_to`; both methods are called in one thread, which is not the training thread.
 
     >>> from paceline.observe.sinks.base import as_sink
     >>> class Lines:
@@ -25,32 +25,32 @@ class Sink(Protocol):
     """
 
     def log(self, values: Values, step: int) -> None:
-        """Take values as they are after `step` minibatches of this worker; steps never fall, but may repeat."""
+        """Take values after `step` minibatches of this worker; steps never fall, but may repeat."""
 
     def close(self) -> None:
-        """The run is over."""
+        """The run has ended."""
 
 
-def as_sink(thing: Any) -> Sink:
-    """What writes to `thing`; `UnsupportedError` where nobody knows how.
+def as_sink(target: Any) -> Sink:
+    """A sink that writes to `target`; `UnsupportedError` where its methods are not known.
 
     A tracker that the user began (a SummaryWriter, a run of W&B, trackio or MLflow) stays open for the user at the end
     of the run; a sink of the user's own is closed.
     """
-    if callable(getattr(thing, "add_scalar", None)):
-        return _Scalars(thing)
-    if callable(getattr(thing, "log_metrics", None)):
-        return _Metrics(thing)
-    if callable(getattr(thing, "log", None)):
-        return _Plain(thing)
+    if callable(getattr(target, "add_scalar", None)):
+        return _ScalarWriter(target)
+    if callable(getattr(target, "log_metrics", None)):
+        return _MetricLogger(target)
+    if callable(getattr(target, "log", None)):
+        return _UserSink(target)
     raise UnsupportedError(
-        f"a sink has log(values, step), and {type(thing).__name__} has none of log, log_metrics and add_scalar; pass a "
-        "SummaryWriter, what wandb.init() or trackio.init() gave, the module mlflow, or an object of your own"
+        f"a sink has log(values, step), and {type(target).__name__} has none of log, log_metrics and add_scalar; pass "
+        "a SummaryWriter, what wandb.init() or trackio.init() gave, the module mlflow, or an object of your own"
     )
 
 
-class _Scalars:
-    """TensorBoard's writers: torch.utils.tensorboard.SummaryWriter, tensorboardX."""
+class _ScalarWriter:
+    """TensorBoard: torch.utils.tensorboard.SummaryWriter, tensorboardX."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -63,37 +63,29 @@ class _Scalars:
         self._writer.flush()
 
 
-class _Metrics:
-    """MLflow's module, and whatever else has `log_metrics(values, step=...)`."""
+class _MetricLogger:
+    """The module mlflow, and other objects with `log_metrics(values, step=...)`."""
 
     def __init__(self, tracker: Any) -> None:
         self._tracker = tracker
-        self._which: dict[str, str] = {}
-        if callable(getattr(tracker, "active_run", None)):  # MLflow's active run is that of a thread, not of all
+        self._run: dict[str, str] = {}
+        if callable(getattr(tracker, "active_run", None)):  # MLflow has an active run a thread
             active = tracker.active_run()
             if active is None:
                 raise UnsupportedError(
                     "MLflow has no active run here; call mlflow.start_run() before run.log_to(mlflow)"
                 )
-            self._which = {"run_id": active.info.run_id}
+            self._run = {"run_id": active.info.run_id}
 
     def log(self, values: Values, step: int) -> None:
-        self._tracker.log_metrics(values, step=step, **self._which)
+        self._tracker.log_metrics(values, step=step, **self._run)
 
     def close(self) -> None:
         pass
 
 
-class _Plain:
-    """What has `log(values, step)` as a sink has: W&B, trackio, and sinks of the user's own."""
+class _UserSink:
+    """An object with `log(values, step)`: W&B, trackio, and sinks of the user's own."""
 
-    def __init__(self, tracker: Any) -> None:
-        self._tracker = tracker
-
-    def log(self, values: Values, step: int) -> None:
-        self._tracker.log(values, step)
-
-    def close(self) -> None:
-        close = getattr(self._tracker, "close", None)
-        if callable(close):
-            close()
+    def __init__(self, sink: Any) -> None:
+        self.log, self.close = sink.log, getattr(sink, "close", lambda: None)

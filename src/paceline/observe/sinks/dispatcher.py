@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sinks of a run, and what each is told when: the user's values at once, the run's own now and then."""
+"""The sinks of a run: each receives the user's values at once, and the run's own metrics at intervals."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from paceline.observe.sinks.metrics import Metrics
 
 RATES = ("minibatches", "samples")
-"""Totals whose growth per second is told as well."""
+"""Totals whose growth per second is sent as well."""
 
 Take = Callable[[Values, int], None]
 
 
 @dataclass
-class _Outlet:
-    """One receiver, and what it was told last of the run's own numbers."""
+class _Receiver:
+    """One receiver, and the run's metrics that it received last."""
 
     take: Take
     every_s: float
-    each: bool  # on every worker, and not on the first alone
-    told_s: float = field(default_factory=time.perf_counter)
+    on_every_worker: bool  # or on rank 0 only
+    sent_s: float = field(default_factory=time.perf_counter)
     totals: Values = field(default_factory=dict)
 
     def rates(self, totals: Values, now: float) -> Values:
-        """Growth per second since it was told last."""
-        span = max(1e-9, now - self.told_s)
+        """Growth per second since the last time."""
+        span = max(1e-9, now - self.sent_s)
         return {f"{name}_per_s": (totals[name] - self.totals.get(name, 0.0)) / span for name in RATES if name in totals}
 
 
@@ -41,64 +41,66 @@ class Dispatcher:
     """All receivers of one worker.
 
     Args:
-        world: where this worker stands at present.
-        totals: the run's own numbers, counted from its start; the argument is the block.
-        settings: numbers that can be tuned, as they are at present.
+        world: the worker's present rank.
+        totals: the run's own metrics, counted from its start; the argument is the block.
+        settings: present values of the tunables that are numbers.
     """
 
     def __init__(
         self, world: Callable[[], World], totals: Callable[[int], Values], settings: Callable[[], Values]
     ) -> None:
         self._world, self._totals, self._settings = world, totals, settings
-        self._outlets: list[_Outlet] = []
+        self._receivers: list[_Receiver] = []
         self._closing: list[AsyncWriter | Metrics] = []
 
-    def add(self, take: Take, every_s: float, each: bool) -> None:
-        """One more receiver, whose `take` returns at once."""
-        self._outlets.append(_Outlet(take, every_s, each, totals=self._totals(0)))
+    def _add(self, take: Take, every_s: float, on_every_worker: bool) -> None:
+        self._receivers.append(_Receiver(take, every_s, on_every_worker, totals=self._totals(0)))
 
-    def add_feeder(self, thing: Any, sign: Callable[[str], str], every_s: float, each: bool) -> None:
-        """A sink, or what is taken for one, behind a thread of its own."""
-        feeder = AsyncWriter(as_sink(thing), type(thing).__name__, sign)
-        self._closing.append(feeder)
-        self.add(feeder.offer, every_s, each)
+    def add_sink(self, target: Any, sign: Callable[[str], str], every_s: float, on_every_worker: bool) -> None:
+        """Send to a sink or tracker, in a thread of its own."""
+        writer = AsyncWriter(as_sink(target), type(target).__name__, sign)
+        self._closing.append(writer)
+        self._add(writer.offer, every_s, on_every_worker)
 
-    def serve(self, address: str) -> str:
-        """Numbers for whoever scrapes them; returns where."""
-        from paceline.observe.sinks.metrics import Metrics  # here, because it brings a server of HTTP
+    def serve_metrics(self, address: str) -> str:
+        """Serve metrics to scrapers; returns the address."""
+        from paceline.observe.sinks.metrics import Metrics  # here, because it loads an HTTP server
 
         metrics = Metrics(address, self._world)
         self._closing.append(metrics)
-        metrics.take({f"{PREFIX}{name}": value for name, value in self._totals(0).items()}, 0)
-        self.add(metrics.take, 0.0, True)
+        metrics.take(_prefixed(self._totals(0)), 0)
+        self._add(metrics.take, 0.0, True)
         return metrics.address
 
-    def said(self, values: Values, step: int) -> None:
-        """The user has logged values."""
-        for outlet in self._now():
-            outlet.take(dict(values), step)
+    def log(self, values: Values, step: int) -> None:
+        """Send values that the user logged."""
+        for receiver in self._active():
+            receiver.take(dict(values), step)
 
-    def stands(self, block: int, step: int) -> None:
-        """The run has counted anew; those hear of it who have not for a while."""
+    def progress(self, block: int, step: int) -> None:
+        """Send the run's own metrics to the receivers that are due."""
         now = time.perf_counter()
-        due = [outlet for outlet in self._now() if now - outlet.told_s >= outlet.every_s]
+        due = [receiver for receiver in self._active() if now - receiver.sent_s >= receiver.every_s]
         if not due:
             return
         totals, settings = self._totals(block), self._settings()
-        for outlet in due:
-            own = totals | outlet.rates(totals, now) | settings
-            outlet.take({f"{PREFIX}{name}": value for name, value in own.items()}, step)
-            outlet.told_s, outlet.totals = now, totals
+        for receiver in due:
+            receiver.take(_prefixed(totals | receiver.rates(totals, now) | settings), step)
+            receiver.sent_s, receiver.totals = now, totals
 
-    def _now(self) -> list[_Outlet]:
-        """Who listens on this worker at present: the first worker of an elastic run may become another."""
-        if not self._outlets:
+    def _active(self) -> list[_Receiver]:
+        """Receivers of this worker at present: rank 0 of an elastic run may become another worker."""
+        if not self._receivers:
             return []
         first = self._world().rank == 0
-        return [outlet for outlet in self._outlets if first or outlet.each]
+        return [receiver for receiver in self._receivers if first or receiver.on_every_worker]
 
     def close(self) -> None:
-        """The run is over."""
-        self._outlets = []
+        """Close all sinks."""
+        self._receivers = []
         while self._closing:
             self._closing.pop().close()
+
+
+def _prefixed(values: Values) -> Values:
+    return {f"{PREFIX}{name}": value for name, value in values.items()}

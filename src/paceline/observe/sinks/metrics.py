@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of one worker over HTTP, at `/metrics`, for Prometheus to scrape; prometheus_client writes the page."""
+"""The metrics of one worker over HTTP, at `/metrics`, for Prometheus to scrape; prometheus_client writes the page."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """A metric of Prometheus; the name of a counter ends in `_total`."""
+    """A metric family of Prometheus; the name of a counter ends in `_total`."""
 
     name: str
     help: str
 
 
-SECONDS = Family("paceline_seconds_total", "Seconds of the thread that trains, by what it did.")
-SETTING = Family("paceline_setting", "A setting that can be tuned, as it is at present.")
-VALUE = Family("paceline_value", "What the program gave to run.log last.")
+SECONDS = Family("paceline_seconds_total", "Seconds of the training thread, by activity.")
+SETTING = Family("paceline_setting", "Present value of a tunable.")
+VALUE = Family("paceline_value", "Last value passed to run.log.")
 
 KNOWN = {
     "block": Family("paceline_block", "Number of the last block that was exchanged; under asynchronous rules, pushes."),
@@ -33,29 +33,28 @@ KNOWN = {
     "minibatches": Family("paceline_minibatches_total", "Minibatches of this worker."),
     "samples": Family("paceline_samples_total", "Samples of this worker, counted by run.share."),
     "bytes_sent": Family("paceline_sent_bytes_total", "Bytes sent to other workers."),
-    "left_out": Family("paceline_left_out_total", "Contributions of any worker that were kept out of the mean."),
+    "left_out": Family("paceline_left_out_total", "Contributions of any worker that were rejected."),
     "workers": Family("paceline_workers", "Workers of the run."),
-    "minibatches_per_s": Family("paceline_minibatches_per_second", "Minibatches a second, lately."),
-    "samples_per_s": Family("paceline_samples_per_second", "Samples a second, lately."),
+    "minibatches_per_s": Family("paceline_minibatches_per_second", "Recent minibatches a second."),
+    "samples_per_s": Family("paceline_samples_per_second", "Recent samples a second."),
 }
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The format that `generate_latest` writes."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of `generate_latest`
 PARTS = {"computing_s": "computing", "waiting_s": "waiting", "exchanging_s": "exchanging", "waiting_for_data_s": "data"}
-"""The run's own numbers by name, and what its seconds went to; all others of its own are settings."""
+"""Seconds of the run by name -> activity; other metrics of the run that are not in `KNOWN` are tunables."""
 
 
 class Metrics:
-    """Serves what it was told last.
+    """Serves the latest values.
 
     Args:
         address: HOST:PORT to listen on; worker k of its host takes PORT + k, and port 0 is any that is free.
-        world: where this worker stands at present: rank and host are labels.
+        world: this worker's present rank and host, which are labels.
 
     Attributes:
         address: where it listens, as HOST:PORT.
 
     Raises:
-        UnsupportedError: the address is none, or cannot be had.
+        UnsupportedError: the address is invalid or in use.
         MissingExtraError: prometheus_client is not installed.
     """
 
@@ -66,7 +65,7 @@ class Metrics:
             from paceline.observe.sinks.metrics_server import MetricsServer
 
         self._world, self._lock, self._values = world, threading.Lock(), dict[str, float]()
-        host, port = split(address)
+        host, port = split_address(address)
         if port:
             port += world().local_rank
         registry = CollectorRegistry()
@@ -87,14 +86,14 @@ class Metrics:
             self._values |= values
 
     def collect(self) -> Iterator[Metric]:
-        """What a scrape gets, as prometheus_client asks for it."""
+        """All families; prometheus_client calls this for each scrape."""
         with self._lock:
             values = dict(self._values)
         world = self._world()
         return iter(families(values, {"rank": str(world.rank), "host": world.host}))
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -106,7 +105,7 @@ def families(values: Values, labels: dict[str, str]) -> list[Metric]:
 
     found: dict[Family, Any] = {}
     for name, value in values.items():
-        family, own = _place(name)
+        family, own = _family_of(name)
         if family not in found:
             make = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
             found[family] = make(family.name, family.help, labels=[*labels, *own])
@@ -114,8 +113,8 @@ def families(values: Values, labels: dict[str, str]) -> list[Metric]:
     return list(found.values())
 
 
-def _place(name: str) -> tuple[Family, dict[str, str]]:
-    """The family of a value, and its labels of its own."""
+def _family_of(name: str) -> tuple[Family, dict[str, str]]:
+    """The family of a value, and its additional labels."""
     if not name.startswith(PREFIX):
         return VALUE, {"name": name}
     own = name.removeprefix(PREFIX)
@@ -124,8 +123,8 @@ def _place(name: str) -> tuple[Family, dict[str, str]]:
     return (KNOWN[own], {}) if own in KNOWN else (SETTING, {"name": own})
 
 
-def split(address: str) -> tuple[str, int]:
-    """HOST and PORT of "HOST:PORT", "[::1]:PORT" for version 6; `UnsupportedError` where it is none."""
+def split_address(address: str) -> tuple[str, int]:
+    """HOST and PORT of "HOST:PORT" or "[::1]:PORT"; `UnsupportedError` for other text."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()):
         raise UnsupportedError(

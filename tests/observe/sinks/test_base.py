@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import paceline
-from tests.observe.sinks.test_run import made, train
+from tests.observe.sinks.test_metrics import made, train
 
 LOSSES, OWN, STEPS = "loss", "paceline/minibatches", 4
 

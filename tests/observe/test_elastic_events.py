@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli.run.elastic_messages import of_control, of_process
 from paceline.cli.run.status import describe
-from paceline.observe.reports.elastic_events import QUIET, Event, Standing, event_text, read_events
+from paceline.observe.reports.elastic_events import QUIET, ControlEvent, ElasticStatus, event_text, read_events
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.report import write_report
@@ -31,32 +31,32 @@ STORY: list[dict[str, Any]] = [
 ]
 
 
-def tell(directory: Path, story: list[dict[str, Any]]) -> None:
+def tell(directory: Path, news_events: list[dict[str, Any]]) -> None:
     with (directory / "control.jsonl").open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in story)
+        file.writelines(json.dumps(event) + "\n" for event in news_events)
 
 
 def test_a_standing_follows_the_events(tmp_path: Path) -> None:
     tell(tmp_path, STORY)
     live = Live(tmp_path)
     shot = live.poll()
-    assert shot.standing == Standing(3, 2, 8, 3, 1, 0, "1 of at least 2 workers are there")
+    assert shot.elastic_status == ElasticStatus(3, 2, 8, 3, 1, 0, "1 of at least 2 workers are there")
     waits = "2 of at most 8 workers | generation 3 | joined 3 | lost 1 | waits: 1 of at least 2 workers are there"
     assert describe(shot, 4).plain == f"4 workers running, none attached yet | {waits}"
     tell(tmp_path, [{"kind": "resumed", "at_s": 11.0}])
     shot = live.poll()
-    assert shot.standing is not None and shot.standing.paused == "" and shot.standing.joined == 3
-    assert describe(LiveSnapshot(2, "bmuf()", {0: 4}, standing=Standing(1, 1)), 2).plain.endswith(
+    assert shot.elastic_status is not None and shot.elastic_status.paused == "" and shot.elastic_status.joined == 3
+    assert describe(LiveSnapshot(2, "bmuf()", {0: 4}, elastic_status=ElasticStatus(1, 1)), 2).plain.endswith(
         " | 1 worker | generation 1 | joined 0 | lost 0"
     )
-    assert Live(tmp_path / "nowhere").poll().standing is None
+    assert Live(tmp_path / "nowhere").poll().elastic_status is None
 
 
 def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
     assert read_events(tmp_path) == []
     lines = ['{"kind": "joined", "worker": 1}', "[]", "x", '{"kind": "generation"}', '{"at_s": 1}', '{"kind": "lo']
     (tmp_path / "control.jsonl").write_text("\n".join(lines))
-    assert read_events(tmp_path) == [Event(0.0, "joined", {"worker": 1})]
+    assert read_events(tmp_path) == [ControlEvent(0.0, "joined", {"worker": 1})]
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,16 @@ def test_the_report_lists_them(tmp_path: Path, write_run: Any) -> None:
 
 
 def test_what_a_launcher_says_at_once() -> None:
-    begun, ended = Standing(generation=1), Standing(generation=9, left=1)
+    begun, ended = ElasticStatus(generation=1), ElasticStatus(generation=9, left=1)
     lost = {"worker": 1, "why": "its connection closed"}
     assert of_control("lost", lost, begun) == "worker 1 was lost: its connection closed"
     assert of_control("joined", {"worker": 1}, begun) == ""
     paused = {"reason": "1 of at least 2 workers are there"}
-    assert [bool(of_control("paused", paused, now)) for now in (Standing(), begun, ended)] == [False, True, False]
+    assert [bool(of_control("paused", paused, now)) for now in (ElasticStatus(), begun, ended)] == [
+        False,
+        True,
+        False,
+    ]
     assert of_process("process started", {"place": 0}, False) == of_process("process ended", {"code": 0}, False) == ""
     gone = {"code": 75, "given_up": False}
     assert of_process("process ended", gone, False).endswith(

@@ -15,7 +15,7 @@ from paceline.forecast.planner.plot import draw, save
 from paceline.forecast.planner.table import as_json, at, details, efficiencies
 from paceline.rules.recipes import rule_from_text
 
-from .made import wire, work
+from .examples import wire, work
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.world import World
 from paceline.observe.sinks import metrics_server
 from paceline.observe.sinks.metrics import Metrics
-from paceline.observe.sinks.metrics_server import CLIENTS
+from paceline.observe.sinks.metrics_server import MAX_CONNECTIONS
 
 
 def connect(page: Metrics) -> socket.socket:
@@ -28,11 +28,11 @@ def serving() -> int:
 def test_many_clients_that_say_nothing_keep_no_scraper_out() -> None:
     page = Metrics("127.0.0.1:0", World)
     try:
-        silent = [connect(page) for _ in range(CLIENTS + 8)]
+        silent = [connect(page) for _ in range(MAX_CONNECTIONS + 8)]
         with urllib.request.urlopen(f"http://{page.address}/metrics", timeout=30) as answer:
             assert answer.status == 200
         assert silent[0].recv(1) == b"", "the oldest had to go"
-        assert serving() <= CLIENTS + 1  # one may be on its way out
+        assert serving() <= MAX_CONNECTIONS + 1  # one may be on its way out
         for client in silent:
             client.close()
     finally:
@@ -40,7 +40,7 @@ def test_many_clients_that_say_nothing_keep_no_scraper_out() -> None:
 
 
 def test_a_request_that_comes_a_byte_at_a_time_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "WHOLE_S", 0.5)
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.5)
     page = Metrics("127.0.0.1:0", World)
     try:
         with connect(page) as slow:

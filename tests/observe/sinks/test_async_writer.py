@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between a run and its sinks: nobody waits, errors and drops are said once, values come in order."""
+"""Between a run and its sinks: training never waits, errors and drops are reported once, values keep their order."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ class Kept:
         self.closed = True
 
 
-def feeder(sink: Kept, room: int = 8) -> AsyncWriter:
-    return AsyncWriter(sink, "Kept", World(1, 4, host="alpha").sign, room)
+def made_writer(sink: Kept, queue_size: int = 8) -> AsyncWriter:
+    return AsyncWriter(sink, "Kept", World(1, 4, host="alpha").sign, queue_size)
 
 
 def test_values_come_in_order_and_all_before_the_close() -> None:
     sink = Kept()
-    feeds = feeder(sink, 200)
+    writer = made_writer(sink, 200)
     for step in range(100):
-        feeds.offer({"loss": float(step)}, step)
-    feeds.close()
+        writer.offer({"loss": float(step)}, step)
+    writer.close()
     assert sink.got == [(step, {"loss": float(step)}) for step in range(100)] and sink.closed
 
 
 def test_a_slow_sink_stalls_nobody_and_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     sink = Kept(held=True)
-    feeds = feeder(sink, 3)
-    feeds.offer({}, 0)
+    writer = made_writer(sink, 3)
+    writer.offer({}, 0)
     assert sink.taken.wait(30)  # one is in its hands, and three find room
     with caplog.at_level(logging.WARNING, "paceline"):
         for step in range(1, 11):
-            feeds.offer({}, step)
-        assert feeds.dropped == 7
+            writer.offer({}, step)
+        assert writer.dropped == 7
         sink.free.set()
-        feeds.close()
+        writer.close()
     assert [step for step, _ in sink.got] == [0, 1, 2, 3]
     first, last = caplog.messages
     assert first.startswith("the sink Kept is too slow: 3 calls") and first.endswith("[rank 1 of 4 on alpha]")
@@ -68,37 +68,39 @@ def test_a_slow_sink_stalls_nobody_and_drops_are_counted(caplog: pytest.LogCaptu
 
 def test_a_sink_that_never_answers_does_not_keep_the_end(caplog: pytest.LogCaptureFixture) -> None:
     sink = Kept(held=True)
-    feeds = feeder(sink)
-    feeds.offer({}, 0)
-    feeds.offer({}, 1)
+    writer = made_writer(sink)
+    writer.offer({}, 0)
+    writer.offer({}, 1)
     assert sink.taken.wait(30)
     with caplog.at_level(logging.WARNING, "paceline"):
-        feeds.close(patience_s=0.01)
-    assert feeds.dropped == 2 and "did not get 2 call(s)" in caplog.text
+        writer.close(timeout_s=0.01)
+    assert writer.dropped == 2 and "did not get 2 call(s)" in caplog.text
     sink.free.set()
 
 
 def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    feeds = feeder(Kept(fails=True))
+    writer = made_writer(Kept(fails=True))
     with caplog.at_level(logging.WARNING, "paceline"):
         for step in range(5):
-            feeds.offer({"loss": 1.0}, step)
-        feeds.close()
-    assert feeds.failed == 5
+            writer.offer({"loss": 1.0}, step)
+        writer.close()
+    assert writer.failed == 5
     first, last = caplog.messages
-    assert "failed and goes on being tried: RuntimeError: the disk is full" in first and "failed at 5" in last
+    assert "failed and is tried again: RuntimeError: the disk is full" in first and "failed at 5" in last
 
 
 def test_the_first_worker_alone_by_default_and_whoever_it_is_now() -> None:
     world, sink, other = World(0, 3), Kept(), Kept()
-    outlets = Dispatcher(lambda: world, lambda block: {"block": float(block), "minibatches": 4.0}, lambda: {"lr": 0.5})
-    outlets.add_feeder(sink, World().sign, 0.0, False)
-    outlets.add_feeder(other, World().sign, 0.0, True)
-    outlets.said({"loss": 2.0}, 3)
-    outlets.stands(1, 4)
+    dispatcher = Dispatcher(
+        lambda: world, lambda block: {"block": float(block), "minibatches": 4.0}, lambda: {"lr": 0.5}
+    )
+    dispatcher.add_sink(sink, World().sign, 0.0, False)
+    dispatcher.add_sink(other, World().sign, 0.0, True)
+    dispatcher.log({"loss": 2.0}, 3)
+    dispatcher.progress(1, 4)
     world = World(1, 3)
-    outlets.said({"loss": 1.0}, 5)
-    outlets.close()
+    dispatcher.log({"loss": 1.0}, 5)
+    dispatcher.close()
     assert [step for step, _ in sink.got] == [3, 4] and [step for step, _ in other.got] == [3, 4, 5]
     own = sink.got[1][1]
     rate = own.pop("paceline/minibatches_per_s")
@@ -107,11 +109,11 @@ def test_the_first_worker_alone_by_default_and_whoever_it_is_now() -> None:
 
 def test_the_own_numbers_come_no_more_often_than_asked_for() -> None:
     sink = Kept()
-    outlets = Dispatcher(World, lambda block: {"block": float(block)}, dict)
-    outlets.add_feeder(sink, World().sign, 1e9, False)
-    outlets.stands(1, 4)
-    outlets.said({"loss": 1.0}, 4)
-    outlets.close()
+    dispatcher = Dispatcher(World, lambda block: {"block": float(block)}, dict)
+    dispatcher.add_sink(sink, World().sign, 1e9, False)
+    dispatcher.progress(1, 4)
+    dispatcher.log({"loss": 1.0}, 4)
+    dispatcher.close()
     assert sink.got == [(4, {"loss": 1.0})]
 
 

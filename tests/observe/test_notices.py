@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.reports.elastic_events import Event
-from paceline.observe.reports.notices import Collected, Growing, News, of_control, of_worker
+from paceline.observe.reports.elastic_events import ControlEvent
+from paceline.observe.reports.notices import JsonLinesTail, Notice, Notices, control_notice, worker_notice
 
 GONE = {"rank": 2, "state": "silent", "text": "is gone"}
 
@@ -26,36 +26,36 @@ GONE = {"rank": 2, "state": "silent", "text": "is gone"}
     ],
 )  # fmt: skip
 def test_events_of_workers(event: dict[str, Any], text: str | None) -> None:
-    found = of_worker(1, event, 5.0)
+    found = worker_notice(1, event, 5.0)
     assert (found.text if found else None) == text
 
 
 def test_what_the_control_plane_says() -> None:
-    found = of_control(Event(3.0, "joined", {"worker": 7, "host": "a"}), 5.0)
+    found = control_notice(ControlEvent(3.0, "joined", {"worker": 7, "host": "a"}), 5.0)
     assert (found.at_s, found.text) == (5.0, "worker 7 on a has joined")
 
 
 def test_one_happening_is_told_once_and_as_it_was_first_seen() -> None:
-    collected = Collected()
+    collected = Notices()
     for at_s in (5.0, 4.0, 6.0):
-        collected.add(News(at_s, "lost 2", f"seen at {at_s}"))
-    collected.add(News(1.0, "saved", "saved"))
+        collected.add(Notice(at_s, "lost 2", f"seen at {at_s}"))
+    collected.add(Notice(1.0, "saved", "saved"))
     collected.add(None)
     assert [one.text for one in collected.newest(9)] == ["saved", "seen at 4.0"]
     assert collected.newest(0) == []
 
 
 def test_only_the_newest_are_kept() -> None:
-    collected = Collected()
+    collected = Notices()
     for k in range(5000):
-        collected.add(News(float(k), str(k), ""))
+        collected.add(Notice(float(k), str(k), ""))
     assert [one.key for one in collected.newest(2)] == ["4998", "4999"]
     assert len(collected.newest(10_000)) <= 1024
 
 
 def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "control.jsonl"
-    growing = Growing(path)
+    growing = JsonLinesTail(path)
     assert growing.read() == []
     path.write_bytes(b'{"kind": "joined"}\n[1]\nnothing\n{"kind": ')
     assert growing.read() == [{"kind": "joined"}]

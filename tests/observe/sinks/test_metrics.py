@@ -17,8 +17,8 @@ from torch import nn
 
 import paceline
 from paceline.core.extras import MissingExtraError
-from paceline.observe.sinks.metrics import families, split
-from tests.observe.sinks.test_feeder import Kept
+from paceline.observe.sinks.metrics import families, split_address
+from tests.observe.sinks.test_async_writer import Kept
 
 OWN = {
     "block", "exchanges", "minibatches", "bytes_sent", "computing_s", "waiting_s", "exchanging_s",
@@ -115,7 +115,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
 @pytest.mark.parametrize("address", ["9400", ":9400", "host:", "host:http", "host:-1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(paceline.UnsupportedError, match="HOST:PORT"):
-        split(address)
+        split_address(address)
 
 
 PAGE = r"""
@@ -134,29 +134,29 @@ paceline_samples_total{rank="3",host="alpha"} 4
 # HELP paceline_sent_bytes_total Bytes sent to other workers.
 # TYPE paceline_sent_bytes_total counter
 paceline_sent_bytes_total{rank="3",host="alpha"} 5
-# HELP paceline_left_out_total Contributions of any worker that were kept out of the mean.
+# HELP paceline_left_out_total Contributions of any worker that were rejected.
 # TYPE paceline_left_out_total counter
 paceline_left_out_total{rank="3",host="alpha"} 6
 # HELP paceline_workers Workers of the run.
 # TYPE paceline_workers gauge
 paceline_workers{rank="3",host="alpha"} 7
-# HELP paceline_seconds_total Seconds of the thread that trains, by what it did.
+# HELP paceline_seconds_total Seconds of the training thread, by activity.
 # TYPE paceline_seconds_total counter
 paceline_seconds_total{rank="3",host="alpha",part="computing"} 8
 paceline_seconds_total{rank="3",host="alpha",part="waiting"} 9
 paceline_seconds_total{rank="3",host="alpha",part="exchanging"} 10
 paceline_seconds_total{rank="3",host="alpha",part="data"} 11
-# HELP paceline_minibatches_per_second Minibatches a second, lately.
+# HELP paceline_minibatches_per_second Recent minibatches a second.
 # TYPE paceline_minibatches_per_second gauge
 paceline_minibatches_per_second{rank="3",host="alpha"} 12
-# HELP paceline_samples_per_second Samples a second, lately.
+# HELP paceline_samples_per_second Recent samples a second.
 # TYPE paceline_samples_per_second gauge
 paceline_samples_per_second{rank="3",host="alpha"} 13
-# HELP paceline_setting A setting that can be tuned, as it is at present.
+# HELP paceline_setting Present value of a tunable.
 # TYPE paceline_setting gauge
 paceline_setting{rank="3",host="alpha",name="lr/0"} 0.1
 paceline_setting{rank="3",host="alpha",name="period"} 16
-# HELP paceline_value What the program gave to run.log last.
+# HELP paceline_value Last value passed to run.log.
 # TYPE paceline_value gauge
 paceline_value{rank="3",host="alpha",name="loss"} 0.25
 paceline_value{rank="3",host="alpha",name="a \"b\"\\\n"} 1.5

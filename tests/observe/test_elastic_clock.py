@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run, write_report
-from paceline.observe.reports.clocks import one_clock
+from paceline.observe.reports.clocks import align_clocks
 from paceline.observe.reports.curves import by_samples, by_time, bytes_by_time
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import summarize, warnings
@@ -158,7 +158,7 @@ def test_the_page_of_an_elastic_run(run: RunLog, tmp_path: Path) -> None:
 
 
 def test_the_trace_does_not_take_an_exchange_for_one_of_another_generation(run: RunLog) -> None:
-    clocks = one_clock([run])
+    clocks = align_clocks([run])
     error = [clocks.common(run.workers[2], 20.0 - BEGAN[2]) - clocks.common(run.workers[0], 20.0)]
     assert error == pytest.approx([0.0])
 
