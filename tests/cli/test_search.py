@@ -77,7 +77,7 @@ def test_the_better_rate_wins_and_is_gone_on_from(tmp_path: Path, monkeypatch: p
     with paceline.attach(model, optimizer, "bmuf(period=2)", checkpoint=tmp_path / "own") as run:
         assert run.resume() and run.minibatches == 16
         assert model.weight.item() == weight
-        assert run._context.tuner.knobs.show(["lr"])["lr"] == pytest.approx(at[1])
+        assert run._context.tuner.tunables.show(["lr"])["lr"] == pytest.approx(at[1])
 
 
 # -- a round, in this process -------------------------------------------------------------------------------

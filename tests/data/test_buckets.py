@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import paceline
 from paceline.data import BucketBatches
-from tests.data.test_share import Numbers
+from tests.data.test_shared_loader import Numbers
 from tests.helpers import simulate
 
 Batch = list[int]

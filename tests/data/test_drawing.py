@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 import paceline
 from paceline.core import rng
 from paceline.data.sampling import drawing
-from paceline.data.sampling.drawing import Drawing, Streamed, drawn
-from tests.data.test_share import Numbers
+from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
+from tests.data.test_shared_loader import Numbers
 from tests.helpers import simulate
 
 HUGE = 10**10
@@ -120,7 +120,7 @@ def test_places_that_lie_behind_are_drawn_again_and_generators_outside_are_left_
     monkeypatch.setattr(drawing, "CHUNK", 4)
     sampler = RandomSampler(range(1000), replacement=True, num_samples=HUGE)
     order = drawn(Drawing(lambda: sampler, lambda: rng.seed_all(3), []), HUGE)
-    assert isinstance(order, Streamed) and len(order) == HUGE
+    assert isinstance(order, StreamedOrder) and len(order) == HUGE
     before = torch.get_rng_state()
     first = order.at([(0, 8)])
     far = order.at([(500, 508)])

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.ledger.assignment import Leased
+from paceline.data.ledger.assignment import LeasedAssignment
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, Speeds
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
@@ -143,8 +143,8 @@ class Cluster:
         """As a shared loader does it: first without waiting, then with."""
         job = self.job
         question = Question(loader, epoch, ENDLESS if job.endless else job.n, job.unit, job.most)
-        supply = Leased(Desk(self, worker), question, worker.held)  # type: ignore[arg-type]
-        while (portion := supply.next(wait=False) or supply.next(wait=True)) is not None:
+        assignment = LeasedAssignment(Desk(self, worker), question, worker.held)  # type: ignore[arg-type]
+        while (portion := assignment.next(wait=False) or assignment.next(wait=True)) is not None:
             (begin, end) = portion.places[0]
             if begin >= job.n:
                 worker.held.clear()

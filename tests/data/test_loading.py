@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.workers.batching import Delivery
-from paceline.data.workers.loader import Loading, Ticket
-from paceline.data.workers.message import Parcel
+from paceline.data.workers.batching import BatchRequest, OrderedBatches
+from paceline.data.workers.loader import Loading
+from paceline.data.workers.message import IpcBatch
 
 SEED = 5
 
@@ -95,9 +95,9 @@ class Sized(Dataset[Any]):
         return torch.full((self.first if index < self.change else self.then,), float(index))
 
 
-def tickets(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[Ticket]:
+def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[BatchRequest]:
     """Consecutive samples."""
-    return iter([Ticket(epoch, list(range(k, k + size))) for k in range(begin, begin + count * size, size)])
+    return iter([BatchRequest(epoch, list(range(k, k + size))) for k in range(begin, begin + count * size, size)])
 
 
 def loader(dataset: Any, **settings: Any) -> DataLoader[Any]:
@@ -136,8 +136,8 @@ def nobody_left() -> bool:
 def test_one_batch_for_each_ticket_in_order(processes: int, count: int) -> None:
     ours = loading(Squares(), num_workers=processes)
     for epoch in range(2):
-        batches = list(ours.batches(tickets(count, epoch=epoch)))
-        assert [b["index"].tolist() for b in batches] == [t.ids for t in tickets(count)]
+        batches = list(ours.batches(requests(count, epoch=epoch)))
+        assert [b["index"].tolist() for b in batches] == [t.ids for t in requests(count)]
         assert all(b["x"].shape == (4, 3) and b["x"][1, 0] == b["index"][1] ** 2 for b in batches)
         makers = {int(pid) for b in batches for pid in b["pid"]}
         assert len(makers) == min(max(processes, 1), count) and (os.getpid() in makers) == (
@@ -151,21 +151,21 @@ def test_one_batch_for_each_ticket_in_order(processes: int, count: int) -> None:
 def test_the_batches_are_those_of_the_bare_loader() -> None:
     bare = loader(Squares(), num_workers=1, collate_fn=keep)
     ours = loading(Squares(), num_workers=1, collate_fn=keep)
-    for want, got in zip(bare, ours.batches(tickets(20)), strict=False):
+    for want, got in zip(bare, ours.batches(requests(20)), strict=False):
         assert [sample["index"] for sample in got] == [sample["index"] for sample in want]
         assert all(torch.equal(a["x"], b["x"]) for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.processes
 def test_messages_are_far_fewer_than_batches() -> None:
-    batches = loading(Squares(), num_workers=1).batches(tickets(400))
-    assert isinstance(batches, Delivery)
+    batches = loading(Squares(), num_workers=1).batches(requests(400))
+    assert isinstance(batches, OrderedBatches)
     came: list[int] = []
     receive = batches._blocks.came
 
-    def count(parcel: Parcel) -> int:
-        came.append(len(parcel))
-        return receive(parcel)
+    def count(ipc_batch: IpcBatch) -> int:
+        came.append(len(ipc_batch))
+        return receive(ipc_batch)
 
     batches._blocks.came = count  # type: ignore[method-assign]
     assert len(list(batches)) == 400
@@ -174,7 +174,7 @@ def test_messages_are_far_fewer_than_batches() -> None:
 
 @pytest.mark.processes
 def test_memory_of_batches_is_apart() -> None:
-    batches = list(loading(Squares(), num_workers=1).batches(tickets(50)))
+    batches = list(loading(Squares(), num_workers=1).batches(requests(50)))
     for batch in batches[::2]:
         batch["x"].fill_(-1)
     assert all((b["x"][:, 0] == b["index"] ** 2).all() for b in batches[1::2])
@@ -185,8 +185,8 @@ def test_memory_of_batches_is_apart() -> None:
 def test_draws_are_a_function_of_seed_epoch_and_sample(processes: int, late: int) -> None:
     ours = loading(Drawing(late), num_workers=processes)
     for epoch in range(2):
-        for ticket, got in zip(tickets(80, epoch=epoch), ours.batches(tickets(80, epoch=epoch)), strict=True):
-            for i, row in zip(ticket.ids, got, strict=True):
+        for request, got in zip(requests(80, epoch=epoch), ours.batches(requests(80, epoch=epoch)), strict=True):
+            for i, row in zip(request.ids, got, strict=True):
                 with rng.seeded(rng.mix(SEED, epoch, zlib.crc32(repr(i).encode()))):
                     assert torch.equal(row, Drawing(late)[i])
 
@@ -194,23 +194,23 @@ def test_draws_are_a_function_of_seed_epoch_and_sample(processes: int, late: int
 @pytest.mark.processes
 def test_a_dataset_that_fetches_batches_is_asked_for_batches() -> None:
     ours = loading(AtOnce(), num_workers=1)
-    for ticket, got in zip(tickets(30, epoch=2), ours.batches(tickets(30, epoch=2)), strict=True):
-        with rng.seeded(rng.mix(SEED, 2, zlib.crc32(repr(ticket.ids).encode()))):
-            assert got.tolist() == [t.tolist() for t in AtOnce().__getitems__(ticket.ids)]
-    assert [b[:, 0].tolist() for b in loading(AtOnce()).batches(tickets(3))] == [t.ids for t in tickets(3)]
+    for request, got in zip(requests(30, epoch=2), ours.batches(requests(30, epoch=2)), strict=True):
+        with rng.seeded(rng.mix(SEED, 2, zlib.crc32(repr(request.ids).encode()))):
+            assert got.tolist() == [t.tolist() for t in AtOnce().__getitems__(request.ids)]
+    assert [b[:, 0].tolist() for b in loading(AtOnce()).batches(requests(3))] == [t.ids for t in requests(3)]
 
 
 @pytest.mark.processes
 def test_the_global_generators_are_left_alone() -> None:
     before = torch.get_rng_state()
     for processes in (0, 1):
-        list(loading(Squares(), num_workers=processes).batches(tickets(3)))
+        list(loading(Squares(), num_workers=processes).batches(requests(3)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("processes", [0, 1, 2])
 def test_an_error_comes_in_the_place_of_its_batch(processes: int) -> None:
-    batches = loading(Faulty(bad=4 * 40 + 1), num_workers=processes).batches(tickets(50))
+    batches = loading(Faulty(bad=4 * 40 + 1), num_workers=processes).batches(requests(50))
     for k in range(40):
         assert next(batches).tolist() == list(range(4 * k, 4 * k + 4))
     with pytest.raises(KeyError, match="sample 161 is missing"):
@@ -223,7 +223,7 @@ def test_processes_end_with_the_pass_after_an_error() -> None:
     gc.disable()  # which would hide a circle of references
     try:
         with contextlib.suppress(KeyError):
-            list(loading(Faulty(bad=30), num_workers=2).batches(tickets(1000)))
+            list(loading(Faulty(bad=30), num_workers=2).batches(requests(1000)))
         assert nobody_left()
     finally:
         gc.enable()
@@ -231,7 +231,7 @@ def test_processes_end_with_the_pass_after_an_error() -> None:
 
 @pytest.mark.processes
 def test_a_batch_within_a_graph_of_gradients_is_an_error_and_not_a_hang() -> None:
-    batches = loading(Faulty(bad=81, what="graph"), num_workers=1, collate_fn=keep).batches(tickets(30))
+    batches = loading(Faulty(bad=81, what="graph"), num_workers=1, collate_fn=keep).batches(requests(30))
     for _ in range(20):
         next(batches)
     with pytest.raises(RuntimeError, match="graph of gradients"):
@@ -242,16 +242,16 @@ def test_a_batch_within_a_graph_of_gradients_is_an_error_and_not_a_hang() -> Non
 @pytest.mark.processes
 def test_objects_of_the_users_own_travel_as_they_are() -> None:
     ours = loading(Squares(), num_workers=1, collate_fn=Own)
-    batches = ours.batches(tickets(20))
-    assert isinstance(batches, Delivery)
-    for ticket, batch in zip(tickets(20), batches, strict=True):
-        assert [sample["index"] for sample in batch.samples] == ticket.ids
+    batches = ours.batches(requests(20))
+    assert isinstance(batches, OrderedBatches)
+    for request, batch in zip(requests(20), batches, strict=True):
+        assert [sample["index"] for sample in batch.samples] == request.ids
     assert batches._blocks.size == 1  # alone
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_process_is_reported(processes: int) -> None:
-    batches = loading(Faulty(bad=200, what="kill"), num_workers=processes).batches(tickets(100))
+    batches = loading(Faulty(bad=200, what="kill"), num_workers=processes).batches(requests(100))
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         list(batches)
     del batches
@@ -264,11 +264,11 @@ def test_a_pass_that_is_left_early_leaves_nothing_behind(persistent: bool) -> No
     ours = loading(Squares(), num_workers=2, persistent_workers=persistent)
     gc.disable()  # which would hide a circle of references
     for stop in (0, 1, 30):
-        for k, batch in enumerate(ours.batches(tickets(200))):
+        for k, batch in enumerate(ours.batches(requests(200))):
             assert batch["index"].tolist() == list(range(4 * k, 4 * k + 4))
             if k == stop:
                 break
-    assert len(list(ours.batches(tickets(10)))) == 10
+    assert len(list(ours.batches(requests(10)))) == 10
     del ours
     gc.enable()
     assert nobody_left()
@@ -277,7 +277,7 @@ def test_a_pass_that_is_left_early_leaves_nothing_behind(persistent: bool) -> No
 @pytest.mark.processes
 def test_persistent_processes_persist() -> None:
     ours = loading(Squares(), num_workers=2, persistent_workers=True)
-    makers = [{int(b["pid"][0]) for b in ours.batches(tickets(20, epoch=epoch))} for epoch in range(3)]
+    makers = [{int(b["pid"][0]) for b in ours.batches(requests(20, epoch=epoch))} for epoch in range(3)]
     assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2
     del ours
     assert nobody_left()
@@ -285,8 +285,8 @@ def test_persistent_processes_persist() -> None:
 
 @pytest.mark.processes
 def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> None:
-    def source() -> Iterator[Ticket]:
-        yield from tickets(37)
+    def source() -> Iterator[BatchRequest]:
+        yield from requests(37)
         raise TimeoutError("no lease")
 
     for processes in (0, 1):
@@ -300,7 +300,7 @@ def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> No
 
 @pytest.mark.processes
 def test_an_interrupt_leaves_nothing_behind() -> None:
-    batches = loading(Faulty(bad=300, what="interrupt"), num_workers=2).batches(tickets(100))
+    batches = loading(Faulty(bad=300, what="interrupt"), num_workers=2).batches(requests(100))
     interrupted = False
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background programs ignore
     try:
@@ -317,11 +317,11 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
 def test_tickets_are_drawn_when_they_are_needed() -> None:
     drawn = 0
 
-    def source() -> Iterator[Ticket]:
+    def source() -> Iterator[BatchRequest]:
         nonlocal drawn
-        for ticket in tickets(1000):
+        for request in requests(1000):
             drawn += 1
-            yield ticket
+            yield request
 
     next(loading(Squares()).batches(source()))
     assert drawn == 1
@@ -334,8 +334,8 @@ def test_tickets_are_drawn_when_they_are_needed() -> None:
 @pytest.mark.parametrize(("first", "then"), [(10, 125_000), (125_000, 10)])
 def test_batches_whose_size_changes_suddenly_stay_in_order(processes: int, first: int, then: int) -> None:
     ours = loading(Sized(400, first, then), num_workers=processes)
-    batches = ours.batches(tickets(112))
-    assert isinstance(batches, Delivery)
+    batches = ours.batches(requests(112))
+    assert isinstance(batches, OrderedBatches)
     early = 0
     for k, batch in enumerate(batches):
         assert batch.shape == (4, first if k < 100 else then)
@@ -351,7 +351,7 @@ def test_the_users_init_function_finds_the_users_dataset() -> None:
         assert info is not None and info.id == worker
         info.dataset.bad = 1  # type: ignore[attr-defined]
 
-    batches = loading(Faulty(bad=-1), num_workers=1, worker_init_fn=init).batches(tickets(2))
+    batches = loading(Faulty(bad=-1), num_workers=1, worker_init_fn=init).batches(requests(2))
     with pytest.raises(KeyError, match="sample 1 is missing"):
         next(batches)
 
@@ -361,7 +361,7 @@ def test_an_init_function_that_fails_says_so() -> None:
     def init(worker: int) -> None:
         raise FileNotFoundError("no /data")
 
-    batches = loading(Squares(), num_workers=1, worker_init_fn=init).batches(tickets(20))
+    batches = loading(Squares(), num_workers=1, worker_init_fn=init).batches(requests(20))
     with pytest.raises(FileNotFoundError, match="no /data"):
         next(batches)
     assert next(batches, None) is None and nobody_left()
@@ -370,7 +370,7 @@ def test_an_init_function_that_fails_says_so() -> None:
 @pytest.mark.processes
 def test_a_spawned_process_makes_the_same() -> None:
     ours = loading(Squares(), num_workers=1, multiprocessing_context="spawn")
-    assert [b["index"].tolist() for b in ours.batches(tickets(9))] == [t.ids for t in tickets(9)]
+    assert [b["index"].tolist() for b in ours.batches(requests(9))] == [t.ids for t in requests(9)]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
@@ -378,5 +378,5 @@ def test_a_spawned_process_makes_the_same() -> None:
 def test_pinning_without_an_accelerator_warns_as_the_bare_loader_does(processes: int) -> None:
     ours = loading(Squares(), num_workers=processes, pin_memory=True)
     with pytest.warns(UserWarning, match="pin_memory"):
-        batches = list(ours.batches(tickets(5)))
-    assert [b["index"].tolist() for b in batches] == [t.ids for t in tickets(5)]
+        batches = list(ours.batches(requests(5)))
+    assert [b["index"].tolist() for b in batches] == [t.ids for t in requests(5)]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.sampling.order import Drawn, InShards, InTurn, Order, Shuffled, places
+from paceline.data.sampling.order import Drawn, InShards, Order, Sequential, Shuffled, places
 
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=100)
 sizes = st.lists(st.integers(0, 12), max_size=20)
 KINDS: dict[str, Callable[[], Order]] = {
-    "in turn": lambda: InTurn(97),
+    "in turn": lambda: Sequential(97),
     "shuffled": lambda: Shuffled(97, seed=3, epoch=1),
     "drawn": lambda: Drawn([k * 7 % 97 for k in range(97)]),
     "in shards": lambda: InShards([10, 0, 30, 1, 16, 40], seed=3, epoch=1, buffer=2),
@@ -64,7 +64,7 @@ def test_seeds_and_epochs_have_orders_of_their_own(make: Callable[[int, int], Or
 
 
 def test_an_order_without_samples() -> None:
-    for order in (InTurn(0), Shuffled(0, 1, 1), Drawn([]), InShards([], 1, 1), InShards([0, 0], 1, 1)):
+    for order in (Sequential(0), Shuffled(0, 1, 1), Drawn([]), InShards([], 1, 1), InShards([0, 0], 1, 1)):
         assert len(order) == 0 and whole(order) == []
 
 
@@ -129,7 +129,7 @@ def test_a_buffer_of_no_shards_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: InTurn(10**9), lambda: Shuffled(10**9, 1, 0), lambda: InShards([10**6] * 1_000, 1, 0)]
+    "make", [lambda: Sequential(10**9), lambda: Shuffled(10**9, 1, 0), lambda: InShards([10**6] * 1_000, 1, 0)]
 )
 def test_an_order_of_a_thousand_million_samples_is_no_list(make: Callable[[], Order]) -> None:
     tracemalloc.start()

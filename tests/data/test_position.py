@@ -15,10 +15,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import paceline
 from paceline.core.state_tree import build, flatten
-from paceline.data.sampling.shard_progress import Consumed
+from paceline.data.sampling.shard_progress import ShardProgress
 from paceline.data.sharing.position import Position
 from paceline.forecast.sim import Clock
-from tests.data.test_share import Buckets, Numbers, Reversed
+from tests.data.test_shared_loader import Buckets, Numbers, Reversed
 from tests.tables import rest_is_full
 
 Seen = list[tuple[int, list[int]]]
@@ -192,7 +192,7 @@ def test_a_stream_that_one_worker_has_ended_and_another_has_not() -> None:
 
 def state_of(epoch: int, *passes: list[Any], **about: Any) -> dict[str, Any]:
     rest = {"rest": [], "played": [], "epoch_start": None, "leased": False, "arranged": []}
-    rows = [[*one, Consumed().state()] for one in passes]
+    rows = [[*one, ShardProgress().state()] for one in passes]
     return {"epoch": epoch, "passes": rows, **rest, **about}
 
 

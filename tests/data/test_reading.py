@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from paceline.data import ShardStream
 from paceline.data.ledger.assignment import Portion
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import UNIT, Consumed
-from paceline.data.streams.reader import Found, Pieces, Request, ShardReading, _Lanes, _Reader
+from paceline.data.sampling.shard_progress import UNIT, ShardProgress
+from paceline.data.streams.reader import Request, ShardAssignment, ShardBatch, ShardReading, _ProcessQueues, _Reader
 from tests.data.test_streams import Counted
 
 
@@ -30,21 +30,21 @@ class Process:
         self.reader = _Reader(ShardStream(self.shards, False, buffer), list, batch, False, 0)
 
 
-def course(lanes: _Lanes, processes: list[Process], ahead: int) -> Iterator[Found]:
+def course(queues: _ProcessQueues, processes: list[Process], ahead: int) -> Iterator[ShardBatch]:
     """As a `DataLoader` does it: requests to the processes in turn, answers in order."""
     under_way: deque[tuple[int, Request | None]] = deque()
     sent = 0
     while True:
         while len(under_way) < ahead * len(processes):
             try:
-                under_way.append((sent % len(processes), next(lanes)))
+                under_way.append((sent % len(processes), next(queues)))
             except StopIteration:
                 break
             sent += 1
         if not under_way:
             return
         process, request = under_way.popleft()
-        found = lanes.answered(processes[process].reader[request])
+        found = queues.answered(processes[process].reader[request])
         if found is not None:
             yield found
 
@@ -73,16 +73,16 @@ def test_every_place_once_and_nothing_forgotten_at_a_stop(
 ) -> None:
     whole = Ranges([(0, len(sizes) * UNIT)])
     before = [(shard * UNIT, shard * UNIT + batches * batch) for shard, batches in done if shard < len(sizes)]
-    supply = Pieces(0, whole.without(before), 1, 0, Consumed())
+    assignment = ShardAssignment(0, whole.without(before), 1, 0, ShardProgress())
     processes = [Process(sizes, batch, buffer) for _ in range(width)]
-    lanes = _Lanes(supply, _first(supply), width, batch, lambda epoch, shard: shard)
-    found: list[Found] = []
-    for one in course(lanes, processes, ahead):
+    queues = _ProcessQueues(assignment, _first(assignment), width, batch, lambda epoch, shard: shard)
+    found: list[ShardBatch] = []
+    for one in course(queues, processes, ahead):
         found.append(one)
         if len(found) == stop:
             break
     handed = places([one.portion for one in found])
-    left = places([*lanes.begun(), *iter(lambda: supply.next(wait=True), None)])
+    left = places([*queues.begun(), *iter(lambda: assignment.next(wait=True), None)])
     assert handed.without(left) == handed  # nothing is in both
     assert Ranges([*handed, *left]) == whole.without(before)
     if len(found) < stop:
@@ -93,11 +93,11 @@ def test_every_place_once_and_nothing_forgotten_at_a_stop(
     assert len(opened) == len(set(opened))  # lanes keep to their processes
 
 
-def _first(supply: Pieces) -> Any:
-    return supply.next(wait=True)
+def _first(assignment: ShardAssignment) -> Any:
+    return assignment.next(wait=True)
 
 
-def _check_samples(found: Found, sizes: list[int], buffer: int) -> None:
+def _check_samples(found: ShardBatch, sizes: list[int], buffer: int) -> None:
     """A batch holds the samples of its places, in the order of the stream."""
     ((begin, end),) = found.portion.places
     shard = begin // UNIT
@@ -135,8 +135,8 @@ def noise(seed: int, epoch: int) -> list[list[float]]:
     loader: DataLoader[Any] = DataLoader(
         ShardStream(Noise(), False), 2, num_workers=2, worker_init_fn=_finds_the_stream
     )
-    supply = Pieces(epoch, Ranges([(0, 3 * UNIT)]), 1, 0, Consumed())
-    return [found.batch.tolist() for found in ShardReading(loader, seed).batches(supply)]
+    assignment = ShardAssignment(epoch, Ranges([(0, 3 * UNIT)]), 1, 0, ShardProgress())
+    return [found.batch.tolist() for found in ShardReading(loader, seed).batches(assignment)]
 
 
 @pytest.mark.processes
@@ -157,4 +157,4 @@ def test_a_process_that_dies_is_told() -> None:
 
     loader: DataLoader[Any] = DataLoader(ShardStream(Deadly([5])), 2, num_workers=1)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        list(ShardReading(loader, 0).batches(Pieces(0, Ranges([(0, UNIT)]), 1, 0, Consumed())))
+        list(ShardReading(loader, 0).batches(ShardAssignment(0, Ranges([(0, UNIT)]), 1, 0, ShardProgress())))

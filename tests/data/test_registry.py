@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data.sharing.numbering import Registry
+from paceline.data.sharing.numbering import NumberedData
 from tests.helpers import simulate
 
 EPOCHS = 12
@@ -109,7 +109,7 @@ def test_a_resume_in_data_that_were_made_anew(tmp_path: Path) -> None:
 
 
 def test_numbers_are_those_of_the_order_in_which_data_come() -> None:
-    registry, kept = Registry(), [[1], [2]]
+    registry, kept = NumberedData(), [[1], [2]]
     assert [registry.add(one) for one in kept] == [0, 1]
     for number in range(2, 50):  # whose addresses are soon those of others
         data = [number]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.ledger.epoch_ledger import ENDLESS
-from paceline.data.sampling.split import Alone, Rounds, Split, Stripes, even_parts, split_of
+from paceline.data.sampling.split import Rounds, SingleWorker, Split, Stripes, even_parts, split_of
 
 CASES = [(n, b) for n in (0, 1, 2, 3, 7, 8, 16, 17, 31, 96, 97, 100) for b in (1, 2, 3, 4, 16)]
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=300)
@@ -98,7 +98,7 @@ def test_stripes_are_contiguous() -> None:
 
 
 def test_one_worker_alone_has_full_batches_but_for_the_last() -> None:
-    assert parts(Alone(11, 4), 0) == [(0, 4), (4, 8), (8, 11)]
+    assert parts(SingleWorker(11, 4), 0) == [(0, 4), (4, 8), (8, 11)]
 
 
 def test_even_parts() -> None:

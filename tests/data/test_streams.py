@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data import ShardStream
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import UNIT, Consumed, dealt, pieces
-from paceline.data.streams.reader import Pieces, ShardReading
+from paceline.data.sampling.shard_progress import UNIT, ShardProgress, pieces, round_robin
+from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.forecast.sim import Clock
 
 Batch = list[int]
@@ -254,7 +254,7 @@ def test_persistent_processes_serve_one_pass_after_another() -> None:
     reading = ShardReading(loader_of(num_workers=2, persistent_workers=True), seed=1)
     for epoch in range(2):
         whole = Ranges([(0, len(SIZES) * UNIT)])
-        found = list(reading.batches(Pieces(epoch, whole, 1, 0, Consumed())))
+        found = list(reading.batches(ShardAssignment(epoch, whole, 1, 0, ShardProgress())))
         assert sorted(i for one in found if one.samples for i in one.batch.tolist()) == everything()
         assert Ranges(place for one in found for place in one.portion.places) == whole
         assert reading.begun() == []
@@ -344,18 +344,18 @@ def test_streams_that_make_no_sense() -> None:
 
 def test_places_are_cut_where_shards_end() -> None:
     assert pieces([(5, UNIT + 3), (2 * UNIT, 3 * UNIT)]) == [(5, UNIT), (UNIT, UNIT + 3), (2 * UNIT, 3 * UNIT)]
-    assert [list(dealt([(0, 3 * UNIT)], 2, rank)) for rank in range(2)] == [
+    assert [list(round_robin([(0, 3 * UNIT)], 2, rank)) for rank in range(2)] == [
         [(0, UNIT), (2 * UNIT, 3 * UNIT)],
         [(UNIT, 2 * UNIT)],
     ]
 
 
 def test_what_was_consumed_enters_with_its_batch() -> None:
-    consumed = Consumed()
-    consumed.add(1, [(0, 4)])
-    consumed.add(2, [(4, 8)])
-    consumed.enter(1)
-    again = Consumed.of(consumed.state())
+    shard_progress = ShardProgress()
+    shard_progress.add(1, [(0, 4)])
+    shard_progress.add(2, [(4, 8)])
+    shard_progress.enter(1)
+    again = ShardProgress.of(shard_progress.state())
     assert again.entered == Ranges([(0, 4)]) and again.all == Ranges([(0, 8)])
     again.enter(2)
     assert again.entered == Ranges([(0, 8)])

@@ -133,7 +133,7 @@ class Program:
         self.run.close()
         self.look()
         ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
-        tuned = self.run._context.tuner.knobs.state()["factors"]
+        tuned = self.run._context.tuner.tunables.state()["factors"]
         return {**ended, "period": getattr(self.run.rule.schedule, "period", None), "tuned": tuned}
 
     def look(self) -> None:

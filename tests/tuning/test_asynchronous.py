@@ -63,7 +63,7 @@ def test_owners_step_with_the_factor(rule: str, tmp_path: Path) -> None:
         if (place.rank, place.step) == (0, 1):
             place.run.tune(lr_factor=0.5)
         place.run._context.tuner.look(now=True)
-        place.extra.setdefault("factors", []).append(dict(place.run._context.tuner.knobs.rates.factors))
+        place.extra.setdefault("factors", []).append(dict(place.run._context.tuner.tunables.rates.factors))
 
     outs = train(rule, 2, optimizer=sgd, after_step=hook, settings={"log": tmp_path})
     steps = [out.extra["factors"].index({0: 0.5}) for out in outs]

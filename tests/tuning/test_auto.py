@@ -76,7 +76,7 @@ def test_what_becomes_of_each_optimizer(make: Make, choice: str) -> None:
 
 def test_with_one_worker_nothing_happens() -> None:
     def hook(place: Place) -> None:
-        assert place.run._context.tuner.pacer is None
+        assert place.run._context.tuner.period_controller is None
         periods(place)
 
     torch.manual_seed(5)

@@ -130,7 +130,7 @@ def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, mon
         assert box.look() == []
     assert asked == []
     now[0] += 0.2
-    assert [letter.name for letter in box.look()] == [name] and len(asked) == 1
+    assert [request_file.name for request_file in box.look()] == [name] and len(asked) == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"changes": 3}', '{"changes": {"lr": "much"}}', "{}", " " * (1 << 17)])
@@ -138,8 +138,8 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
     box = request_files.RequestFiles(tmp_path, each=False)
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "1.request.json").write_text(text)
-    [letter] = box.look(now=True)
-    assert letter.problem and letter.changes == {}
+    [request_file] = box.look(now=True)
+    assert request_file.problem and request_file.changes == {}
 
 
 def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -147,4 +147,4 @@ def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "tune").mkdir()
     os.mkfifo(tmp_path / "tune" / "1.request.json")
     (tmp_path / "tune" / "2.request.json").symlink_to("/dev/zero")
-    assert all(letter.problem for letter in box.look(now=True))
+    assert all(request_file.problem for request_file in box.look(now=True))

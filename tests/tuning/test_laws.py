@@ -180,7 +180,7 @@ def test_the_last_change_is_undone(rule: str, optimizer: Make) -> None:
     before = optimizer([torch.zeros(1)]).param_groups[0]["lr"]
     for out in outs:
         tuner = out.extra["tuner"]
-        assert tuner.knobs.show(["lr"]) == {"lr": before} and tuner.state()["stack"] == []
+        assert tuner.tunables.show(["lr"]) == {"lr": before} and tuner.state()["stack"] == []
     seen = [one.values for one in sorted(requests(outs), key=lambda one: one.minibatch)]
     assert seen == [{"lr": [before, 0.5]}, {"lr": [0.5, 0.25]}, {"lr@0": [0.25, 0.5]}, {"lr@0": [0.5, before]}]
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_is_refused_where_it_is_asked(rule: str, settings: dict[s
 def test_what_one_worker_cannot_do_is_done_by_none(rule: str, optimizer: Make) -> None:
     def hook(place: Place) -> None:
         if place.step == 1 and place.rank == 2:  # a program that differs on one worker
-            place.run._context.tuner.knobs.check = refuse  # type: ignore[method-assign]
+            place.run._context.tuner.tunables.check = refuse  # type: ignore[method-assign]
         Asking((0, 4, {"lr": 0.5}))(place)
 
     def refuse(changes: Any) -> None:
@@ -251,9 +251,9 @@ def test_another_number_of_workers_goes_on_with_what_was_tuned(tmp_path: Path) -
     outs = train(rule, 2, optimizer=sgd, samples=96, resume=tmp_path / "c", after_step=Asking())
     for out in outs:
         assert out.extra["rule"][-1].schedule.period == 4
-        assert out.extra["tuner"].knobs.show(["lr"]) == {"lr": 0.05}
+        assert out.extra["tuner"].tunables.show(["lr"]) == {"lr": 0.05}
     [alone] = train(rule, 1, optimizer=sgd, samples=96, resume=tmp_path / "c", after_step=Asking())
-    assert alone.extra["tuner"].knobs.show(["lr"]) == {"lr": 0.05}
+    assert alone.extra["tuner"].tunables.show(["lr"]) == {"lr": 0.05}
 
 
 def test_one_worker_changes_at_once() -> None:

@@ -19,7 +19,7 @@ LOSSES = [4.0, 2.0, 1.99, 1.9, 2.1, 1.0, 0.9995]
 
 
 def rate(place: Place) -> float:
-    shown = place.run._context.tuner.knobs.show(["lr"])["lr"]
+    shown = place.run._context.tuner.tunables.show(["lr"])["lr"]
     assert isinstance(shown, float)
     return shown
 

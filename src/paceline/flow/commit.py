@@ -21,7 +21,7 @@ from paceline.flow.control import Generation
 from paceline.flow.membership import ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
-from paceline.tuning.tuner import Heard, Tuner
+from paceline.tuning.tuner import GatheredRequests, Tuner
 from paceline.update.exchange.agreement import refuse_nothing
 from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, StartedExchange
 from paceline.update.exchange.header import ExchangeSummary, Header
@@ -98,7 +98,7 @@ class CommittedExchange:
         self._pending_header: PendingHeader | None = None
         self._running: list[Running] = []
         self._arrived: tuple[ExchangeSummary, list[Total]] | None = None
-        self._heard: Heard | None = None
+        self._heard: GatheredRequests | None = None
         self._membership.control.starts(self._membership.exchange)
 
     def _begin(self) -> None:

@@ -27,7 +27,7 @@ from paceline.run.mistakes import Mistakes
 from paceline.run.search_rounds import SearchRound
 from paceline.run.state import RunState
 from paceline.run.takeover import TakeOver, join
-from paceline.tuning.period_controller import pacer_for
+from paceline.tuning.period_controller import period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
@@ -116,14 +116,16 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         mistakes = Mistakes(transport.world, loaders, settings.data)
         tuner = _tuner(rule, owned, settings, transport, monitor)
         on_error.callback(tuner.close)
-        sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.knobs.numbers)
+        sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.tunables.numbers)
         monitor.told = sinks.progress
 
         context = RunContext(
             settings, model, owned, transport, TrainingProgress(rule.schedule), monitor, loaders, tuner
         )
         if several:
-            tuner.pacer = pacer_for(rule, transport, owned, _buffer_elements(model), monitor.of_blocks)
+            tuner.period_controller = period_controller_for(
+                rule, transport, owned, _buffer_elements(model), monitor.of_blocks
+            )
         state = RunState(context, membership)
         elastic = _elastic_engine(context, membership, state) if membership is not None else None
         engine = elastic if elastic is not None else ENGINES[context.rule.schedule.engine](context) if several else None

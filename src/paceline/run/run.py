@@ -355,7 +355,7 @@ class Run:
 
     def scale_rates(self, factor: float) -> None:
         """Multiply all learning rates of this worker at once, until a snapshot is restored; for trials."""
-        rates = self._context.tuner.knobs.rates
+        rates = self._context.tuner.tunables.rates
         for number in range(len(rates.groups())):
             rates.scale(number, factor * rates.factor(number))
 

@@ -41,7 +41,7 @@ class SearchRound:
         tune, world, tuner = self._plan.tune, self._context.transport.world, self._context.tuner
         if not tune:
             return
-        tuner.knobs.check(tune)  # on every worker, so that all raise
+        tuner.tunables.check(tune)  # on every worker, so that all raise
         request = tuner.ask(tune, revert=False) if world.rank == 0 else None
         if self._engine is not None:
             self._engine.retune()

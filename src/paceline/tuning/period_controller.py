@@ -47,19 +47,19 @@ class PeriodController:
         held: whether somebody has set the period by hand, which stays then.
     """
 
-    def __init__(self, stopwatch: Timer) -> None:
-        self._stopwatch = stopwatch
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
         self._blocks, self._next, self._settled, self.held = 0, FIRST, False, False
 
     def stepped(self, blocks: int, steps: int) -> None:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
         self._blocks = blocks
-        self._stopwatch.stepped(blocks, steps)
+        self._timer.stepped(blocks, steps)
 
     @property
     def due(self) -> bool:
         """Whether it is time to look at what all have measured."""
-        return self._timely and self._stopwatch.measured() is not None
+        return self._timely and self._timer.measured() is not None
 
     @property
     def _timely(self) -> bool:
@@ -67,7 +67,7 @@ class PeriodController:
 
     def said(self) -> Said | None:
         """What this worker has measured, in terms of JSON; nothing where that is too little."""
-        found = self._stopwatch.measured()
+        found = self._timer.measured()
         return None if found is None else (self._timely, *found)
 
     def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[int, str] | None:
@@ -87,13 +87,13 @@ class PeriodController:
         exchange_s, step_s = max(e for e, _ in measured), median(c for _, c in measured)
         period = schedule.period_for(exchange_s, step_s, self._settled)
         self._settled, self._next = True, blocks + AGAIN
-        self._stopwatch.restart()
+        self._timer.restart()
         return None if period == schedule.period else (period, reason(schedule, period, exchange_s, step_s))
 
     def renew(self) -> None:
         """The workers are others: look again as soon as something is measured."""
         self._next = 0
-        self._stopwatch.restart()
+        self._timer.restart()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -102,10 +102,10 @@ class PeriodController:
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave; times are measured anew."""
         self._next, self._settled, self.held = int(state["next"]), bool(state["settled"]), bool(state["held"])
-        self._stopwatch.restart()
+        self._timer.restart()
 
 
-def pacer_for(
+def period_controller_for(
     rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
 ) -> PeriodController | None:
     """What one of several workers needs under a rule whose period follows measured times; None under other rules,

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.errors import UnsupportedError
 from paceline.tuning.population import Values
-from paceline.tuning.space import NumberRange, OneOf, Range, Space, Whole
+from paceline.tuning.space import Choice, IntRange, NumberRange, Range, Space
 
 DRAWS = 20
 """Until one differs from the winner's values."""
@@ -71,17 +71,17 @@ class Proposals:
         kinds = self._optuna.distributions
         if isinstance(part, NumberRange):
             return kinds.FloatDistribution(part.low, part.high, log=part.log)
-        if isinstance(part, Whole):
+        if isinstance(part, IntRange):
             return kinds.IntDistribution(part.low, part.high)
-        assert isinstance(part, OneOf) and isinstance(whole, OneOf)
+        assert isinstance(part, Choice) and isinstance(whole, Choice)
         if not whole.ordered:
             return kinds.CategoricalDistribution(list(range(len(whole.values))))
         return kinds.IntDistribution(whole.values.index(part.values[0]), whole.values.index(part.values[-1]))
 
 
 def _inner(values: Range, value: Any) -> Any:
-    return values.values.index(value) if isinstance(values, OneOf) else value
+    return values.values.index(value) if isinstance(values, Choice) else value
 
 
 def _outer(values: Range, value: Any) -> Any:
-    return values.values[value] if isinstance(values, OneOf) else value
+    return values.values[value] if isinstance(values, Choice) else value

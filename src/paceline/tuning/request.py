@@ -33,7 +33,7 @@ class TuneRequest:
     block: int = 0
     minibatch: int = 0
     values: dict[str, list[Any]] | None = None
-    letter: str = ""
+    request_file: str = ""
     number: int = 0
     why: str = ""
 

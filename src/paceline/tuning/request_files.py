@@ -83,7 +83,7 @@ class RequestFiles:
         self._looked = self._clock()
         new = [name for name in self._names() if name not in self._seen]
         self._seen.update(new)
-        return [letter for name in new if (letter := self._take(name)) is not None]
+        return [request_file for name in new if (request_file := self._take(name)) is not None]
 
     def _take(self, name: str) -> RequestFile | None:
         assert self.folder is not None

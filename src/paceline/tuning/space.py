@@ -68,7 +68,7 @@ class NumberRange:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntRange:
     """Whole numbers from `low` to `high`, both of them included."""
 
     low: int
@@ -77,16 +77,16 @@ class Whole:
     def at(self, part: float) -> int:
         return min(self.high, self.low + int((self.high - self.low + 1) * part))
 
-    def near(self, value: Any) -> Whole:
+    def near(self, value: Any) -> IntRange:
         wide = max(1, round((self.high - self.low) * NEAR))
-        return Whole(max(self.low, value - wide), min(self.high, value + wide))
+        return IntRange(max(self.low, value - wide), min(self.high, value + wide))
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, int) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
-class OneOf:
+class Choice:
     """Some values; those that are numbers in their order."""
 
     values: tuple[Any, ...]
@@ -99,11 +99,11 @@ class OneOf:
     def at(self, part: float) -> Any:
         return self.values[min(len(self.values) - 1, int(len(self.values) * part))]
 
-    def near(self, value: Any) -> OneOf:
+    def near(self, value: Any) -> Choice:
         if not self.ordered:
             return self
         place = self.values.index(value)
-        return OneOf(self.values[max(0, place - 1) : place + 2])
+        return Choice(self.values[max(0, place - 1) : place + 2])
 
     def holds(self, value: Any) -> bool:
         return value in self.values
@@ -140,7 +140,7 @@ def _one(text: str) -> tuple[str, Range]:
         raise RuleError(f"{text!r}: there is no {kind}(..); {EXAMPLES}")
     values = _values(inside)
     found = _choice(text, values) if kind == "choice" else _between(text, kind, values)
-    for value in found.values if isinstance(found, OneOf) else (found.at(0.0), found.at(1.0)):
+    for value in found.values if isinstance(found, Choice) else (found.at(0.0), found.at(1.0)):
         try:
             checked(name, value)
         except RuleError as error:
@@ -148,11 +148,11 @@ def _one(text: str) -> tuple[str, Range]:
     return name, found
 
 
-def _choice(text: str, values: tuple[Any, ...]) -> OneOf:
+def _choice(text: str, values: tuple[Any, ...]) -> Choice:
     if len(values) < 2 or len({repr(value) for value in values}) < len(values):
         raise RuleError(f"{text!r}: a choice needs at least two values, all different; {EXAMPLES}")
-    found = OneOf(values)
-    return OneOf(tuple(sorted(values))) if found.ordered else found
+    found = Choice(values)
+    return Choice(tuple(sorted(values))) if found.ordered else found
 
 
 def _between(text: str, kind: str, values: tuple[Any, ...]) -> Range:
@@ -161,7 +161,7 @@ def _between(text: str, kind: str, values: tuple[Any, ...]) -> Range:
     if kind == "int":
         if not all(isinstance(one, int) for one in values):
             raise RuleError(f"{text!r}: int(a,b) needs whole numbers; {EXAMPLES}")
-        return Whole(*values)
+        return IntRange(*values)
     if kind == "log" and not values[0] > 0:
         raise RuleError(f"{text!r}: log(a,b) needs numbers above 0; {EXAMPLES}")
     return NumberRange(float(values[0]), float(values[1]), kind == "log")

@@ -32,7 +32,7 @@ from paceline.tuning.tunables import Tunables
 
 logger = logging.getLogger("paceline")
 
-Heard = tuple[list[TuneRequest], list[Any], list[Any]]
+GatheredRequests = tuple[list[TuneRequest], list[Any], list[Any]]
 """Requests of all workers, for each worker what is against them, and what it has measured."""
 
 KEPT = 100
@@ -51,14 +51,25 @@ class Tuner:
     """
 
     def __init__(
-        self, knobs: Tunables, world: World, mailbox: RequestFiles, note: Callable[..., None], each: bool = False
+        self,
+        tunables: Tunables,
+        world: World,
+        request_files: RequestFiles,
+        note: Callable[..., None],
+        each: bool = False,
     ) -> None:
-        self.knobs, self._world, self._mailbox, self._note, self._each = knobs, world, mailbox, note, each
+        self.tunables, self._world, self._request_files, self._note, self._each = (
+            tunables,
+            world,
+            request_files,
+            note,
+            each,
+        )
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """(blocks that have been exchanged, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Told of the rule when it has changed, where no exchange is waited for."""
-        self.pacer: PeriodController | None = None
+        self.period_controller: PeriodController | None = None
         """What measures for a period that follows measured times, where the rule has one."""
         self._asked: list[TuneRequest] = []
         self._decided: list[TuneRequest] = []
@@ -68,14 +79,14 @@ class Tuner:
     @property
     def rule(self) -> Rule:
         """The rule as it is at present."""
-        return self.knobs.rule
+        return self.tunables.rule
 
     # -- asking -----------------------------------------------------------------------------------
 
     @property
     def asks(self) -> bool:
         """Whether this worker has something to say to all."""
-        return bool(self._asked) or (self.pacer is not None and self.pacer.due)
+        return bool(self._asked) or (self.period_controller is not None and self.period_controller.due)
 
     def ask(self, settings: Mapping[str, Any], revert: bool) -> TuneRequest:
         """Ask for a change; `RuleError` or `UnsupportedError` where it cannot be, and nobody hears of it then."""
@@ -83,26 +94,28 @@ class Tuner:
             raise RuleError(f"revert=True undoes the last change and takes no settings, got {', '.join(settings)}")
         changes = {} if revert else flat(settings)
         if not revert:
-            self.knobs.check(changes)
+            self.tunables.check(changes)
         elif not self._stack and not any(not one.revert for one in [*self._asked, *self._decided]):
             raise RuleError(_NOTHING)
         return self._take(RequestFile("", changes, revert))
 
     def look(self, now: bool = False) -> None:
         """After every step: note where it is, and, at most once a second, take up what was asked for from outside."""
-        if self.pacer is not None:
-            self.pacer.stepped(*self.place())
-        for letter in self._mailbox.look(now):
-            self._take(letter)
+        if self.period_controller is not None:
+            self.period_controller.stepped(*self.place())
+        for request_file in self._request_files.look(now):
+            self._take(request_file)
 
-    def _take(self, letter: RequestFile) -> TuneRequest:
-        if self._each and not letter.name:
+    def _take(self, request_file: RequestFile) -> TuneRequest:
+        if self._each and not request_file.name:
             self._check_seen()
-            letter = self._mailbox.put(letter.changes, letter.revert)
-        request = TuneRequest(letter.changes, letter.revert, self._world.rank, letter=letter.name)
+            request_file = self._request_files.put(request_file.changes, request_file.revert)
+        request = TuneRequest(
+            request_file.changes, request_file.revert, self._world.rank, request_file=request_file.name
+        )
         request.number = next(self._numbers)
-        if letter.problem:
-            self._refuse(request, letter.problem)
+        if request_file.problem:
+            self._refuse(request, request_file.problem)
         elif self._each or self._world.size == 1:
             self._now(request)
         else:
@@ -111,7 +124,7 @@ class Tuner:
 
     def _check_seen(self) -> None:
         """Refuse what not all workers would hear of."""
-        folder = self._mailbox.folder
+        folder = self._request_files.folder
         seen = folder is not None and all(_has_log(folder.parent, rank) for rank in range(self._world.size))
         if not seen:
             raise UnsupportedError(
@@ -124,26 +137,29 @@ class Tuner:
 
     # -- deciding ---------------------------------------------------------------------------------
 
-    def hear(self, transport: Transport) -> None:
+    def exchange_requests(self, transport: Transport) -> None:
         """Gather what all ask for, and agree on what can be; every worker calls it at the same place.
 
         What was agreed on takes effect with `apply`.
         """
         self.decide(self.gather(transport))
 
-    def gather(self, transport: Transport) -> Heard:
+    def gather(self, transport: Transport) -> GatheredRequests:
         """What all ask for and what each says to it; nothing is changed, so that it can be done once more."""
-        mine, measured = list(self._asked), self.pacer.said() if self.pacer is not None else None
+        mine, measured = (
+            list(self._asked),
+            self.period_controller.said() if self.period_controller is not None else None,
+        )
         said = transport.gather_json([[[one.changes, one.revert, one.number] for one in mine], measured])
         requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(said) for row in rows]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
         return requests, verdicts, [row for _, row in said]
 
-    def decide(self, heard: Heard) -> None:
+    def decide(self, heard: GatheredRequests) -> None:
         """Agree on what all can carry out."""
         requests, verdicts, measured = heard
-        if self.pacer is not None:
-            found = self.pacer.agree(measured, self.rule.paced, self.place()[0])
+        if self.period_controller is not None:
+            found = self.period_controller.agree(measured, self.rule.paced, self.place()[0])
             if found is not None:
                 self._decided.append(TuneRequest({"period": found[0]}, False, 0, why=found[1]))
         self._asked = [one for one in self._asked if one not in requests]
@@ -162,16 +178,16 @@ class Tuner:
 
     def among(self, world: World) -> None:
         """The workers are others, each of them one that the rule counts."""
-        self._world, self.knobs.workers = world, world.size
-        if self.pacer is not None:
-            self.pacer.renew()
+        self._world, self.tunables.workers = world, world.size
+        if self.period_controller is not None:
+            self.period_controller.renew()
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot carry it out; nothing where it can."""
         if request.revert:
             return ""  # whether there is something to undo depends on what comes before it
         try:
-            self.knobs.check(flat(request.changes))
+            self.tunables.check(flat(request.changes))
         except PacelineError as error:
             return str(error)
         return ""
@@ -205,28 +221,28 @@ class Tuner:
         request.block, request.minibatch = self.place()
         if request.revert:
             snapshot = self._stack.pop()
-            names = self.knobs.names_in(snapshot)
-            before = self.knobs.show(names)
-            self.knobs.restore(snapshot)
-            if self.pacer is not None:
-                self.pacer.held = bool(snapshot.get("held"))
+            names = self.tunables.names_in(snapshot)
+            before = self.tunables.show(names)
+            self.tunables.restore(snapshot)
+            if self.period_controller is not None:
+                self.period_controller.held = bool(snapshot.get("held"))
         else:
             names = list(request.changes)
-            before = self.knobs.show(names)
+            before = self.tunables.show(names)
             if not request.why:
                 self._stack = [*self._stack, self._snapshot(request.changes)][-KEPT:]
-            self.knobs.apply(request.changes)
-        after = self.knobs.show(names)
+            self.tunables.apply(request.changes)
+        after = self.tunables.show(names)
         moved = [name for name in after if not request.revert or before[name] != after[name]]
         request.values = {name: [before[name], after[name]] for name in moved}
         self._applied(request)
 
     def _snapshot(self, changes: Changes) -> dict[str, Any]:
         """What takes back changes that somebody asked for; a period set by hand is held from now on."""
-        found = self.knobs.snapshot(changes)
-        if self.pacer is not None:
-            found["held"] = self.pacer.held
-            self.pacer.held = self.pacer.held or "period" in changes
+        found = self.tunables.snapshot(changes)
+        if self.period_controller is not None:
+            found["held"] = self.period_controller.held
+            self.period_controller.held = self.period_controller.held or "period" in changes
         return found
 
     def _applied(self, request: TuneRequest) -> None:
@@ -238,8 +254,8 @@ class Tuner:
             if self._world.rank == 0:
                 logger.info("period %d -> %d: %s", *(request.values or {})["period"], request.why)
         self._note("tune", **about, total_minibatches=request.minibatch)
-        if request.by == self._world.rank and request.letter:
-            self._mailbox.answer(request.letter, {"applied": True, **about, "minibatch": request.minibatch})
+        if request.by == self._world.rank and request.request_file:
+            self._request_files.answer(request.request_file, {"applied": True, **about, "minibatch": request.minibatch})
 
     def _refuse(self, request: TuneRequest, problem: str) -> None:
         request.refused = problem
@@ -247,34 +263,34 @@ class Tuner:
             return
         logger.warning("a request to tune was refused: %s", problem)
         self._note("tune", by=request.by, revert=request.revert, wanted=request.changes, refused=problem)
-        if request.letter:
-            self._mailbox.answer(request.letter, {"applied": False, "refused": problem})
+        if request.request_file:
+            self._request_files.answer(request.request_file, {"applied": False, "refused": problem})
 
     def close(self) -> None:
         """The run is over: what nobody has heard is refused."""
         for request in [*self._asked, *self._decided]:
             self._refuse(request, "the run came to its end before the next exchange")
         self._asked, self._decided = [], []
-        for letter in self._mailbox.look(now=True) if not self._each else []:
-            self._mailbox.answer(letter.name, {"applied": False, "refused": "the run is over"})
-        self.knobs.rates.close()
+        for request_file in self._request_files.look(now=True) if not self._each else []:
+            self._request_files.answer(request_file.name, {"applied": False, "refused": "the run is over"})
+        self.tunables.rates.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: the values, what can be taken back, and what this worker is about to ask for."""
         asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
-        pace = self.pacer.state() if self.pacer is not None else None
-        return {"knobs": self.knobs.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        pace = self.period_controller.state() if self.period_controller is not None else None
+        return {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
         """Put back what `state` gave; `asked` tells whether this worker also asks again."""
-        self.knobs.load(state["knobs"])
+        self.tunables.load(state["knobs"])
         self._stack, self._decided = list(state["stack"]), []
-        if self.pacer is not None and state.get("pace") is not None:
-            self.pacer.load(state["pace"])
+        if self.period_controller is not None and state.get("pace") is not None:
+            self.period_controller.load(state["pace"])
             if not asked:  # other workers than those that measured
-                self.pacer.renew()
+                self.period_controller.renew()
         self._asked = [
             TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.communication import Transport
-from paceline.data.sharing.cache_log import Sources
+from paceline.data.sharing.cache_log import CacheLog
 from paceline.observe import processes
 from paceline.observe.event_log import EventLog
 from paceline.update.exchange.header import ExchangeSummary, Header, Timing
@@ -135,7 +135,7 @@ class Monitor:
         self._since = self._transport.now()  # the end of the last exchange, or within one its beginning
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the thread that makes the steps
-        self._sources = Sources(self.note) if event_log.path is not None else None
+        self._sources = CacheLog(self.note) if event_log.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
         self._exchanges = 0

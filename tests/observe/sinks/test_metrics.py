@@ -204,6 +204,6 @@ def test_settings_by_group_where_groups_differ() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
     run = paceline.attach(model, torch.optim.SGD(groups, lr=1.0, momentum=0.5))
-    numbers = run._context.tuner.knobs.numbers()
+    numbers = run._context.tuner.tunables.numbers()
     assert (numbers["lr/0"], numbers["lr/1"], numbers["momentum"]) == (0.1, 0.2, 0.5) and "lr" not in numbers
     run.close()

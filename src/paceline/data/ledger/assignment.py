@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.lookup_cache import PLACES
+from paceline.data.sampling.lookup_cache import LOOKUP_PLACES
 from paceline.data.sampling.split import Rounds, Split, even_parts
 
 Item = TypeVar("Item")
@@ -54,7 +54,7 @@ class Assignment(Protocol):
         """What will come next, as far as it is known: of so many batches, perhaps several in one portion."""
 
 
-class Even:
+class EvenAssignment:
     """The worker's part of an even split.
 
     Args:
@@ -79,7 +79,7 @@ class Even:
     def known(self) -> Iterable[Portion]:
         """Some of what will come next."""
         count = sum(portion.count for portion in self._coming)
-        while count < PLACES and self._draw():
+        while count < LOOKUP_PLACES and self._draw():
             count += self._coming[-1].count
         return self._coming
 
@@ -109,7 +109,7 @@ class Even:
         return Portion(self._epoch, self._rest.cut(begin, end)) if begin < end else None
 
 
-class EvenOfStream(Even):
+class StreamedAssignment(EvenAssignment):
     """The same of places of which it turns out only in the end how many there are.
 
     Args:
@@ -170,7 +170,7 @@ class Leases(Protocol):
         """Put back what `state` gave."""
 
 
-class Leased:
+class LeasedAssignment:
     """Leases, cut into batches.
 
     Args:

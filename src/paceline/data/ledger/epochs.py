@@ -14,27 +14,27 @@ class Epochs:
     """The books of the epochs that are under way; keys are (loader, epoch)."""
 
     def __init__(self) -> None:
-        self._books: dict[tuple[int, int], EpochLedger] = {}
+        self._ledgers: dict[tuple[int, int], EpochLedger] = {}
         self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) that have no book are over
         self._expected: dict[tuple[int, int], Ranges] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._books or self._closed or self._expected)
+        return bool(self._ledgers or self._closed or self._expected)
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], EpochLedger]]:
         """Keys and books, in the order in which they were begun."""
-        return iter(list(self._books.items()))
+        return iter(list(self._ledgers.items()))
 
     def __contains__(self, key: tuple[int, int]) -> bool:
-        return key in self._books
+        return key in self._ledgers
 
-    def books(self) -> list[EpochLedger]:
+    def ledgers(self) -> list[EpochLedger]:
         """All books."""
-        return list(self._books.values())
+        return list(self._ledgers.values())
 
     def get(self, loader: int, epoch: int) -> EpochLedger | None:
         """The book of an epoch that is under way."""
-        return self._books.get((loader, epoch))
+        return self._ledgers.get((loader, epoch))
 
     def is_over(self, loader: int, epoch: int) -> bool:
         """Whether an epoch that has no book is over."""
@@ -43,8 +43,8 @@ class Epochs:
     def begin(self, key: tuple[int, int], total: int) -> EpochLedger:
         """A new book."""
         rest = self._expected.pop(key, Ranges([(0, total)]))
-        book = self._books[key] = EpochLedger(total, Ranges(rest.within(0, total)))
-        return book
+        ledger = self._ledgers[key] = EpochLedger(total, Ranges(rest.within(0, total)))
+        return ledger
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
         """When this epoch begins, only these places are to be done; without any it is over."""
@@ -59,18 +59,18 @@ class Epochs:
 
     def close_settled(self, loader: int) -> None:
         """Close the epochs of which everything is done."""
-        for key, book in sorted(self._books.items()):
-            if key[0] == loader and book.settled:
+        for key, ledger in sorted(self._ledgers.items()):
+            if key[0] == loader and ledger.settled:
                 self._close(key)
 
     def close_left(self, loader: int, slowest: int) -> None:
         """Close epochs before `slowest` that were left early, once nobody is in them any more."""
-        for key, book in sorted(self._books.items()):
-            if key[0] == loader and key[1] < slowest and book.left and not any(book.leased.values()):
+        for key, ledger in sorted(self._ledgers.items()):
+            if key[0] == loader and key[1] < slowest and ledger.left and not any(ledger.leased.values()):
                 self._close(key)
 
     def _close(self, key: tuple[int, int]) -> None:
-        del self._books[key]
+        del self._ledgers[key]
         self._closed[key[0]] = max(self.closed(key[0]), key[1])
 
     def unfinished(self, loader: int) -> dict[int, Ranges]:
@@ -79,29 +79,31 @@ class Epochs:
         An epoch that is over, and comes after one that is not, has none.
         """
         found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
-        for (one, epoch), book in self._books.items():
-            if one == loader and not book.left:
-                found[epoch] = Ranges([(0, book.total)]).without(book.done)
+        for (one, epoch), ledger in self._ledgers.items():
+            if one == loader and not ledger.left:
+                found[epoch] = Ranges([(0, ledger.total)]).without(ledger.done)
         over = range(min(found, default=0), self.closed(loader) + 1) if found else range(0)
         return {epoch: Ranges() for epoch in over} | found
 
     @property
     def progress(self) -> tuple[int, int]:
         """Grows with what is done: epochs that are over, and places of those that are not."""
-        return sum(1 + epoch for epoch in self._closed.values()), sum(book.done.total for book in self._books.values())
+        return sum(1 + epoch for epoch in self._closed.values()), sum(
+            ledger.done.total for ledger in self._ledgers.values()
+        )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint or a replica holds; JSON's terms."""
         rows = [
             {
                 "key": list(key),
-                "total": book.total,
-                "free": book.free.state(),
-                "leased": [[rank, held.state()] for rank, held in book.leased.items()],
-                "dry": sorted(book.dry),
-                "left": book.left,
+                "total": ledger.total,
+                "free": ledger.free.state(),
+                "leased": [[rank, held.state()] for rank, held in ledger.leased.items()],
+                "dry": sorted(ledger.dry),
+                "left": ledger.left,
             }
-            for key, book in self._books.items()
+            for key, ledger in self._ledgers.items()
         ]
         closed = [list(pair) for pair in self._closed.items()]
         expected = [[list(key), rest.state()] for key, rest in self._expected.items()]
@@ -109,7 +111,7 @@ class Epochs:
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
-        self._books = {
+        self._ledgers = {
             (row["key"][0], row["key"][1]): EpochLedger(
                 row["total"],
                 Ranges(row["free"]),

@@ -20,10 +20,10 @@ class History:
         self._number = 0  # of the last entry
         self._told: dict[int, int] = {}  # reader -> the last entry that it knows
 
-    def add(self, loader: int, epoch: int, begin: int, end: int, book: EpochLedger) -> None:
+    def add(self, loader: int, epoch: int, begin: int, end: int, ledger: EpochLedger) -> None:
         """Places begin .. end (excl.) are done; the book may have been shortened or left."""
         self._number += 1
-        self._entries.append((loader, epoch, begin, end, book.total, int(book.left)))
+        self._entries.append((loader, epoch, begin, end, ledger.total, int(ledger.left)))
 
     def missing(self, reader: int) -> list[list[int]] | None:
         """The entries that `reader` does not know, which it is told now; None where it needs the whole ledger."""

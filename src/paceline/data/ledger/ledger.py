@@ -63,22 +63,22 @@ class Ledger:
         self._at[question.loader, worker] = question.epoch
         slowest = min(epoch for (one, _), epoch in self._at.items() if one == question.loader)
         self._epochs.close_left(question.loader, slowest)
-        book = self._open(question)
+        ledger = self._open(question)
         for (loader, epoch), earlier in sorted(self._epochs, key=lambda one: one[0]):
             if loader == question.loader and epoch < question.epoch and not earlier.left and earlier.free:
                 return self._lease(worker, loader, epoch, earlier, question, now)
-        if book is not None and book.free:
-            return self._lease(worker, question.loader, question.epoch, book, question, now)
-        if book is not None and question.dry:
-            book.dry.add(worker)
+        if ledger is not None and ledger.free:
+            return self._lease(worker, question.loader, question.epoch, ledger, question, now)
+        if ledger is not None and question.dry:
+            ledger.dry.add(worker)
         return None
 
     def over(self, loader: int, epoch: int) -> bool:
         """Whether the epoch holds nothing for anybody any more."""
-        book = self._epochs.get(loader, epoch)
-        if book is None:
+        ledger = self._epochs.get(loader, epoch)
+        if ledger is None:
             return self._epochs.is_over(loader, epoch)
-        return not book.free and not self.holders(loader, epoch)
+        return not ledger.free and not self.holders(loader, epoch)
 
     def waits(self, worker: int, now: bool) -> None:
         """Whether `worker` waits for the others, as at a checkpoint: what it holds is not to be waited for."""
@@ -89,43 +89,43 @@ class Ledger:
 
     def holders(self, loader: int, epoch: int) -> list[int]:
         """Workers that are at work on places of the epoch, and may yet be lost with them."""
-        book = self._epochs.get(loader, epoch)
-        if book is None:
+        ledger = self._epochs.get(loader, epoch)
+        if ledger is None:
             return []
-        return [rank for rank, held in book.leased.items() if held and rank not in book.dry | self._waiting]
+        return [rank for rank, held in ledger.leased.items() if held and rank not in ledger.dry | self._waiting]
 
     def settled(self, loader: int, epoch: int) -> bool:
         """Whether all of the epoch is done: unlike :meth:`over`, work that was not applied yet counts as missing."""
-        book = self._epochs.get(loader, epoch)
-        return book.settled if book is not None else self._epochs.is_over(loader, epoch)
+        ledger = self._epochs.get(loader, epoch)
+        return ledger.settled if ledger is not None else self._epochs.is_over(loader, epoch)
 
     def extent(self, loader: int, epoch: int) -> tuple[int, int] | None:
         """The places of an epoch, and the end of the last that is done; None where it is not under way."""
-        book = self._epochs.get(loader, epoch)
-        return None if book is None else (book.total, max((end for _, end in book.done), default=0))
+        ledger = self._epochs.get(loader, epoch)
+        return None if ledger is None else (ledger.total, max((end for _, end in ledger.done), default=0))
 
     def held(self, worker: int) -> list[Mark]:
         """The places that are leased to `worker`."""
         return [
             (loader, epoch, begin, end)
-            for (loader, epoch), book in self._epochs
-            for begin, end in book.leased.get(worker, Ranges())
+            for (loader, epoch), ledger in self._epochs
+            for begin, end in ledger.leased.get(worker, Ranges())
         ]
 
     def done(self, worker: int, marks: Iterable[Sequence[int]]) -> int:
         """What `worker` made of these places has been applied to the global model; how many were not so before."""
         count = 0
         for loader, epoch, begin, end in marks:
-            book = self._epochs.get(loader, epoch)
-            if book is None:
+            ledger = self._epochs.get(loader, epoch)
+            if ledger is None:
                 self.repeated += end - begin
                 continue
-            found = book.leased[worker].remove(begin, end) if worker in book.leased else 0
+            found = ledger.leased[worker].remove(begin, end) if worker in ledger.leased else 0
             if found < end - begin:  # its lease went back to the pile meanwhile
-                found += book.free.remove(begin, end)
+                found += ledger.free.remove(begin, end)
             self.repeated += end - begin - found
             count += found
-            self._history.add(loader, epoch, begin, end, book)
+            self._history.add(loader, epoch, begin, end, ledger)
             self._speeds.marked(loader, worker, found)
             self._epochs.close_settled(loader)
         return count
@@ -133,26 +133,26 @@ class Ledger:
     def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` will not train on these places of its leases."""
         for loader, epoch, begin, end in marks:
-            book = self._epochs.get(loader, epoch)
-            if book is not None and worker in book.leased:
-                for low, high in book.leased[worker].within(begin, end):
-                    book.leased[worker].remove(low, high)
-                    book.free.add(low, high)
+            ledger = self._epochs.get(loader, epoch)
+            if ledger is not None and worker in ledger.leased:
+                for low, high in ledger.leased[worker].within(begin, end):
+                    ledger.leased[worker].remove(low, high)
+                    ledger.free.add(low, high)
 
     def leave_early(self, worker: int, loader: int, epoch: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` ends its pass before the epoch does, because its program wants so."""
         self.give_back(worker, marks)
-        book = self._epochs.get(loader, epoch)
-        if book is not None:
-            book.left = True
-            self._history.add(loader, epoch, 0, 0, book)
+        ledger = self._epochs.get(loader, epoch)
+        if ledger is not None:
+            ledger.left = True
+            self._history.add(loader, epoch, 0, 0, ledger)
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only `total` places in this epoch."""
-        book = self._epochs.get(loader, epoch)
-        if book is not None and total < book.total:
-            book.shorten(total)
-            self._history.add(loader, epoch, 0, 0, book)
+        ledger = self._epochs.get(loader, epoch)
+        if ledger is not None and total < ledger.total:
+            ledger.shorten(total)
+            self._history.add(loader, epoch, 0, 0, ledger)
             self._epochs.close_settled(loader)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
@@ -164,10 +164,10 @@ class Ledger:
 
     def lost(self, worker: int) -> None:
         """A worker is gone: what it held and did not mark is free again."""
-        for book in self._epochs.books():
-            for begin, end in book.leased.pop(worker, Ranges()):
-                book.free.add(begin, end)
-            book.dry.discard(worker)
+        for ledger in self._epochs.ledgers():
+            for begin, end in ledger.leased.pop(worker, Ranges()):
+                ledger.free.add(begin, end)
+            ledger.dry.discard(worker)
         self._waiting.discard(worker)
         self._speeds.lost(worker)
         self._at = {key: epoch for key, epoch in self._at.items() if key[1] != worker}
@@ -180,14 +180,14 @@ class Ledger:
         """
         self.lost(worker)
         for loader, epoch, begin, end in marks:
-            book = self._epochs.get(loader, epoch)
-            if book is None and not self._epochs.is_over(loader, epoch):
-                book = self._epochs.begin((loader, epoch), ENDLESS)
-            if book is None:
+            ledger = self._epochs.get(loader, epoch)
+            if ledger is None and not self._epochs.is_over(loader, epoch):
+                ledger = self._epochs.begin((loader, epoch), ENDLESS)
+            if ledger is None:
                 continue
-            for low, high in book.free.within(begin, end):
-                book.free.remove(low, high)
-                book.leased.setdefault(worker, Ranges()).add(low, high)
+            for low, high in ledger.free.within(begin, end):
+                ledger.free.remove(low, high)
+                ledger.leased.setdefault(worker, Ranges()).add(low, high)
 
     # -- replicas ---------------------------------------------------------------------------------
 
@@ -207,10 +207,10 @@ class Ledger:
         for loader, epoch, begin, end, total, left in news:
             if epoch <= self._epochs.closed(loader) and (loader, epoch) not in self._epochs:
                 continue
-            book = self._open(Question(loader, epoch, total))
-            assert book is not None
-            book.left = book.left or bool(left)
-            book.free.remove(begin, end)
+            ledger = self._open(Question(loader, epoch, total))
+            assert ledger is not None
+            ledger.left = ledger.left or bool(left)
+            ledger.free.remove(begin, end)
             self.ends(loader, epoch, total)
             self._epochs.close_settled(loader)
 
@@ -229,25 +229,27 @@ class Ledger:
         for (loader, epoch), begun in self._epochs:
             if loader == question.loader and epoch <= question.epoch and begun.total == ENDLESS:
                 self.ends(loader, epoch, question.total)
-        book = self._epochs.get(*key)
-        if book is None and not self._epochs.is_over(*key):
-            book = self._epochs.begin(key, question.total)
-        if book is not None and question.total != book.total and ENDLESS not in (question.total, book.total):
+        ledger = self._epochs.get(*key)
+        if ledger is None and not self._epochs.is_over(*key):
+            ledger = self._epochs.begin(key, question.total)
+        if ledger is not None and question.total != ledger.total and ENDLESS not in (question.total, ledger.total):
             raise MismatchError(
-                f"workers do not share the same data: an epoch of loader {question.loader} has {book.total} samples "
+                f"workers do not share the same data: an epoch of loader {question.loader} has {ledger.total} samples "
                 f"on one and {question.total} on another; give all workers the same data set and sampler"
             )
-        return book
+        return ledger
 
-    def _lease(self, worker: int, loader: int, epoch: int, book: EpochLedger, question: Question, now: float) -> Mark:
+    def _lease(self, worker: int, loader: int, epoch: int, ledger: EpochLedger, question: Question, now: float) -> Mark:
         self._speeds.begin(loader, worker, now)
-        units = self._speeds.fair_units(worker, question, -(-min(book.free.total, book.total) // question.unit), now)
-        first = next(iter(book.free))[0]
+        units = self._speeds.fair_units(
+            worker, question, -(-min(ledger.free.total, ledger.total) // question.unit), now
+        )
+        first = next(iter(ledger.free))[0]
         size = (first // question.unit + units) * question.unit - first
-        taken = book.free.take(size)
+        taken = ledger.free.take(size)
         assert taken is not None
-        book.leased.setdefault(worker, Ranges()).add(*taken)
-        book.dry.discard(worker)
+        ledger.leased.setdefault(worker, Ranges()).add(*taken)
+        ledger.dry.discard(worker)
         return loader, epoch, *taken
 
     # -- checkpoints and replicas -----------------------------------------------------------------
@@ -285,5 +287,5 @@ class Ledger:
 
     def forget_leases(self) -> None:
         """Everything that is not done is free: so a new keeper begins, before the living say what they hold."""
-        for worker in sorted({rank for book in self._epochs.books() for rank in book.leased}):
+        for worker in sorted({rank for ledger in self._epochs.ledgers() for rank in ledger.leased}):
             self.lost(worker)

@@ -77,7 +77,7 @@ class Drawing:
         set_states(self._generators, stand[1])
 
 
-class Streamed:
+class StreamedOrder:
     """A sampler that is drawn from as its places are asked for; some of what was drawn last is kept.
 
     Args:
@@ -139,7 +139,7 @@ def drawn(drawing: Drawing, length: int | None) -> Order:
     begun = drawing.take(enough)
     if not (weight > HELD and len(begun) > least):
         return Drawn(begun)
-    return Streamed(drawing, begun, length if length is not None and length > LONGEST else None)
+    return StreamedOrder(drawing, begun, length if length is not None and length > LONGEST else None)
 
 
 def _samples(item: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.order import Order
 
-PLACES = 4096
+LOOKUP_PLACES = 4096
 """So many places are computed at once, at least, where it is known that they will be asked for."""
 
 

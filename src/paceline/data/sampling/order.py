@@ -27,7 +27,7 @@ class Order(Protocol):
         """What stands at these places, as the data set is indexed."""
 
 
-class InTurn:
+class Sequential:
     """0, 1, 2, ...: as the data lie.
 
     Args:

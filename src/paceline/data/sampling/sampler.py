@@ -18,14 +18,14 @@ from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.assignment import Portion, cut_up
 from paceline.data.ledger.epoch_ledger import MOST
-from paceline.data.sampling.drawing import Drawing, Streamed, drawn
+from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
 from paceline.data.sampling.lookup_cache import LookupCache
-from paceline.data.sampling.order import InShards, InTurn, Order, Shuffled
+from paceline.data.sampling.order import InShards, Order, Sequential, Shuffled
 from paceline.data.sharing.position import Cut, Position, set_states
 from paceline.errors import UnsupportedError
 
 
-class Plan:
+class SamplingPlan:
     """What stands where in an epoch of a loader.
 
     Args:
@@ -50,7 +50,7 @@ class Plan:
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
         self._orders: dict[int, tuple[Any, Order]] = {}  # with what the position said of it
-        self._memo: LookupCache | None = None
+        self._lookups: LookupCache | None = None
 
     @property
     def in_shards(self) -> bool:
@@ -93,10 +93,10 @@ class Plan:
         count = len(self.order(epoch))
         return count // self.unit * self.unit if self.drops_last else count
 
-    def streamed(self, epoch: int) -> Streamed | None:
+    def streamed(self, epoch: int) -> StreamedOrder | None:
         """The order of an epoch, where it is too long to be known; its length may be `ENDLESS`."""
         order = self.order(epoch)
-        return order if isinstance(order, Streamed) else None
+        return order if isinstance(order, StreamedOrder) else None
 
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
         """The samples of a batch, as the data set is indexed.
@@ -115,11 +115,11 @@ class Plan:
         order = self.order(portion.epoch)
         if not isinstance(order, (Shuffled, InShards)):
             return order.at(portion.places)
-        found = self._memo.at(portion.places) if self._memo is not None and self._memo.order is order else None
+        found = self._lookups.at(portion.places) if self._lookups is not None and self._lookups.order is order else None
         if found is None:
             same_epoch = [one for one in coming() if one.epoch == portion.epoch]
-            self._memo = LookupCache(order, [places for one in (portion, *same_epoch) for places in one.places])
-            found = self._memo.at(portion.places)
+            self._lookups = LookupCache(order, [places for one in (portion, *same_epoch) for places in one.places])
+            found = self._lookups.at(portion.places)
         assert found is not None
         return found
 
@@ -147,12 +147,12 @@ class Plan:
         if epoch in self._position.played:
             return self._played(sampler, self._position.played[epoch])
         if isinstance(sampler, SequentialSampler):
-            return InTurn(len(sampler))
+            return Sequential(len(sampler))
         if _shuffles(sampler):
             return self._shuffled(len(sampler), epoch)
         if isinstance(sampler, DistributedSampler):  # it would split (and pad) a second time
             count = len(sampler.dataset)  # type: ignore[arg-type]
-            return self._shuffled(count, epoch) if sampler.shuffle else InTurn(count)
+            return self._shuffled(count, epoch) if sampler.shuffle else Sequential(count)
         return self._drawn(sampler, rng.mix(self._seed, epoch), self._position.arranged[epoch])
 
     def _shuffled(self, count: int, epoch: int) -> Order:

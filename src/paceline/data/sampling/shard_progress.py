@@ -30,12 +30,12 @@ def pieces(rest: Iterable[Range]) -> list[Range]:
     return found
 
 
-def dealt(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
+def round_robin(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
     """The places that worker `rank` reads under rules without leases: every N-th of the remaining shards."""
     return Ranges(pieces(rest)[rank::workers])
 
 
-class Consumed:
+class ShardProgress:
     """Places that one worker handed out in a pass, and after which of its batches.
 
     Attributes:
@@ -67,7 +67,7 @@ class Consumed:
         return [self.entered.state(), later]
 
     @classmethod
-    def of(cls, state: list[Any]) -> Consumed:
+    def of(cls, state: list[Any]) -> ShardProgress:
         """What `state` gave."""
         found = cls()
         found.entered = Ranges(state[0])

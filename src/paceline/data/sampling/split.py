@@ -100,7 +100,7 @@ class Rounds:
         return found
 
 
-class Alone:
+class SingleWorker:
     """One worker, whose own loader made the batches: all full but the last.
 
     Args:
@@ -181,5 +181,5 @@ def split_of(cut: tuple[str, int, int, int]) -> Split:
     """The split that is named so: "rounds", "stripes" or "alone", places, batch, workers."""
     kind, total, batch, workers = cut
     if kind == "alone":
-        return Alone(total, batch)
+        return SingleWorker(total, batch)
     return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers)

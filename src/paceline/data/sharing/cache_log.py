@@ -19,7 +19,7 @@ TELL_EVERY_S = 5.0
 """The log has a line for each cache at most so often, and one at the end."""
 
 
-class Sources:
+class CacheLog:
     """Finds the caches of the data sets that are shared, and writes down what they did.
 
     A `cache` event holds the totals of one cache since it was made, by source; it is written when they have changed.
@@ -51,10 +51,10 @@ class Sources:
             if stats and stats != self._told.get(id(cache)):
                 self._told[id(cache)] = stats
                 name = f"{os.getpid()}-{id(cache):x}"
-                self._note("cache", cache=name, directory=str(cache.directory), sources=_sources(stats))
+                self._note("cache", cache=name, directory=str(cache.directory), sources=_totals(stats))
 
 
-def _sources(stats: Mapping[str, Stats]) -> dict[str, dict[str, float]]:
+def _totals(stats: Mapping[str, Stats]) -> dict[str, dict[str, float]]:
     return {
         source: {
             "hits": one.hits,

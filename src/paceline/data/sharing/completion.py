@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from paceline.core.world import World
 from paceline.data.ledger.assignment import Portion
-from paceline.data.sampling.sampler import Plan
+from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sampling.split import Rounds, Split, split_of
 from paceline.data.sharing.position import Position
 
 
-def can_complete(plan: Plan, position: Position, workers: int) -> bool:
+def can_complete(plan: SamplingPlan, position: Position, workers: int) -> bool:
     """Whether the rest of an epoch can be told, and every worker can know that it is wanted.
 
     It is split in rounds, all of it is there, it is known, and each worker has a batch of it.
@@ -27,7 +27,7 @@ def can_complete(plan: Plan, position: Position, workers: int) -> bool:
     return plan.places(position.epoch) >= workers
 
 
-def rest_of_pass(plan: Plan, world: World, epoch: int, batches: int) -> Iterator[Portion]:
+def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> Iterator[Portion]:
     """What is left for a worker that has seen its first `batches` batches.
 
     First the other workers' parts of the rounds that it has begun, then the loader's own batches in their order. So the
@@ -52,7 +52,7 @@ def rest_of_pass(plan: Plan, world: World, epoch: int, batches: int) -> Iterator
             yield Portion(epoch, [(low, high)])
 
 
-def _part(plan: Plan, split: Split, epoch: int, number: int, rank: int, workers: int) -> Iterator[Portion]:
+def _part(plan: SamplingPlan, split: Split, epoch: int, number: int, rank: int, workers: int) -> Iterator[Portion]:
     assert isinstance(split, Rounds)
     begin, end = split.bounds(number)
     if plan.whole and end - begin < workers:

@@ -15,21 +15,29 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core import rng
-from paceline.data.ledger.assignment import Assignment, Even, EvenOfStream, Leased, Leases, Portion
+from paceline.data.ledger.assignment import (
+    Assignment,
+    EvenAssignment,
+    LeasedAssignment,
+    Leases,
+    Portion,
+    StreamedAssignment,
+)
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.sampler import Plan, generators_of
+from paceline.data.sampling.sampler import SamplingPlan, generators_of
 from paceline.data.sampling.shard_progress import UNIT
 from paceline.data.sampling.split import split_of
 from paceline.data.sharing.batches import piece_of_rest, samples_in
 from paceline.data.sharing.completion import rest_of_pass
-from paceline.data.sharing.lists import Listed
+from paceline.data.sharing.lists import ListPlan
 from paceline.data.sharing.position import Cut, Position, set_states
 from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
 from paceline.data.streams.dataset import ShardStream
-from paceline.data.streams.reader import Pieces, ShardReading
-from paceline.data.workers.loader import Loading, Ticket
+from paceline.data.streams.reader import ShardAssignment, ShardReading
+from paceline.data.workers.batching import BatchRequest
+from paceline.data.workers.loader import Loading
 from paceline.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -60,29 +68,31 @@ class Iteration:
         loader: Iterable[Any],
         number: int,
         position: Position,
-        feed: RunData,
+        registry: RunData,
         leases: Leases | None,
     ) -> None:
-        self.loader, self._number, self._position, self._feed = loader, number, position, feed
+        self.loader, self._number, self._position, self._registry = loader, number, position, registry
         self._leases = leases
         self._length: int | None = None
         self.reached = (0, 0)
-        self.plan: Plan | None = None
+        self.plan: SamplingPlan | None = None
         self._loading: Loading | None = None
-        self.listed = Listed(loader) if isinstance(loader, Sequence) else None
+        self.listed = ListPlan(loader) if isinstance(loader, Sequence) else None
         self.shards: ShardReading | None = None
         if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
-            self.shards = ShardReading(loader, feed.seed)
+            self.shards = ShardReading(loader, registry.seed)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             whole = loader.batch_sampler is None  # one worker may have its batches as it likes
             workers = 1 if leases is not None else self._world.size
-            self.plan = None if whole and self._world.size == 1 else Plan(loader, feed.seed, position, workers)
+            self.plan = (
+                None if whole and self._world.size == 1 else SamplingPlan(loader, registry.seed, position, workers)
+            )
         if self._world.size == 1:
             position.track(generators_of(loader))
 
     @property
     def _world(self) -> World:
-        return self._feed.world  # workers may come and go
+        return self._registry.world  # workers may come and go
 
     @property
     def as_it_is(self) -> bool:
@@ -100,13 +110,13 @@ class Iteration:
         if self.as_it_is:
             return self._users_own(skip)
         if self.plan is not None:
-            return self._made(self.plan, self._supply(self.plan, skip))
+            return self._made(self.plan, self._assignment(self.plan, skip))
         return self._dealt(skip) if self._leases is None else self._dealt_leased(self._leases)
 
     def _begin(self, cut: Cut | None) -> None:
         """A pass begins."""
         self._position.now.cut = cut
-        self._feed.began(self._position.epoch, self._length)
+        self._registry.began(self._position.epoch, self._length)
 
     def rest(self, places: int) -> Ranges:
         """What is left of the epoch, of which there are so many places."""
@@ -146,7 +156,7 @@ class Iteration:
 
     # -- a map-style loader -----------------------------------------------------------------------
 
-    def _supply(self, plan: Plan | Listed, skip: int) -> Assignment:
+    def _assignment(self, plan: SamplingPlan | ListPlan, skip: int) -> Assignment:
         """What this worker is to do of the epoch."""
         position, world = self._position, self._world
         places = plan.places(position.epoch)
@@ -154,15 +164,15 @@ class Iteration:
         if self._leases is not None:
             self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
-            return Leased(self._leases, question, position.held)
+            return LeasedAssignment(self._leases, question, position.held)
         rest = self.rest(places)
         cut = plan.cut(rest.total, world.size)
         self._begin(cut)
         whole = world.size if plan.whole else 0
-        stream = plan.streamed(position.epoch) if isinstance(plan, Plan) and not position.others else None
+        stream = plan.streamed(position.epoch) if isinstance(plan, SamplingPlan) and not position.others else None
         if stream is not None:
-            return EvenOfStream(stream.reach, position.epoch, rest, split_of(cut), world.rank, skip, whole)
-        return Even(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
+            return StreamedAssignment(stream.reach, position.epoch, rest, split_of(cut), world.rank, skip, whole)
+        return EvenAssignment(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
 
     def _check_same_data(self, places: int, unit: int = 1) -> None:
         """What a checkpoint says of an epoch holds for data of the same length only."""
@@ -179,44 +189,44 @@ class Iteration:
                 )
             )
 
-    def _made(self, plan: Plan, supply: Assignment) -> Generator[Any, None, None]:
+    def _made(self, plan: SamplingPlan, assignment: Assignment) -> Generator[Any, None, None]:
         """Portions made into batches; when nothing is left that could be begun, wait for what others may leave."""
         if self._loading is None:
-            self._loading = Loading(plan.loader, self._feed.seed)
+            self._loading = Loading(plan.loader, self._registry.seed)
         nominal = plan.nominal(self._position.epoch)
         under_way: deque[tuple[Portion, int]] = deque()
-        ahead = Prefetch(plan, supply, self._position.epoch)
+        prefetch = Prefetch(plan, assignment, self._position.epoch)
         if self._leases is not None:
             self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
 
-        def tickets(first: Portion) -> Iterator[Ticket]:
+        def requests(first: Portion) -> Iterator[BatchRequest]:
             portion: Portion | None = first
             while portion is not None:
-                ids = plan.ids(portion, supply.known)
+                ids = plan.ids(portion, assignment.known)
                 if len(ids):
                     under_way.append((portion, len(ids)))
-                    ahead.begun(portion)  # which may ask for a lease, and tell what this worker holds
-                    yield Ticket(portion.epoch, ids)
-                elif isinstance(supply, Leased):
-                    self._end_of_stream(plan, supply, portion)
-                portion = supply.next(wait=False)
+                    prefetch.begun(portion)  # which may ask for a lease, and tell what this worker holds
+                    yield BatchRequest(portion.epoch, ids)
+                elif isinstance(assignment, LeasedAssignment):
+                    self._end_of_stream(plan, assignment, portion)
+                portion = assignment.next(wait=False)
 
         complete = False
         try:
-            while (portion := supply.next(wait=True)) is not None:
-                for batch in self._loading.batches(tickets(portion)):
+            while (portion := assignment.next(wait=True)) is not None:
+                for batch in self._loading.batches(requests(portion)):
                     portion, samples = under_way.popleft()
                     yield self._hand_out(batch, samples, nominal, portion)
             complete = True
         finally:
-            if isinstance(supply, Leased):
-                self._let_go(supply, complete)
+            if isinstance(assignment, LeasedAssignment):
+                self._let_go(assignment, complete)
 
-    def _end_of_stream(self, plan: Plan, supply: Leased, portion: Portion) -> None:
+    def _end_of_stream(self, plan: SamplingPlan, assignment: LeasedAssignment, portion: Portion) -> None:
         """Nothing stands at a leased place: behind the end of a sampler whose length nobody knew."""
         stream = plan.streamed(portion.epoch)
         if stream is not None and stream.end is not None and self._leases is not None:
-            supply.held.clear()
+            assignment.held.clear()
             self._leases.ends(self._number, portion.epoch, stream.end)
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
@@ -224,14 +234,14 @@ class Iteration:
         assert self.plan is not None and self._loading is not None
         plan, world = self.plan, self._world
         portions = rest_of_pass(plan, world, epoch, batches)
-        return self._loading.batches(Ticket(epoch, ids) for one in portions if len(ids := plan.ids(one)))
+        return self._loading.batches(BatchRequest(epoch, ids) for one in portions if len(ids := plan.ids(one)))
 
-    def _let_go(self, supply: Leased, complete: bool) -> None:
+    def _let_go(self, assignment: LeasedAssignment, complete: bool) -> None:
         """The pass is over; where the program left it early, what this worker holds is for others."""
         position = self._position
         if not complete and self._leases is not None:
-            self._leases.leave_early(self._number, position.epoch, [*position.begun(), *supply.held])
-        supply.held.clear()
+            self._leases.leave_early(self._number, position.epoch, [*position.begun(), *assignment.held])
+        assignment.held.clear()
         position.begun = list
 
     def _marks(self, portion: Portion | None) -> list[Mark]:
@@ -242,12 +252,14 @@ class Iteration:
 
     # -- shards -----------------------------------------------------------------------------------
 
-    def _supply_of_shards(self, places: int) -> Assignment:
+    def _shard_assignment(self, places: int) -> Assignment:
         position, world = self._position, self._world
         self._check_same_data(places, UNIT)
         if self._leases is not None:
             self._begin(None)
-            return Leased(self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held)
+            return LeasedAssignment(
+                self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held
+            )
         if places < world.size * UNIT and not position.others:
             raise UnsupportedError(
                 world.sign(
@@ -256,34 +268,34 @@ class Iteration:
                 )
             )
         self._begin(("shards", places, 1, world.size))
-        return Pieces(position.epoch, self.rest(places), world.size, world.rank, position.now.consumed)
+        return ShardAssignment(position.epoch, self.rest(places), world.size, world.rank, position.now.shard_progress)
 
     def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
         """Shards of this worker, or leased; a place of which nothing comes is done with the next batch."""
         position, leased = self._position, self._leases is not None
-        supply = self._supply_of_shards(shards.places)
+        assignment = self._shard_assignment(shards.places)
         if leased:
             position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
         nominal, complete = getattr(self.loader, "batch_size", None) or 0, False
         try:
-            for found in shards.batches(supply):
+            for found in shards.batches(assignment):
                 if not leased:
-                    position.now.consumed.add(position.now.batches + bool(found.samples), found.portion.places)
+                    position.now.shard_progress.add(position.now.batches + bool(found.samples), found.portion.places)
                 elif not found.samples:
-                    self._feed.passed_over(self._marks(found.portion))
+                    self._registry.passed_over(self._marks(found.portion))
                 if found.samples:
                     nominal = nominal or found.samples
                     yield self._hand_out(found.batch, found.samples, nominal, found.portion)
             complete = True
         finally:
-            if isinstance(supply, Leased):
-                self._let_go(supply, complete)
+            if isinstance(assignment, LeasedAssignment):
+                self._let_go(assignment, complete)
 
-    def _picked(self, listed: Listed, skip: int) -> Generator[Any, None, None]:
+    def _picked(self, listed: ListPlan, skip: int) -> Generator[Any, None, None]:
         """Items of a list."""
-        supply, nominal, complete = self._supply(listed, skip), 0, False
+        assignment, nominal, complete = self._assignment(listed, skip), 0, False
         try:
-            while (portion := supply.next(wait=True)) is not None:
+            while (portion := assignment.next(wait=True)) is not None:
                 item = listed.at(portion)
                 if item is not None:
                     samples = listed.samples(item)
@@ -291,8 +303,8 @@ class Iteration:
                     yield self._hand_out(item, samples, nominal, portion)
             complete = True
         finally:
-            if isinstance(supply, Leased):
-                self._let_go(supply, complete)
+            if isinstance(assignment, LeasedAssignment):
+                self._let_go(assignment, complete)
 
     # -- any other iterable -----------------------------------------------------------------------
 
@@ -322,10 +334,10 @@ class Iteration:
         """Batches by their place in the stream, which is begun anew where a place behind comes back to be done."""
         self._begin(None)
         question = Question(self._number, self._position.epoch, ENDLESS, most=4)
-        supply = Leased(leases, question, self._position.held)
+        assignment = LeasedAssignment(leases, question, self._position.held)
         stream, at, nominal, complete = iter(self.loader), 0, 0, False
         try:
-            while (portion := supply.next(wait=True)) is not None:
+            while (portion := assignment.next(wait=True)) is not None:
                 ((place, _),) = portion.places
                 if place < at:
                     stream, at = self._again(stream), 0
@@ -333,7 +345,7 @@ class Iteration:
                 while at <= place and batch is not _END:
                     batch, at = next(stream, _END), at + 1
                 if batch is _END:
-                    supply.held.clear()
+                    assignment.held.clear()
                     at -= 1
                     leases.ends(self._number, portion.epoch, at)
                     continue
@@ -341,7 +353,7 @@ class Iteration:
                 yield self._hand_out(batch, samples_in(batch), nominal, portion)
             complete = True
         finally:
-            self._let_go(supply, complete)
+            self._let_go(assignment, complete)
 
     def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
         again = iter(self.loader)
@@ -359,5 +371,5 @@ class Iteration:
         if portion is not None and portion.epoch == self._position.epoch:
             before = self.reached[1] if self.reached[0] == portion.epoch else 0
             self.reached = portion.epoch, max(before, portion.places[-1][1])
-        self._feed.handed_out(samples, nominal, self._marks(portion))
+        self._registry.handed_out(samples, nominal, self._marks(portion))
         return batch

@@ -20,7 +20,7 @@ from paceline.data.sharing.position import Cut
 from paceline.errors import UnsupportedError
 
 
-class Listed:
+class ListPlan:
     """What stands where in a list; the places are its items.
 
     Args:

@@ -12,7 +12,7 @@ from paceline.core.world import World
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sharing.numbering import Registry
+from paceline.data.sharing.numbering import NumberedData
 from paceline.data.sharing.position import Position
 from paceline.data.sharing.shared_loader import SharedLoader
 
@@ -45,7 +45,7 @@ class LoaderRegistry:
     ) -> None:
         self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
-        self._data = Registry()
+        self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
         self._loaded: list[Load] = []

@@ -19,7 +19,7 @@ OURS = 3
 """References to data that only a registry holds: its own, and two of the function that counts."""
 
 
-class Registry:
+class NumberedData:
     """What was shared.
 
     Attributes:

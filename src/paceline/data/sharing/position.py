@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import Consumed, dealt
+from paceline.data.sampling.shard_progress import ShardProgress, round_robin
 from paceline.data.sampling.split import split_of
 
 Cut = tuple[str, int, int, int]
@@ -35,7 +35,7 @@ class Pass:
     cut: Cut | None = None
     batches: int = 0
     entered: int = 0
-    consumed: Consumed = field(default_factory=Consumed)
+    shard_progress: ShardProgress = field(default_factory=ShardProgress)
 
     @property
     def endless(self) -> bool:
@@ -68,7 +68,7 @@ class Position:
         self.leased = False
         self.arranged: dict[int, int] = {}
         self.held: deque[Mark] = deque()
-        self.course: Generator[Any, None, None] | None = None
+        self.iteration: Generator[Any, None, None] | None = None
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
         self.generators: list[torch.Generator] = []
@@ -83,9 +83,9 @@ class Position:
 
     def let_go(self) -> None:
         """Whatever pass is under way goes no further: what it has leased is for others."""
-        if self.course is not None:
-            self.course.close()
-            self.course = None
+        if self.iteration is not None:
+            self.iteration.close()
+            self.iteration = None
 
     def begin(self) -> int:
         """Start to iterate: the number of batches to pass over (not 0 only after a resume)."""
@@ -127,7 +127,7 @@ class Position:
         one = self._passes.get(epoch)
         if one is not None:
             one.entered = batches
-            one.consumed.enter(batches)
+            one.shard_progress.enter(batches)
             self._tidy()
 
     @property
@@ -137,7 +137,7 @@ class Position:
 
     def strip(self) -> None:
         """The data are gone: what only another pass would need is not kept."""
-        self.epoch_start, self.generators, self.course, self.begun = None, [], None, list
+        self.epoch_start, self.generators, self.iteration, self.begun = None, [], None, list
 
     @property
     def others(self) -> bool:
@@ -240,13 +240,13 @@ class Position:
 def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
     """The passes that a saved position speaks of."""
     return {
-        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, Consumed.of(consumed))
-        for epoch, cut, batches, entered, consumed in state["passes"]
+        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress.of(shard_progress))
+        for epoch, cut, batches, entered, shard_progress in state["passes"]
     }
 
 
 def _row_of(one: Pass) -> list[Any]:
-    return [one.cut and list(one.cut), one.batches, one.entered, one.consumed.state()]
+    return [one.cut and list(one.cut), one.batches, one.entered, one.shard_progress.state()]
 
 
 def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Ranges:
@@ -259,8 +259,8 @@ def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Rang
     """
     found = Ranges()
     for rank, one in enumerate(passes):
-        whole = dealt(before, len(passes), rank) if beyond[rank] else Ranges()
-        for begin, end in one.consumed.entered if one is not None else whole:
+        whole = round_robin(before, len(passes), rank) if beyond[rank] else Ranges()
+        for begin, end in one.shard_progress.entered if one is not None else whole:
             found.add(begin, end)
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.data.ledger.assignment import Assignment, Portion
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.order import InShards
-from paceline.data.sampling.sampler import Plan
+from paceline.data.sampling.sampler import SamplingPlan
 
 BATCHES = 16
 """How far ahead a data set without shards is told, in batches."""
@@ -32,8 +32,8 @@ class Prefetch:
         epoch: that it is in.
     """
 
-    def __init__(self, plan: Plan, supply: Assignment, epoch: int) -> None:
-        self._plan, self._supply = plan, supply
+    def __init__(self, plan: SamplingPlan, assignment: Assignment, epoch: int) -> None:
+        self._plan, self._assignment = plan, assignment
         self._prefetch = getattr(plan.loader.dataset, "prefetch", None)
         order = plan.order(epoch) if self._prefetch is not None else None
         self._batches = BATCHES
@@ -48,7 +48,7 @@ class Prefetch:
             return
         if self._left == 0 or portion.places[0][0] not in self._told.get(portion.epoch, ()):
             self._left = self._batches // 4
-            self._tell([portion, *self._supply.coming(self._batches)])
+            self._tell([portion, *self._assignment.coming(self._batches)])
         self._left -= 1
 
     def _tell(self, portions: Sequence[Portion]) -> None:

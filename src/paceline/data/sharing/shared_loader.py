@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.ledger.assignment import Leases, Portion
 from paceline.data.ledger.epoch_ledger import ENDLESS
-from paceline.data.sampling.sampler import Plan
+from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sampling.split import split_of
 from paceline.data.sharing.completion import can_complete
 from paceline.data.sharing.iteration import Iteration
@@ -44,18 +44,18 @@ class SharedLoader:
     """Whether the program has asked for the length."""
 
     def __init__(
-        self, loader: Iterable[Any], number: int, position: Position, feed: RunData, leases: Leases | None = None
+        self, loader: Iterable[Any], number: int, position: Position, registry: RunData, leases: Leases | None = None
     ) -> None:
-        self.loader, self._position, self._feed, self._leases = loader, position, feed, leases
+        self.loader, self._position, self._registry, self._leases = loader, position, registry, leases
         position.leased = leases is not None
-        self._iteration = Iteration(loader, number, position, feed, leases)
+        self._iteration = Iteration(loader, number, position, registry, leases)
         self._before = (0, 0, 0)
         self.again = False
         """Whether its data had been shared before."""
 
     @property
     def _world(self) -> World:
-        return self._feed.world
+        return self._registry.world
 
     # -- what the script asks for -----------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class SharedLoader:
         length: int = len(self.loader)  # type: ignore[arg-type]
         return -(-length // self._world.size)
 
-    def _batches_of_plan(self, plan: Plan) -> int:
+    def _batches_of_plan(self, plan: SamplingPlan) -> int:
         epoch = self._position.epoch
         places = self._position.rest[epoch].total if self._position.others else plan.places(epoch)
         if places >= ENDLESS // 2:
@@ -126,7 +126,7 @@ class SharedLoader:
             return split.batches(rank)
         return split.batches(0) if self._cut_up(plan, places) > rank else split.batches(0) - 1
 
-    def _cut_up(self, plan: Plan, places: int) -> int:
+    def _cut_up(self, plan: SamplingPlan, places: int) -> int:
         """Samples in the last, incomplete round of batches that a sampler made."""
         last = places // self._world.size * self._world.size
         return len(plan.ids(Portion(self._position.epoch, self._iteration.rest(places).cut(last, places))))
@@ -138,28 +138,28 @@ class SharedLoader:
 
     def batches(self) -> Generator[Any, None, None]:
         """A pass; closing it ends it early."""
-        self._feed.ready()
+        self._registry.ready()
         self._position.let_go()
         skip = self._position.begin()
         batches = self._iteration.batches(skip, self._length())
         if self._leases is not None:
-            self._position.course = batches
-        self._before = self._feed.since
-        token = self._feed.begins(self._position)
+            self._position.iteration = batches
+        self._before = self._registry.since
+        token = self._registry.begins(self._position)
         try:
             while True:
                 self._check_alone(batches)
-                take = self._feed.asked(self._position)  # how things stand before the next batch is fetched
+                take = self._registry.asked(self._position)  # how things stand before the next batch is fetched
                 began = time.perf_counter()
                 batch = next(batches, _END)
-                self._feed.waited(time.perf_counter() - began)
+                self._registry.waited(time.perf_counter() - began)
                 if batch is _END:
                     break
                 if take is not None:
                     take()
                 yield batch
         finally:
-            self._feed.ends(self._position, token)
+            self._registry.ends(self._position, token)
             batches.close()
         self._position.end()
 
@@ -186,7 +186,7 @@ class SharedLoader:
 
         The pass itself has to be over, or closed.
         """
-        self._feed.untrained(self._before)
+        self._registry.untrained(self._before)
         return self._iteration.rest_of(epoch, batches)
 
     def _length(self) -> int | None:
@@ -196,7 +196,7 @@ class SharedLoader:
             return None  # an iterable without a length
 
     def _check_alone(self, batches: Generator[Any, None, None]) -> None:
-        if self._leases is not None and self._position.course is not batches:
+        if self._leases is not None and self._position.iteration is not batches:
             raise UnsupportedError(
                 self._world.sign(
                     "another pass over the same data has begun within this one, and what this one had leased went to "

@@ -17,7 +17,7 @@ Name = str | os.PathLike[str]
 ROWS_AT_ONCE = 1024
 
 
-def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> Lines:
+def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> LineShards:
     """Text files, plain or `.gz`: a sample is a line, as `str` without its end. Empty lines are samples too.
 
     >>> import tempfile
@@ -35,10 +35,10 @@ def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> Lines:
     Raises:
         ValueError: a file is not there, or stands in the list twice.
     """
-    return Lines(_checked(paths), encoding)
+    return LineShards(_checked(paths), encoding)
 
 
-def json_lines(paths: Sequence[Name]) -> Lines:
+def json_lines(paths: Sequence[Name]) -> LineShards:
     """JSON lines, plain or `.gz`: a sample is what a line holds. Reading raises ValueError where one is no JSON.
 
     >>> import tempfile
@@ -55,10 +55,10 @@ def json_lines(paths: Sequence[Name]) -> Lines:
     Raises:
         ValueError: a file is not there, or stands in the list twice.
     """
-    return Lines(_checked(paths), "utf-8", _json)
+    return LineShards(_checked(paths), "utf-8", _json)
 
 
-def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) -> Rows:
+def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) -> RowShards:
     """Parquet files: a sample is a row, as a dictionary of plain Python values. Needs `paceline[parquet]`.
 
     Args:
@@ -70,10 +70,10 @@ def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) ->
         UnsupportedError: pyarrow is not installed.
     """
     _parquet()
-    return Rows(_checked(paths), columns)
+    return RowShards(_checked(paths), columns)
 
 
-class Lines:
+class LineShards:
     """Shards of lines; :func:`text_lines` and :func:`json_lines` make it.
 
     Args:
@@ -99,7 +99,7 @@ class Lines:
                 yield text if self._understand is None else self._understand(text, path, number)
 
 
-class Rows:
+class RowShards:
     """Shards of rows; :func:`parquet_rows` makes it.
 
     Args:

@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from paceline.core import rng
 from paceline.data.ledger.assignment import Assignment, Portion
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.shard_progress import UNIT, Consumed, dealt, pieces
+from paceline.data.sampling.shard_progress import UNIT, ShardProgress, pieces, round_robin
 from paceline.data.sharing.batches import samples_in
 from paceline.data.streams.dataset import ShardStream
-from paceline.data.workers.loader import Source, inner_settings
+from paceline.data.workers.loader import PassSampler, inner_settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ Answer = tuple[Any, int, bool]
 
 
 @dataclass(frozen=True)
-class Found:
+class ShardBatch:
     """What came of places.
 
     Attributes:
@@ -57,7 +57,7 @@ class Found:
     samples: int
 
 
-class Pieces:
+class ShardAssignment:
     """The worker's part of shards that are dealt, one after another.
 
     Args:
@@ -68,9 +68,9 @@ class Pieces:
         consumed: what it has done of them.
     """
 
-    def __init__(self, epoch: int, rest: Ranges, workers: int, rank: int, consumed: Consumed) -> None:
+    def __init__(self, epoch: int, rest: Ranges, workers: int, rank: int, shard_progress: ShardProgress) -> None:
         self._epoch = epoch
-        self._left = deque(pieces(dealt(rest, workers, rank).without(consumed.all)))
+        self._left = deque(pieces(round_robin(rest, workers, rank).without(shard_progress.all)))
 
     def next(self, wait: bool) -> Portion | None:
         """The next piece; None at the end."""
@@ -97,9 +97,9 @@ class ShardReading:
         assert isinstance(users.dataset, ShardStream)
         self.stream = users.dataset
         self._seed = seed
-        self._lanes: _Lanes | None = None
+        self._queues: _ProcessQueues | None = None
         self._width, self._count = max(1, users.num_workers), users.batch_size or 1
-        self._source = Source()
+        self._source = PassSampler()
         reader = _Reader(self.stream, users.collate_fn, users.batch_size, users.drop_last, seed)
         self._loader: DataLoader[Any] = DataLoader(reader, **inner_settings(users, self._source))
 
@@ -108,28 +108,28 @@ class ShardReading:
         """Places of an epoch."""
         return len(self.stream.shards) * UNIT
 
-    def batches(self, supply: Assignment) -> Iterator[Found]:
+    def batches(self, assignment: Assignment) -> Iterator[ShardBatch]:
         """Batches of the pieces of shards that the supply gives, until it has none and nothing is under way."""
-        while (first := supply.next(wait=True)) is not None:
-            self._lanes = lanes = _Lanes(supply, first, self._width, self._count, self._order)
-            self._source.now = lanes
+        while (first := assignment.next(wait=True)) is not None:
+            self._queues = queues = _ProcessQueues(assignment, first, self._width, self._count, self._order)
+            self._source.now = queues
             try:
                 for answer in self._loader:
-                    found = lanes.answered(answer)
+                    found = queues.answered(answer)
                     if found is not None:
                         yield found
             finally:
-                self._lanes, self._source.now = None, iter(())  # no circle of references keeps processes alive
+                self._queues, self._source.now = None, iter(())  # no circle of references keeps processes alive
 
     def begun(self) -> list[Portion]:
         """What is left of the shards that are open."""
-        return self._lanes.begun() if self._lanes is not None else []
+        return self._queues.begun() if self._queues is not None else []
 
     def _order(self, epoch: int, number: int) -> int:
         return self.stream.order(self._seed, epoch)[number]
 
 
-class _Piece:
+class _ShardPart:
     """A shard, or what is left of one.
 
     Attributes:
@@ -155,29 +155,29 @@ class _Piece:
         return request
 
 
-class _Lanes:
+class _ProcessQueues:
     """Requests for the loader processes in turn, and what to make of their answers."""
 
     def __init__(
-        self, supply: Assignment, first: Portion, width: int, count: int, order: Callable[[int, int], int]
+        self, assignment: Assignment, first: Portion, width: int, count: int, order: Callable[[int, int], int]
     ) -> None:
-        self._supply, self._count, self._order = supply, count, order
+        self._assignment, self._count, self._order = assignment, count, order
         self._first: Portion | None = first
-        self._lanes: list[_Piece | None] = [None] * width
+        self._queues: list[_ShardPart | None] = [None] * width
         self._turn, self._dry = 0, False
-        self._sent: deque[tuple[_Piece, int] | None] = deque()
-        self._begun: list[_Piece] = []
+        self._sent: deque[tuple[_ShardPart, int] | None] = deque()
+        self._begun: list[_ShardPart] = []
 
     def __iter__(self) -> Iterator[Request | None]:
         return self
 
     def __next__(self) -> Request | None:
-        piece = self._lanes[self._turn]
+        piece = self._queues[self._turn]
         if piece is None or not piece.open:
-            piece = self._lanes[self._turn] = self._open_next()
-        if piece is None and not any(one is not None and one.open for one in self._lanes):
+            piece = self._queues[self._turn] = self._open_next()
+        if piece is None and not any(one is not None and one.open for one in self._queues):
             raise StopIteration
-        self._turn = (self._turn + 1) % len(self._lanes)
+        self._turn = (self._turn + 1) % len(self._queues)
         if piece is None:  # the other processes are still at work, and this one's turn has to pass
             self._sent.append(None)
             return None
@@ -185,19 +185,19 @@ class _Lanes:
         self._sent.append((piece, piece.asked))
         return request
 
-    def _open_next(self) -> _Piece | None:
+    def _open_next(self) -> _ShardPart | None:
         portion, self._first = self._first, None
         if portion is None and not self._dry:
-            portion = self._supply.next(wait=False)
+            portion = self._assignment.next(wait=False)
             self._dry = portion is None  # near the end: a worker without any piece asks again, and waits
         if portion is None:
             return None
         ((begin, end),) = portion.places
-        piece = _Piece(portion.epoch, self._order(portion.epoch, begin // UNIT), (begin, end))
+        piece = _ShardPart(portion.epoch, self._order(portion.epoch, begin // UNIT), (begin, end))
         self._begun.append(piece)
         return piece
 
-    def answered(self, answer: Answer | None) -> Found | None:
+    def answered(self, answer: Answer | None) -> ShardBatch | None:
         """What came of the request that was made first."""
         sent = self._sent.popleft()
         if sent is None or answer is None or sent[0].over:
@@ -207,7 +207,7 @@ class _Lanes:
         begin, piece.handed = piece.handed, piece.end if piece.over else end
         if piece.handed == piece.end:
             self._begun.remove(piece)
-        return Found(Portion(piece.epoch, [(begin, piece.handed)]), batch, samples)
+        return ShardBatch(Portion(piece.epoch, [(begin, piece.handed)]), batch, samples)
 
     def begun(self) -> list[Portion]:
         """What was not handed out of the shards that are open."""
@@ -222,32 +222,32 @@ class _Reader(Dataset[Any]):
     ) -> None:
         self.users = stream
         self._collate, self._batch_size, self._drop_last, self._seed = collate, batch_size, drop_last, seed
-        self._shelf: _Shelf | None = None
+        self._open_shard: _OpenShard | None = None
 
     def __getitem__(self, request: Request | None) -> Answer | None:
         if request is None:
             return None
         if get_worker_info() is not None:
             rng.seed_all(rng.mix(self._seed, request.epoch, request.shard, request.begin))
-        shelf, self._shelf = self._opened(request), None  # an error leaves it closed
-        samples = shelf.take(request.count)
-        self._shelf = shelf
-        if not samples or (self._drop_last and shelf.over and len(samples) < (self._batch_size or 1)):
-            return None, 0, shelf.over
+        open_shard, self._open_shard = self._opened(request), None  # an error leaves it closed
+        samples = open_shard.take(request.count)
+        self._open_shard = open_shard
+        if not samples or (self._drop_last and open_shard.over and len(samples) < (self._batch_size or 1)):
+            return None, 0, open_shard.over
         if self._batch_size is None:
             batch = self._collate(samples[0])
-            return batch, samples_in(batch) or 1, shelf.over
-        return self._collate(samples), len(samples), shelf.over
+            return batch, samples_in(batch) or 1, open_shard.over
+        return self._collate(samples), len(samples), open_shard.over
 
-    def _opened(self, request: Request) -> _Shelf:
-        shelf, key = self._shelf, (request.epoch, request.shard)
-        if shelf is None or shelf.key != key or (shelf.at != request.begin and not shelf.ended_before(request.begin)):
+    def _opened(self, request: Request) -> _OpenShard:
+        found, key = self._open_shard, (request.epoch, request.shard)
+        if found is None or found.key != key or (found.at != request.begin and not found.ended_before(request.begin)):
             samples = self.users.read(request.shard, request.begin, self._seed, request.epoch)
-            shelf = _Shelf(key, samples, request.begin)
-        return shelf
+            found = _OpenShard(key, samples, request.begin)
+        return found
 
 
-class _Shelf:
+class _OpenShard:
     """An open shard.
 
     Attributes:
@@ -258,13 +258,13 @@ class _Shelf:
 
     def __init__(self, key: tuple[int, int], samples: Iterator[Any], at: int) -> None:
         self.key, self._samples, self.at, self.over = key, samples, at, False
-        self._ahead: list[Any] = []
+        self._lookahead: list[Any] = []
 
     def take(self, count: int) -> list[Any]:
         """The next samples, and one more to see whether there is one."""
-        found = [*self._ahead, *islice(self._samples, count - len(self._ahead))]
-        self._ahead = list(islice(self._samples, 1)) if len(found) == count else []
-        self.over = not self._ahead
+        found = [*self._lookahead, *islice(self._samples, count - len(self._lookahead))]
+        self._lookahead = list(islice(self._samples, 1)) if len(found) == count else []
+        self.over = not self._lookahead
         self.at += len(found)
         return found
 

@@ -17,12 +17,10 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from paceline.data.workers.batching import BLOCK_S, Blocks, Delivery, Ticket
-from paceline.data.workers.message import Parcel
+from paceline.data.workers.batching import BLOCK_S, BatchRequest, OrderedBatches, RequestBlocks
+from paceline.data.workers.message import IpcBatch
 from paceline.data.workers.pack import BLOCK_BYTES, LARGE_BYTES, Packer
 from paceline.data.workers.seeding import Seeds
-
-__all__ = ["Loading", "Ticket"]
 
 
 class Loading:
@@ -40,18 +38,18 @@ class Loading:
 
     def __init__(self, users: DataLoader[Any], seed: int) -> None:
         self._direct = users.num_workers == 0 and not users.pin_memory and not users.timeout
-        self._make = _Maker(users.dataset, users.collate_fn)
-        self._source = Source()
+        self._make = _Fetcher(users.dataset, users.collate_fn)
+        self._source = PassSampler()
         settings = inner_settings(users, self._source)
         self._in_blocks = users.num_workers > 0
         if self._direct:
             return
         if not self._in_blocks:
-            self._loader: DataLoader[Any] = DataLoader(_OneByOne(self._make), **settings)
+            self._loader: DataLoader[Any] = DataLoader(_RequestDataset(self._make), **settings)
             return
-        self._loader = DataLoader(_Kitchen(self._make, users.dataset, seed), **settings)
+        self._loader = DataLoader(_BlockDataset(self._make, users.dataset, seed), **settings)
 
-    def batches(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
+    def batches(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
         """One batch for each ticket, in order.
 
         Tickets are drawn when they are needed, with worker processes up to prefetch_factor x num_workers + 1 blocks
@@ -62,15 +60,15 @@ class Loading:
             RuntimeError: a worker process died, or gave nothing within the loader's timeout.
         """
         if self._direct:
-            return map(self._make, tickets)
+            return map(self._make, requests)
         if not self._in_blocks:
-            self._source.now = tickets
+            self._source.now = requests
             return iter(self._loader)
-        self._source.now = blocks = Blocks(tickets)
-        return Delivery(blocks, iter(self._loader))
+        self._source.now = blocks = RequestBlocks(requests)
+        return OrderedBatches(blocks, iter(self._loader))
 
 
-def inner_settings(users: DataLoader[Any], source: Source) -> dict[str, Any]:
+def inner_settings(users: DataLoader[Any], source: PassSampler) -> dict[str, Any]:
     """What a loader around a reader of ours takes over from the user's; `source` says what is to be read."""
     settings: dict[str, Any] = {
         "num_workers": users.num_workers,
@@ -79,7 +77,7 @@ def inner_settings(users: DataLoader[Any], source: Source) -> dict[str, Any]:
         "multiprocessing_context": users.multiprocessing_context,
         "generator": torch.Generator(),  # so that making an iterator leaves the global generator alone
         "batch_size": None,
-        "collate_fn": as_it_is,
+        "collate_fn": identity,
         "sampler": source,
     }
     if users.num_workers > 0:
@@ -89,31 +87,31 @@ def inner_settings(users: DataLoader[Any], source: Source) -> dict[str, Any]:
     return settings
 
 
-class _Maker:
+class _Fetcher:
     """From a ticket to a batch, as PyTorch's own fetcher does it."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset, self._collate = dataset, collate
         self._at_once = bool(getattr(dataset, "__getitems__", None))
 
-    def __call__(self, ticket: Ticket) -> Any:
-        ids = ticket.ids if type(ticket.ids) is list else list(ticket.ids)
+    def __call__(self, request: BatchRequest) -> Any:
+        ids = request.ids if type(request.ids) is list else list(request.ids)
         if self._at_once:
             return self._collate(self._dataset.__getitems__(ids))
         dataset = self._dataset
         return self._collate([dataset[i] for i in ids])
 
-    def seeded(self, ticket: Ticket, seeds: Seeds) -> Any:
+    def seeded(self, request: BatchRequest, seeds: Seeds) -> Any:
         """The same in a worker process; where a batch is fetched at once, the batch, not the sample, is what seeds."""
-        ids, collate = list(ticket.ids), self._collate
+        ids, collate = list(request.ids), self._collate
         if collate is default_collate:
             collate = _collate_in_private
         if self._at_once:
-            seeds.sow(ticket.epoch, ids)
+            seeds.sow(request.epoch, ids)
             return collate(self._dataset.__getitems__(ids))
         samples = []
         for i in ids:
-            seeds.sow(ticket.epoch, i)
+            seeds.sow(request.epoch, i)
             samples.append(self._dataset[i])
         return collate(samples)
 
@@ -136,37 +134,37 @@ def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Any:
     return default_collate_fn_map[Tensor](samples, collate_fn_map=collate_fn_map)
 
 
-class _OneByOne(Dataset[Any]):
+class _RequestDataset(Dataset[Any]):
     """What the inner loader asks for batches where there are no worker processes."""
 
-    def __init__(self, make: _Maker) -> None:
+    def __init__(self, make: _Fetcher) -> None:
         self._make = make
 
-    def __getitem__(self, ticket: Ticket) -> Any:
-        return self._make(ticket)
+    def __getitem__(self, request: BatchRequest) -> Any:
+        return self._make(request)
 
 
-class _Kitchen(Dataset[Any]):
+class _BlockDataset(Dataset[Any]):
     """The data set by which a worker process makes blocks."""
 
-    def __init__(self, make: _Maker, dataset: Any, seed: int) -> None:
+    def __init__(self, make: _Fetcher, dataset: Any, seed: int) -> None:
         self.users, self._make, self._seeds = dataset, make, Seeds(seed)
 
-    def __getitem__(self, block: list[Ticket]) -> Parcel:
+    def __getitem__(self, block: list[BatchRequest]) -> IpcBatch:
         if not block:
-            return Packer().parcel()
+            return Packer().ipc_batch()
         began = time.monotonic()
         self._seeds.begin_block()
         packer = self._pack(block)
         if self._seeds.must_repeat():
             packer = self._pack(block)
-        return packer.parcel(made_s=time.monotonic() - began)
+        return packer.ipc_batch(made_s=time.monotonic() - began)
 
-    def _pack(self, block: list[Ticket]) -> Packer:
+    def _pack(self, block: list[BatchRequest]) -> Packer:
         packer, began = Packer(), time.monotonic()
-        for ticket in block:
+        for request in block:
             try:
-                packer.add(self._make.seeded(ticket, self._seeds))
+                packer.add(self._make.seeded(request, self._seeds))
             except Exception:
                 packer.add_error(_caught())
             if packer.nbytes >= BLOCK_BYTES or time.monotonic() - began > BLOCK_S:
@@ -195,7 +193,7 @@ class ProcessInit:
             self._users(worker)
 
 
-class Source:
+class PassSampler:
     """The inner loader's sampler: what it iterates over is put in before each pass.
 
     It holds no reference to the code that sets it: a circle of references would keep persistent processes alive.
@@ -208,6 +206,6 @@ class Source:
         return self.now
 
 
-def as_it_is(made: Any) -> Any:
+def identity(made: Any) -> Any:
     """No collating: what is made is a batch."""
     return made

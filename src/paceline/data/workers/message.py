@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 
 
-class Slot(NamedTuple):
+class PackedArray(NamedTuple):
     """In the place of a tensor or an array: where its bytes lie and what they mean."""
 
     begin: int
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
     requires_grad: bool = False
 
 
-class Node(NamedTuple):
+class PackedTuple(NamedTuple):
     """In the place of a named tuple, whose own class might not take slots."""
 
     kind: Any
@@ -46,7 +46,7 @@ class Node(NamedTuple):
 
 
 @dataclass
-class Parcel:
+class IpcBatch:
     """Several batches in one message.
 
     Attributes:
@@ -77,7 +77,7 @@ class Parcel:
             _reraise(item)
         return item if self.pinned else self._filled(item)
 
-    def pin_memory(self) -> Parcel:
+    def pin_memory(self) -> IpcBatch:
         """The same with the batches filled in page-locked memory; `DataLoader`'s thread for that calls it."""
         pinned = replace(self, data=self._tensor().pin_memory(), pinned=True)
         return replace(pinned, items=[pinned._pinned_item(item) for item in self.items])
@@ -101,10 +101,10 @@ class Parcel:
         return self.data
 
     def _filled(self, item: Any) -> Any:
-        return _Filler(self._tensor(), self.pinned).fill(item)
+        return _Unpacker(self._tensor(), self.pinned).fill(item)
 
 
-class _Filler:
+class _Unpacker:
     """Puts tensors and arrays into the slots of one batch."""
 
     def __init__(self, data: Tensor, pinned: bool) -> None:
@@ -114,7 +114,7 @@ class _Filler:
     def fill(self, value: Any) -> Any:
         """The structure as it was before it was packed."""
         kind = type(value)
-        if kind is Slot:
+        if kind is PackedArray:
             if id(value) not in self._filled:
                 self._filled[id(value)] = self._content(value)
             return self._filled[id(value)]
@@ -124,13 +124,13 @@ class _Filler:
             return [self.fill(part) for part in value]
         if kind is tuple:
             return tuple([self.fill(part) for part in value])
-        if kind is Node:
+        if kind is PackedTuple:
             return value.kind._make([self.fill(part) for part in value.parts])
         if isinstance(value, MutableMapping):
             value.update({key: self.fill(part) for key, part in value.items()})
         return value
 
-    def _content(self, slot: Slot) -> Any:
+    def _content(self, slot: PackedArray) -> Any:
         if not isinstance(slot.dtype, torch.dtype):
             return np.frombuffer(self._view[slot.begin : slot.end], dtype=slot.dtype).reshape(slot.shape)
         if slot.begin == slot.end:
@@ -140,7 +140,7 @@ class _Filler:
             found = flat.view(slot.shape) if slot.stride is None else flat.as_strided(slot.shape, slot.stride)
         return found.requires_grad_() if slot.requires_grad else found
 
-    def _flat(self, slot: Slot) -> Tensor:
+    def _flat(self, slot: PackedArray) -> Tensor:
         """The elements of a tensor, (n,).
 
         PyTorch must know a page-locked tensor's storage, or it would reuse the memory before a copy to a device has

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 
-from paceline.data.workers.message import Node, Parcel, Slot
+from paceline.data.workers.message import IpcBatch, PackedArray, PackedTuple
 
 ALIGNMENT = 64
 BLOCK_BYTES = 1024 * 1024
@@ -42,7 +42,7 @@ class Packer:
         self.nbytes = 0
         self._data = bytearray()
         self._items: list[Any] = []
-        self._slots: dict[int, Slot] = {}  # by the id of the tensor or array of the batch in hand
+        self._slots: dict[int, PackedArray] = {}  # by the id of the tensor or array of the batch in hand
 
     def __len__(self) -> int:
         return len(self._items)
@@ -68,12 +68,12 @@ class Packer:
         """In the place of a batch that could not be made."""
         self._items.append(error)
 
-    def parcel(self, made_s: float = 0.0) -> Parcel:
+    def ipc_batch(self, made_s: float = 0.0) -> IpcBatch:
         """What was gathered, ready to be sent; it took `made_s` seconds to make."""
         data: Any = self._data
         if len(data) > INLINE_BYTES:
             data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        return Parcel(self._items, data, self.nbytes, made_s)
+        return IpcBatch(self._items, data, self.nbytes, made_s)
 
     def _strip(self, value: Any) -> Any:
         """The same structure with slots for what went into the parcel."""
@@ -91,7 +91,7 @@ class Packer:
         if kind is tuple:
             return tuple([self._strip(part) for part in value])
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return Node(kind, [self._strip(part) for part in value])
+            return PackedTuple(kind, [self._strip(part) for part in value])
         if isinstance(value, MutableMapping):
             return self._mapping(value)
         self.nbytes += len(value) if kind in (str, bytes) else _bytes_of_object(value)
@@ -114,7 +114,7 @@ class Packer:
         flat, stride = layout
         raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
         begin, end = self._lay(raw)
-        slot = Slot(begin, end, tensor.dtype, tuple(tensor.shape), stride, tensor.requires_grad)
+        slot = PackedArray(begin, end, tensor.dtype, tuple(tensor.shape), stride, tensor.requires_grad)
         self._slots[id(tensor)] = slot
         return slot
 
@@ -124,7 +124,7 @@ class Packer:
             return array
         if id(array) not in self._slots:
             begin, end = self._lay(array.reshape(-1).view(np.uint8))
-            self._slots[id(array)] = Slot(begin, end, array.dtype, array.shape)
+            self._slots[id(array)] = PackedArray(begin, end, array.dtype, array.shape)
         return self._slots[id(array)]
 
     def _lay(self, raw: Any) -> tuple[int, int]:

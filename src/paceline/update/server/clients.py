@@ -58,7 +58,7 @@ class Clients:
 
     def flush(self) -> None:
         """Push what is left, with the rates with which steps are made."""
-        with self.tuner.knobs.rates.applied():
+        with self.tuner.tunables.rates.applied():
             for client in self.clients:
                 client.flush()
 

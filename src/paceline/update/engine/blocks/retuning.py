@@ -22,7 +22,7 @@ class Retuning:
 
     def agree(self) -> None:
         """Gather the workers' requests, and decide; every worker calls it at the same place."""
-        self._tuner.hear(self._transport)
+        self._tuner.exchange_requests(self._transport)
 
     def apply(self, now: int) -> None:
         """Apply the decision, if any; `now` counts the steps since the first block began."""

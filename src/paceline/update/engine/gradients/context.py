@@ -69,4 +69,4 @@ class GradientContext:
         Of gradients that is in the middle of a step, at whose end it takes effect.
         """
         if summary.asked:
-            self.run.tuner.hear(self.run.transport)
+            self.run.tuner.exchange_requests(self.run.transport)

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, Sampler
 import paceline
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import Consumed
+from paceline.data.sampling.shard_progress import ShardProgress
 from paceline.data.sharing.position import Position
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.forecast.sim import Clock
-from tests.data.test_share import SAMPLERS, Batches, Numbers, Stream
+from tests.data.test_shared_loader import SAMPLERS, Batches, Numbers, Stream
 from tests.tables import each_value_fast
 
 # -- under every family of rules ------------------------------------------------------------------
@@ -391,7 +391,10 @@ def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_throu
         shared = run.share(DataLoader(Huge(n), 16, shuffle=True))
         state = run._state.capture()["data"]
         if rule == "sync":
-            position = {**Position().state(), "passes": [[0, ["rounds", n, 16, 4], steps, steps, Consumed().state()]]}
+            position = {
+                **Position().state(),
+                "passes": [[0, ["rounds", n, 16, 4], steps, steps, ShardProgress().state()]],
+            }
         else:
             ledger = Ledger()
             ledger.expect(0, 0, Ranges([(64 * steps, n)]))

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, S
 import paceline
 from paceline.data.cache import Cache, CacheError, Files
 from paceline.data.packed import PackedDataset, ParquetDataset
-from paceline.data.sharing.cache_log import Sources, caches_of
+from paceline.data.sharing.cache_log import CacheLog, caches_of
 from tests.data.cache.server import Server
 from tests.data.cache.test_files import first_byte
 
@@ -78,7 +78,7 @@ def test_packed_sets_show_their_cache() -> None:
 
 def test_totals_are_told_when_they_have_changed_and_at_most_so_often(server: Server, tmp_path: Path) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
-    often, seldom = (Sources(lambda kind, **fields: told.append((kind, fields)), every_s) for every_s in (0.0, 1e9))
+    often, seldom = (CacheLog(lambda kind, **fields: told.append((kind, fields)), every_s) for every_s in (0.0, 1e9))
     with Cache(tmp_path) as cache:
         files = Files([server.put("a", b"hello")], cache)
         for sources in (often, seldom):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 
 from paceline.data.workers import pack as module
-from paceline.data.workers.message import Parcel
+from paceline.data.workers.message import IpcBatch
 from paceline.data.workers.pack import ALIGNMENT, BLOCK_BYTES, LARGE_BYTES, Packer
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -37,14 +37,14 @@ class Sub(Tensor):
     pass
 
 
-def packed(*batches: Any) -> Parcel:
+def packed(*batches: Any) -> IpcBatch:
     packer = Packer()
     for batch in batches:
         packer.add(batch)
-    return packer.parcel()
+    return packer.ipc_batch()
 
 
-def sent(*batches: Any) -> Parcel:
+def sent(*batches: Any) -> IpcBatch:
     """As it arrives: pickled as a queue does it."""
     return pickle.loads(pickle.dumps(packed(*batches)))
 
@@ -100,8 +100,8 @@ def test_structures_come_out_as_they_went_in() -> None:
 
 def test_writing_into_one_batch_changes_no_other() -> None:
     constant = torch.zeros(3, dtype=torch.uint8)  # the same object in every batch
-    parcel = packed(*[(constant, torch.full((5,), k), np.full(3, k)) for k in range(4)])
-    batches = [parcel.batch(k) for k in range(4)]
+    ipc_batch = packed(*[(constant, torch.full((5,), k), np.full(3, k)) for k in range(4)])
+    batches = [ipc_batch.batch(k) for k in range(4)]
     for tensor in batches[1][:2]:
         tensor.fill_(99)
     batches[1][2][:] = 99
@@ -118,8 +118,8 @@ def test_a_batch_that_is_packed_may_be_overwritten_by_its_maker() -> None:
     packer, reused = Packer(), torch.zeros(2)
     for k in range(3):
         packer.add(reused.fill_(k))
-    parcel = packer.parcel()
-    assert [parcel.batch(k).tolist() for k in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    ipc_batch = packer.ipc_batch()
+    assert [ipc_batch.batch(k).tolist() for k in range(3)] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_a_tensor_has_a_storage_of_its_own() -> None:
@@ -139,8 +139,8 @@ def test_the_same_tensor_twice_stays_the_same() -> None:
 
 
 def test_bytes_are_aligned() -> None:
-    parcel = sent([torch.ones(1, dtype=torch.uint8), torch.ones(3), torch.ones(2, dtype=torch.float64)])
-    assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in parcel.batch(0))
+    ipc_batch = sent([torch.ones(1, dtype=torch.uint8), torch.ones(3), torch.ones(2, dtype=torch.float64)])
+    assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in ipc_batch.batch(0))
 
 
 @pytest.mark.parametrize("name", ["large", "sparse", "parameter", "subclass"])
@@ -153,11 +153,11 @@ def test_what_is_no_small_plain_tensor_travels_by_itself(name: str) -> None:
     }[name]
     packer = Packer()
     packer.add({"a": torch.ones(2), "b": tensor, "c": torch.zeros(2)})
-    parcel = packer.parcel()
-    got = parcel.batch(0)
+    ipc_batch = packer.ipc_batch()
+    got = ipc_batch.batch(0)
     assert got["b"] is tensor
     assert got["a"].tolist() == [1, 1] and got["c"].tolist() == [0, 0]
-    assert parcel.nbytes >= 3 * 4 and (name != "large" or parcel.nbytes > LARGE_BYTES)
+    assert ipc_batch.nbytes >= 3 * 4 and (name != "large" or ipc_batch.nbytes > LARGE_BYTES)
 
 
 def test_a_tensor_within_a_graph_is_refused_with_its_shape() -> None:
@@ -166,8 +166,8 @@ def test_a_tensor_within_a_graph_is_refused_with_its_shape() -> None:
     with pytest.raises(RuntimeError, match=r"shape \(2,\).*detach"):
         packer.add([torch.ones(50), torch.ones(2, requires_grad=True) * 2])
     packer.add(torch.zeros(3))
-    parcel = packer.parcel()
-    assert len(parcel) == 2 and [parcel.batch(k).tolist() for k in range(2)] == [[1] * 3, [0] * 3]
+    ipc_batch = packer.ipc_batch()
+    assert len(ipc_batch) == 2 and [ipc_batch.batch(k).tolist() for k in range(2)] == [[1] * 3, [0] * 3]
 
 
 def test_an_object_of_unknown_size_counts_as_a_whole_block() -> None:
@@ -185,9 +185,9 @@ def test_a_packed_sequence_and_a_mapping_with_more_than_items() -> None:
     encoding = Encoding(ids=torch.arange(3))
     encoding.note = "kept"  # type: ignore[attr-defined]
     sequence = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(1)])
-    parcel = packed((encoding, sequence))
+    ipc_batch = packed((encoding, sequence))
     assert isinstance(encoding["ids"], Tensor)  # the user's own was not touched
-    got, other = parcel.batch(0)
+    got, other = ipc_batch.batch(0)
     assert type(got) is Encoding and got.note == "kept" and got["ids"].tolist() == [0, 1, 2]  # type: ignore[attr-defined]
     assert type(other) is type(sequence) and other.batch_sizes.tolist() == [2, 1, 1] and other.data.tolist() == [1] * 4
 
@@ -200,18 +200,18 @@ def test_an_error_stands_in_the_place_of_its_batch() -> None:
     except KeyError:
         packer.add_error(ExceptionWrapper(where="there"))
     packer.add(torch.zeros(1))
-    parcel = pickle.loads(pickle.dumps(packer.parcel(made_s=2.0)))
-    assert parcel.made_s == 2.0 and len(parcel) == 3
-    assert parcel.batch(0).item() == 1 and parcel.batch(2).item() == 0
+    ipc_batch = pickle.loads(pickle.dumps(packer.ipc_batch(made_s=2.0)))
+    assert ipc_batch.made_s == 2.0 and len(ipc_batch) == 3
+    assert ipc_batch.batch(0).item() == 1 and ipc_batch.batch(2).item() == 0
     with pytest.raises(KeyError, match=r"(?s)there.*gone"):
-        parcel.batch(1)
+        ipc_batch.batch(1)
 
 
 def test_a_long_parcel_goes_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INLINE_BYTES", 10)
-    parcel = packed(torch.arange(5), torch.arange(6))
-    assert isinstance(parcel.data, Tensor) and parcel.data.is_shared()
-    assert parcel.batch(1).tolist() == [0, 1, 2, 3, 4, 5]
+    ipc_batch = packed(torch.arange(5), torch.arange(6))
+    assert isinstance(ipc_batch.data, Tensor) and ipc_batch.data.is_shared()
+    assert ipc_batch.batch(1).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_pinning_pins_once_and_keeps_batches_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +225,10 @@ def test_pinning_pins_once_and_keeps_batches_apart(monkeypatch: pytest.MonkeyPat
         return tensor
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
-    parcel = sent({"x": torch.arange(4.0), "n": np.arange(3)}, Custom(torch.ones(2)), torch.tensor(7))
-    parcel = parcel.pin_memory()
+    ipc_batch = sent({"x": torch.arange(4.0), "n": np.arange(3)}, Custom(torch.ones(2)), torch.tensor(7))
+    ipc_batch = ipc_batch.pin_memory()
     assert len(pinned) == 2  # the block, and what the user's own type holds
-    first, own, scalar = (parcel.batch(k) for k in range(3))
+    first, own, scalar = (ipc_batch.batch(k) for k in range(3))
     assert own.pinned and own.x.tolist() == [1, 1] and scalar.item() == 7 and first["n"].tolist() == [0, 1, 2]
     block = pinned[0].untyped_storage().data_ptr()
     assert all(t.untyped_storage().data_ptr() == block for t in (first["x"], scalar))
@@ -240,7 +240,7 @@ def test_pinning_pins_once_and_keeps_batches_apart(monkeypatch: pytest.MonkeyPat
 def test_an_error_of_pinning_stands_at_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Custom, "pin_memory", lambda own: 1 / 0)
-    parcel = packed(torch.ones(1), Custom(torch.ones(1)), torch.zeros(1)).pin_memory()
-    assert parcel.batch(0).item() == 1 and parcel.batch(2).item() == 0
+    ipc_batch = packed(torch.ones(1), Custom(torch.ones(1)), torch.zeros(1)).pin_memory()
+    assert ipc_batch.batch(0).item() == 1 and ipc_batch.batch(2).item() == 0
     with pytest.raises(ZeroDivisionError):
-        parcel.batch(1)
+        ipc_batch.batch(1)

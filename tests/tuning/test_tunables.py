@@ -27,15 +27,15 @@ def parameter() -> nn.Parameter:
     return nn.Parameter(torch.zeros(1))
 
 
-def knobs(*optimizers: torch.optim.Optimizer, rule: str = "bmuf(period=8)", workers: int = 4) -> Tunables:
+def tunables(*optimizers: torch.optim.Optimizer, rule: str = "bmuf(period=8)", workers: int = 4) -> Tunables:
     return Tunables(list(optimizers), rule_from_text(rule), workers)
 
 
-def change(knobs: Tunables, **settings: Any) -> Any:
+def change(tunables: Tunables, **settings: Any) -> Any:
     changes = flat(settings)
-    knobs.check(changes)
-    snapshot = knobs.snapshot(changes)
-    knobs.apply(changes)
+    tunables.check(changes)
+    snapshot = tunables.snapshot(changes)
+    tunables.apply(changes)
     return snapshot
 
 
@@ -62,7 +62,7 @@ def absolute(optimizer: torch.optim.Optimizer) -> LRScheduler:
 @pytest.mark.parametrize(("settings", "factor"), [({"lr_factor": 4.0}, 4.0), ({"lr": 0.5}, 2.0)])
 def test_a_schedule_goes_on_in_proportion(schedule: Schedule, settings: dict[str, float], factor: float) -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    scheduler, tuned = schedule(optimizer), knobs(optimizer)
+    scheduler, tuned = schedule(optimizer), tunables(optimizer)
     rates = []
     for step in range(6):
         if step == 2:  # the schedule says 0.25
@@ -77,7 +77,7 @@ def test_a_schedule_goes_on_in_proportion(schedule: Schedule, settings: dict[str
 
 def test_a_program_that_writes_the_rate_at_each_step_keeps_the_factor() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    tuned = knobs(optimizer)
+    tuned = tunables(optimizer)
     change(tuned, lr_factor=0.5)
     for rate in (1.0, 0.25):
         optimizer.param_groups[0]["lr"] = rate
@@ -88,7 +88,7 @@ def test_a_program_that_writes_the_rate_at_each_step_keeps_the_factor() -> None:
 
 def test_a_step_that_raises_leaves_no_factor_behind() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    tuned = knobs(optimizer)
+    tuned = tunables(optimizer)
     change(tuned, lr_factor=0.5)
 
     def fails() -> float:
@@ -102,7 +102,7 @@ def test_a_step_that_raises_leaves_no_factor_behind() -> None:
 def test_a_rate_that_is_a_tensor_keeps_its_address() -> None:
     rate = torch.tensor(1.0)
     optimizer = torch.optim.Adam([parameter()], lr=rate, foreach=False)
-    tuned = knobs(optimizer)
+    tuned = tunables(optimizer)
     change(tuned, lr_factor=0.5)
     with tuned.rates.applied():
         assert optimizer.param_groups[0]["lr"] is rate and rate == 0.5
@@ -115,13 +115,13 @@ def test_a_multiple_of_nothing_is_refused() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     LambdaLR(optimizer, lambda step: float(step > 0))
     with pytest.raises(UnsupportedError, match="no multiple"):
-        change(knobs(optimizer), lr=0.5)
+        change(tunables(optimizer), lr=0.5)
 
 
 def test_groups_are_counted_through_all_optimizers() -> None:
     first = torch.optim.SGD([{"params": [parameter()]}, {"params": [parameter()], "lr": 0.2}], lr=0.1, momentum=0.9)
     second = torch.optim.Adam([parameter()], lr=0.3)
-    tuned = knobs(first, second)
+    tuned = tunables(first, second)
     before = change(tuned, lr={1: 0.5, 2: 0.6}, weight_decay=0.01, betas=(0.5, 0.9), **{"momentum@0": 0.8})
     assert [group["lr"] for _, group in tuned.rates.groups()] == [0.1, 0.5, 0.6]
     assert [group["weight_decay"] for _, group in tuned.rates.groups()] == [0.01] * 3
@@ -151,7 +151,7 @@ def test_groups_are_counted_through_all_optimizers() -> None:
     ],
 )
 def test_numbers_of_the_outer_step(rule: str, settings: dict[str, Any], momentum: float, rate: float) -> None:
-    tuned = knobs(torch.optim.SGD([parameter()], lr=0.1), rule=rule)
+    tuned = tunables(torch.optim.SGD([parameter()], lr=0.1), rule=rule)
     before, text = tuned.rule, tuned.rule.text()
     snapshot = change(tuned, **settings)
     assert tuned.show(["outer_momentum", "outer_lr"]) == pytest.approx({"outer_momentum": momentum, "outer_lr": rate})
@@ -162,9 +162,9 @@ def test_numbers_of_the_outer_step(rule: str, settings: dict[str, Any], momentum
 
 def test_state_is_put_back() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=0.1)
-    tuned = knobs(optimizer)
+    tuned = tunables(optimizer)
     change(tuned, lr_factor=0.5, period=3, gain=2.0)
-    other = knobs(optimizer)
+    other = tunables(optimizer)
     other.load(tuned.state())
     assert other.rule == tuned.rule and other.rates.factors == {0: 0.5}
 
@@ -180,8 +180,8 @@ def test_hooks_are_gone_after_the_run() -> None:
 def test_a_number_that_stays_is_that_of_the_present_workers() -> None:
     """Workers come and go; here the run began with one."""
     optimizer = torch.optim.SGD([parameter()], lr=0.1)
-    tuned = knobs(optimizer, workers=1)
+    tuned = tunables(optimizer, workers=1)
     tuner = Tuner(tuned, World(), RequestFiles(None, each=False), lambda *_, **__: None)
     tuner.among(World(rank=1, size=4))
     change(tuned, outer_lr=0.5)
-    assert tuned.rule.outer.momentum == knobs(optimizer, workers=4).show(["outer_momentum"])["outer_momentum"]
+    assert tuned.rule.outer.momentum == tunables(optimizer, workers=4).show(["outer_momentum"])["outer_momentum"]

@@ -22,11 +22,11 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.core import rng
 from paceline.data.ledger.assignment import Portion
 from paceline.data.ledger.epoch_ledger import MOST
-from paceline.data.sampling.order import Drawn, InShards, InTurn, Shuffled
-from paceline.data.sampling.sampler import Plan, generators_of
+from paceline.data.sampling.order import Drawn, InShards, Sequential, Shuffled
+from paceline.data.sampling.sampler import SamplingPlan, generators_of
 from paceline.data.sharing.position import Position
 from paceline.errors import UnsupportedError
-from tests.data.test_share import Buckets, Numbers, Reversed
+from tests.data.test_shared_loader import Buckets, Numbers, Reversed
 
 HUGE = 10**9
 
@@ -45,11 +45,11 @@ class Sharded(Numbers):
     shard_sizes = (40, 0, 25, 35)
 
 
-def plan(loader: DataLoader[Any], seed: int = 3) -> Plan:
-    return Plan(loader, seed, Position())
+def plan(loader: DataLoader[Any], seed: int = 3) -> SamplingPlan:
+    return SamplingPlan(loader, seed, Position())
 
 
-def whole(one: Plan, epoch: int = 0) -> list[Any]:
+def whole(one: SamplingPlan, epoch: int = 0) -> list[Any]:
     return list(one.order(epoch).at([(0, one.places(epoch))]))
 
 
@@ -59,16 +59,16 @@ def kind(loader: DataLoader[Any]) -> type:
 
 def test_which_order_a_loader_has() -> None:
     data, sharded = Numbers(100), Sharded(100)
-    assert kind(DataLoader(data, 4)) is InTurn
+    assert kind(DataLoader(data, 4)) is Sequential
     assert kind(DataLoader(data, 4, shuffle=True)) is Shuffled
     assert kind(DataLoader(data, 4, sampler=RandomSampler(data))) is Shuffled
     assert kind(DataLoader(data, 4, sampler=RandomSampler(data, replacement=True))) is Drawn
     assert kind(DataLoader(data, 4, sampler=RandomSampler(data, num_samples=7))) is Drawn
     assert kind(DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0))) is Shuffled
-    assert kind(DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, shuffle=False))) is InTurn
+    assert kind(DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, shuffle=False))) is Sequential
     assert kind(DataLoader(data, 4, sampler=Reversed(100))) is Drawn
     assert kind(DataLoader(sharded, 4, shuffle=True)) is InShards
-    assert kind(DataLoader(sharded, 4)) is InTurn
+    assert kind(DataLoader(sharded, 4)) is Sequential
 
 
 def test_a_place_is_a_sample_or_a_batch_of_the_users_sampler() -> None:
@@ -156,7 +156,7 @@ def test_an_epoch_that_one_worker_began_is_played_from_its_own_generators(name: 
     position = Position()
     position.played[0] = start
     before, own = torch.get_rng_state(), generator.get_state()
-    one = Plan(make(), 3, position)
+    one = SamplingPlan(make(), 3, position)
     count = one.places(0)
     found = [one.ids(Portion(0, [(k, min(count, k + one.unit))])) for k in range(0, count, one.unit)]
     assert found == want

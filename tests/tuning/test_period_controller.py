@@ -41,31 +41,34 @@ def test_the_slowest_link_and_the_usual_step_decide() -> None:
 
 
 def test_who_looks_when() -> None:
-    stopwatch = Said(None)
-    pacer = PeriodController(stopwatch)
-    pacer.stepped(FIRST, 100)
-    assert not pacer.due and pacer.said() is None
-    stopwatch.found = (0.1, 0.2)
-    pacer.stepped(FIRST - 1, 100)
-    assert not pacer.due and pacer.said() == (False, 0.1, 0.2)
-    assert pacer.agree([pacer.said()], HALF, FIRST - 1) is None, "nobody is due"
-    pacer.stepped(FIRST, 104)
-    assert pacer.due and pacer.said() == (True, 0.1, 0.2)
-    assert pacer.agree([pacer.said()], HALF, FIRST) == (1, "an exchange takes 100 ms, a step 200 ms")
-    assert not pacer.due and stopwatch.restarts == 1
-    pacer.stepped(FIRST + AGAIN - 1, 900)
-    assert not pacer.due
-    pacer.stepped(FIRST + AGAIN, 904)
-    assert pacer.due
-    pacer.held = True
-    assert not pacer.due and pacer.agree([[True, 9.0, 0.1]], HALF, FIRST + AGAIN) is None
+    timer = Said(None)
+    controller = PeriodController(timer)
+    controller.stepped(FIRST, 100)
+    assert not controller.due and controller.said() is None
+    timer.found = (0.1, 0.2)
+    controller.stepped(FIRST - 1, 100)
+    assert not controller.due and controller.said() == (False, 0.1, 0.2)
+    assert controller.agree([controller.said()], HALF, FIRST - 1) is None, "nobody is due"
+    controller.stepped(FIRST, 104)
+    assert controller.due and controller.said() == (True, 0.1, 0.2)
+    assert controller.agree([controller.said()], HALF, FIRST) == (
+        1,
+        "an exchange takes 100 ms, a step 200 ms",
+    )
+    assert not controller.due and timer.restarts == 1
+    controller.stepped(FIRST + AGAIN - 1, 900)
+    assert not controller.due
+    controller.stepped(FIRST + AGAIN, 904)
+    assert controller.due
+    controller.held = True
+    assert not controller.due and controller.agree([[True, 9.0, 0.1]], HALF, FIRST + AGAIN) is None
 
 
 def test_the_first_look_is_exact_and_later_ones_are_patient() -> None:
-    pacer = PeriodController(Said())
-    assert pacer.agree([[True, 5.0, 1.0]], HALF, 8) == (6, "an exchange takes 5 s, a step 1 s")
-    assert pacer.agree([[True, 5.0, 1.0]], HALF, 80) is None, "4 is enough for 5, but for a fifth"
-    assert pacer.agree([[True, 5.1, 1.0]], HALF, 160) == (6, "an exchange takes 5.1 s, a step 1 s")
+    controller = PeriodController(Said())
+    assert controller.agree([[True, 5.0, 1.0]], HALF, 8) == (6, "an exchange takes 5 s, a step 1 s")
+    assert controller.agree([[True, 5.0, 1.0]], HALF, 80) is None, "4 is enough for 5, but for a fifth"
+    assert controller.agree([[True, 5.1, 1.0]], HALF, 160) == (6, "an exchange takes 5.1 s, a step 1 s")
 
 
 def test_after_a_resume_looks_come_where_they_would_have_come() -> None:

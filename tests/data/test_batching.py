@@ -8,33 +8,33 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.data.workers import batching as shipping
-from paceline.data.workers.batching import MOST_BATCHES, Blocks, Delivery, Ticket
-from paceline.data.workers.message import Parcel
+from paceline.data.workers.batching import MOST_BATCHES, BatchRequest, OrderedBatches, RequestBlocks
+from paceline.data.workers.message import IpcBatch
 from paceline.data.workers.pack import BLOCK_BYTES, Packer
 
 
-def tickets(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[Ticket]:
+def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[BatchRequest]:
     """Consecutive samples."""
-    return iter([Ticket(epoch, list(range(k, k + size))) for k in range(begin, begin + count * size, size)])
+    return iter([BatchRequest(epoch, list(range(k, k + size))) for k in range(begin, begin + count * size, size)])
 
 
-def made(block: list[Ticket], count: int | None = None, nbytes: int = 100, batch_s: float = 0.0) -> Parcel:
+def made(block: list[BatchRequest], count: int | None = None, nbytes: int = 100, batch_s: float = 0.0) -> IpcBatch:
     """What comes back for a block of which `count` batches were made."""
     packer = Packer()
-    for ticket in block[:count]:
-        packer.add(ticket.ids)
+    for request in block[:count]:
+        packer.add(request.ids)
     packer.nbytes = nbytes * len(packer)
-    return packer.parcel(made_s=batch_s * len(packer))
+    return packer.ipc_batch(made_s=batch_s * len(packer))
 
 
 def test_blocks_double_up_to_a_limit() -> None:
-    blocks, sizes = Blocks(tickets(1000)), []
+    blocks, sizes = RequestBlocks(requests(1000)), []
     for _ in range(9):
         block = next(blocks)
         sizes.append(len(block))
-        parcel = made(block)
-        blocks.came(parcel)
-        blocks.adapt(parcel, 0.0)
+        ipc_batch = made(block)
+        blocks.came(ipc_batch)
+        blocks.adapt(ipc_batch, 0.0)
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 64, 64] and MOST_BATCHES == 64
 
 
@@ -50,31 +50,31 @@ def test_blocks_double_up_to_a_limit() -> None:
     ],
 )
 def test_blocks_are_bounded_in_bytes_and_in_time(nbytes: int, made_s: float, used_s: float | None, want: int) -> None:
-    blocks = Blocks(tickets(1000))
+    blocks = RequestBlocks(requests(1000))
     for _ in range(8):
-        parcel = made(next(blocks), nbytes=nbytes, batch_s=made_s)
-        blocks.came(parcel)
-        blocks.adapt(parcel, used_s)
+        ipc_batch = made(next(blocks), nbytes=nbytes, batch_s=made_s)
+        blocks.came(ipc_batch)
+        blocks.adapt(ipc_batch, used_s)
     assert blocks.size == want
 
 
 def test_a_slow_source_makes_short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
-    def source() -> Iterator[Ticket]:
+    def source() -> Iterator[BatchRequest]:
         nonlocal now
-        for ticket in tickets(100):
+        for request in requests(100):
             now += 0.06
-            yield ticket
+            yield request
 
     monkeypatch.setattr(shipping.time, "monotonic", lambda: now)
-    blocks = Blocks(source())
+    blocks = RequestBlocks(source())
     blocks.size = 50
     assert len(next(blocks)) == 2
 
 
 def test_what_was_not_made_is_asked_for_again_before_anything_new() -> None:
-    blocks = Blocks(tickets(8))
+    blocks = RequestBlocks(requests(8))
     blocks.size = 5
     block = next(blocks)
     rest = next(blocks)
@@ -90,10 +90,10 @@ def test_what_was_not_made_is_asked_for_again_before_anything_new() -> None:
 
 
 def test_parts_of_blocks_are_delivered_in_order() -> None:
-    blocks = Blocks(tickets(40))
+    blocks = RequestBlocks(requests(40))
     blocks.size = 7
 
-    def parcels() -> Iterator[Parcel]:
+    def ipc_batches() -> Iterator[IpcBatch]:
         """Three blocks are under way; a process makes no more than two batches of one."""
         out = [next(blocks) for _ in range(3)]
         while out:
@@ -103,4 +103,4 @@ def test_parts_of_blocks_are_delivered_in_order() -> None:
                 out.append(following)
             yield made(block, 2)
 
-    assert list(Delivery(blocks, parcels())) == [ticket.ids for ticket in tickets(40)]
+    assert list(OrderedBatches(blocks, ipc_batches())) == [request.ids for request in requests(40)]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.world import World
 from paceline.data import LoaderRegistry
-from paceline.data.ledger.assignment import Even
+from paceline.data.ledger.assignment import EvenAssignment
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import Shuffled
@@ -37,7 +37,7 @@ def test_a_look_at_what_comes_takes_nothing_away() -> None:
     """An even supply that is looked into gives the same portions as one that is not."""
     cut = ("rounds", 10_003, 16, 3)
     for rank in range(3):
-        seen, blind = (Even(0, Ranges([(0, 10_003)]), split_of(cut), rank, 2) for _ in range(2))
+        seen, blind = (EvenAssignment(0, Ranges([(0, 10_003)]), split_of(cut), rank, 2) for _ in range(2))
         count = 0
         while (portion := blind.next(wait=True)) is not None:
             if count % 7 == 0:
@@ -52,18 +52,18 @@ def test_an_epoch_is_computed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[int] = []
     at = Permutation.at
     monkeypatch.setattr(Permutation, "at", lambda self, places: (calls.append(len(places)), at(self, places))[1])
-    feed = LoaderRegistry(World(0, 4), 0, lambda epoch, batches: None)
-    share = feed.share(DataLoader(TensorDataset(torch.arange(40_000)), 4, shuffle=True))
+    registry = LoaderRegistry(World(0, 4), 0, lambda epoch, batches: None)
+    share = registry.share(DataLoader(TensorDataset(torch.arange(40_000)), 4, shuffle=True))
     assert sum(len(ids) for (ids,) in share) == 10_000
     assert len(calls) <= 5 and sum(calls) <= 10_100  # a place more for the size of a batch
 
 
 def test_an_even_split_keeps_no_account_of_what_was_handed_out() -> None:
     """Only leases have to be marked; a long run's checkpoint stays small."""
-    feed = LoaderRegistry(World(1, 2), 0, lambda epoch, batches: None)
-    for _ in feed.share(DataLoader(TensorDataset(torch.arange(200)), 2, shuffle=True)):
+    registry = LoaderRegistry(World(1, 2), 0, lambda epoch, batches: None)
+    for _ in registry.share(DataLoader(TensorDataset(torch.arange(200)), 2, shuffle=True)):
         pass
-    assert feed.state()["in_hand"] == [] and feed.take_marks() == []
+    assert registry.state()["in_hand"] == [] and registry.take_marks() == []
 
 
 def test_the_order_of_a_key_stays_what_it_is() -> None:
