@@ -14,7 +14,7 @@ import pytest
 
 from paceline.data.cache import Cache, NotServedError
 from paceline.data.cache.backend_choice import backend_for
-from paceline.data.cache.checksums import Checksum, crc32c_of_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.checksums import Checksum, from_base64, md5_of_etag, sha256_of_hex
 from paceline.data.cache.http_backend import checksum_of
 from paceline.data.cache.urls import local_path, source_of
 from tests.data.cache.conftest import SECRETS, SHA
@@ -67,7 +67,7 @@ def test_checksums_in_headers(headers: dict[str, str], expected: str | None) -> 
 
 def test_checksums_that_are_none() -> None:
     assert md5_of_etag(None) is None and md5_of_etag('"abc"') is None
-    assert crc32c_of_base64("?") is None and crc32c_of_base64("AAAAAA==") == Checksum("crc32c", "00000000")
+    assert from_base64("crc32c", "?") is None and from_base64("crc32c", "AAAAAA==") == Checksum("crc32c", "00000000")
     assert sha256_of_hex(3) is None and sha256_of_hex("ab") is None
 
 

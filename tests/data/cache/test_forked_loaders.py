@@ -71,7 +71,7 @@ def test_spawned_processes_read_what_their_parent_read(s3: dict[str, str], tmp_p
 
 def test_the_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
-    monkeypatch.setattr(obstore_backend, "_obstore_is_lost", True)
+    monkeypatch.setattr(obstore_backend, "_obstore_lost_in_fork", True)
     for cure in CURES:
         with pytest.raises(NotServedError, match=re.escape(cure)):
             ObstoreBackend("s3://bucket", {}, 1.0)

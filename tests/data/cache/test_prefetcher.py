@@ -105,9 +105,9 @@ def test_a_file_asked_for_while_it_is_fetched_is_waited_for(
     (url,) = urls_of(server, 1)
 
     class Noticed(StallTimeout):
-        def __call__(self) -> None:
+        def wait(self) -> None:
             server.resume.set()
-            super().__call__()
+            super().wait()
 
     monkeypatch.setattr(get, "StallTimeout", Noticed)
     server.fail("0", "hold")
@@ -160,37 +160,37 @@ def test_a_wish_made_while_its_file_is_fetched_for_an_older_list_is_kept(tmp_pat
     calls: list[int] = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def fetch(url: str, place: int, turn: Callable[[], bool]) -> bool:
-        calls.append(place)
+    def fetch(url: str, position: int, turn: Callable[[], bool]) -> bool:
+        calls.append(position)
         begun.set()
         return go_on.wait(60)
 
     mine, theirs = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
-    fetcher = Prefetcher(3, mine, fetch, lambda url: 0.0)
-    fetcher.wish(["a"])
+    prefetcher = Prefetcher(3, mine, fetch, lambda url: 0.0)
+    prefetcher.prefetch(["a"])
     assert begun.wait(60)
-    fetcher.wish(["b", "a", "c"])
+    prefetcher.prefetch(["b", "a", "c"])
     until(lambda: len(calls) == 3, "nobody passed over the file that is being fetched")
     go_on.set()
-    until(lambda: theirs.of_others() == {key_of(url) for url in "abc"}, "the wish was lost")
-    fetcher.close()
+    until(lambda: theirs.of_other_processes() == {key_of(url) for url in "abc"}, "the wish was lost")
+    prefetcher.close()
     assert sorted(calls) == [0, 0, 1, 2]
 
 
 def test_a_file_that_is_removed_before_its_fetch_has_ended_is_fetched_again(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def fetch(url: str, place: int, turn: Callable[[], bool]) -> bool:
-        calls.append(place)
+    def fetch(url: str, position: int, turn: Callable[[], bool]) -> bool:
+        calls.append(position)
         if len(calls) == 1:
-            fetcher.evicted(key_of(url))  # by a thread that needs room for something else now
+            prefetcher.evicted(key_of(url))  # by a thread that needs room for something else now
         return True
 
     mine, theirs = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
-    fetcher = Prefetcher(1, mine, fetch, lambda url: 0.0)
-    fetcher.wish(["a"])
-    until(lambda: theirs.of_others() == {key_of("a")}, "nobody noted that it is there")
-    fetcher.close()
+    prefetcher = Prefetcher(1, mine, fetch, lambda url: 0.0)
+    prefetcher.prefetch(["a"])
+    until(lambda: theirs.of_other_processes() == {key_of("a")}, "nobody noted that it is there")
+    prefetcher.close()
     assert calls == [0, 0]
 
 
@@ -209,4 +209,4 @@ def test_two_caches_of_one_process_leave_each_other_what_they_fetched_ahead(serv
 
 def wishes_in(directory: Path) -> set[str]:
     """What somebody who is new would leave alone."""
-    return PrefetchHints(directory).of_others()
+    return PrefetchHints(directory).of_other_processes()

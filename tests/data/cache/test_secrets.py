@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.cache import Cache, CacheError, NotServedError
-from paceline.data.cache.http_backend import _may_know
+from paceline.data.cache.http_backend import _may_share_headers
 from paceline.data.cache.locks import FileLock
 from paceline.data.cache.urls import redacted
 
@@ -104,7 +104,7 @@ def test_a_refusal_after_a_redirect_says_where_and_nothing_secret(stack: ExitSta
     ],
 )
 def test_which_servers_are_the_same(one: str, other: str, may: bool) -> None:
-    assert _may_know(one, other) == may
+    assert _may_share_headers(one, other) == may
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_what_a_stranger_links_into_a_cache_is_never_written_through(
     url, theirs = f"{here}/a", tmp_path / "theirs"
     theirs.write_text("precious")
     with Cache(tmp_path / "cache", retries=0) as cache:
-        store = cache._store
-        place = {"lock": store.lock(url).path, "part": store.part(url), "json": store._meta(url)}[ending]
+        directory = cache._directory
+        place = {"lock": directory.lock(url).path, "part": directory.part(url), "json": directory._meta(url)}[ending]
         place.symlink_to(theirs)
         with contextlib.suppress(CacheError):  # a lock is refused, leftovers are removed first
             cache.read(url)

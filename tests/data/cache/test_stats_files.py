@@ -32,14 +32,14 @@ def counted(cache: Cache, source: str) -> tuple[int, int, int]:
 
 
 def test_copies_are_added_up_and_copies_of_copies(tmp_path: Path) -> None:
-    first = StatsFile.of_first(tmp_path)
+    first = StatsFile.of_original(tmp_path)
     one, two = StatsFile.of_copy(tmp_path, first.name), StatsFile.of_copy(tmp_path, first.name)
     below = StatsFile.of_copy(tmp_path, one.name)
-    one.put(A, Stats(hits=1, waited_s=0.5))
-    one.put(A, Stats(hits=2, waited_s=0.75))  # in the place of what it said before
-    two.put(B, Stats(misses=3, fetched_bytes=1 << 40))
-    two.put(A, Stats(hits=10))
-    below.put(A, Stats(corrupt=7, retries=8))
+    one.write(A, Stats(hits=1, waited_s=0.5))
+    one.write(A, Stats(hits=2, waited_s=0.75))  # in the place of what it said before
+    two.write(B, Stats(misses=3, fetched_bytes=1 << 40))
+    two.write(A, Stats(hits=10))
+    below.write(A, Stats(corrupt=7, retries=8))
     assert first.of_copies() == {
         A: Stats(hits=12, waited_s=0.75, retries=8, corrupt=7),
         B: Stats(misses=3, fetched_bytes=1 << 40),
@@ -50,15 +50,15 @@ def test_copies_are_added_up_and_copies_of_copies(tmp_path: Path) -> None:
 
 
 def test_a_new_copy_goes_on_with_the_sheet_of_one_that_has_ended(tmp_path: Path) -> None:
-    first = StatsFile.of_first(tmp_path)
+    first = StatsFile.of_original(tmp_path)
     for _ in range(5):
         one, two = StatsFile.of_copy(tmp_path, first.name), StatsFile.of_copy(tmp_path, first.name)
         below = StatsFile.of_copy(tmp_path, one.name)
         assert one.of_copies() == {}  # and nothing of those who are gone
-        two.put(B, Stats(misses=1))
-        one.put(B, Stats(hits=1))
-        one.put(A, Stats(hits=1))
-        below.put(A, Stats(hits=100))
+        two.write(B, Stats(misses=1))
+        one.write(B, Stats(hits=1))
+        one.write(A, Stats(hits=1))
+        below.write(A, Stats(hits=100))
         assert one.of_copies() == {A: Stats(hits=100)}
         for sheet in (one, two, below):
             sheet.close()
@@ -67,11 +67,11 @@ def test_a_new_copy_goes_on_with_the_sheet_of_one_that_has_ended(tmp_path: Path)
 
 
 def test_nothing_is_left_when_the_first_closes_and_the_sum_stays(tmp_path: Path) -> None:
-    first, other = StatsFile.of_first(tmp_path), StatsFile.of_first(tmp_path)
+    first, other = StatsFile.of_original(tmp_path), StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
-    one.put(A, Stats(hits=3))
+    one.write(A, Stats(hits=3))
     first.close()
-    one.put(A, Stats(hits=4))
+    one.write(A, Stats(hits=4))
     assert first.of_copies() == {A: Stats(hits=3)}
     assert other.of_copies() == {}
     assert [path.stem for path in (tmp_path / "counts").iterdir()] == [other.name[0]] * 2
@@ -80,26 +80,26 @@ def test_nothing_is_left_when_the_first_closes_and_the_sum_stays(tmp_path: Path)
 
 
 def test_a_copy_that_nobody_asks_any_more_is_a_first(tmp_path: Path) -> None:
-    first = StatsFile.of_first(tmp_path)
+    first = StatsFile.of_original(tmp_path)
     first.close()
     orphan = StatsFile.of_copy(tmp_path, first.name)
     assert orphan.number == ""
-    StatsFile.of_copy(tmp_path, orphan.name).put(A, Stats(hits=1))
+    StatsFile.of_copy(tmp_path, orphan.name).write(A, Stats(hits=1))
     assert orphan.of_copies() == {A: Stats(hits=1)}
 
 
 def test_without_a_place_to_write_each_counts_for_itself(tmp_path: Path) -> None:
     (tmp_path / "counts").write_text("in the way")
-    first = StatsFile.of_first(tmp_path)
+    first = StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
-    one.put(A, Stats(hits=1))
+    one.write(A, Stats(hits=1))
     assert first.of_copies() == one.of_copies() == {}
     one.close()
     first.close()
 
 
 def test_what_killed_programs_left_is_swept_and_the_living_stay(tmp_path: Path) -> None:
-    living = StatsFile.of_first(tmp_path)
+    living = StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, living.name)
     counts = tmp_path / "counts"
     (counts / "dead").mkdir()
@@ -108,29 +108,29 @@ def test_what_killed_programs_left_is_swept_and_the_living_stay(tmp_path: Path) 
     for path in counts.glob("*.lock"):
         if path.name != "young.lock":  # whose owner may just be about to lock it
             os.utime(path, (0, 0))
-    StatsFile.of_first(tmp_path).close()
+    StatsFile.of_original(tmp_path).close()
     assert {path.name for path in counts.iterdir()} == {living.name[0], f"{living.name[0]}.lock", "young.lock"}
-    one.put(A, Stats(hits=2))
+    one.write(A, Stats(hits=2))
     assert living.of_copies() == {A: Stats(hits=2)}
 
 
 def test_many_that_begin_at_the_same_time_all_have_a_place(tmp_path: Path) -> None:
     made: list[StatsFile] = []
-    threads = [threading.Thread(target=lambda: made.append(StatsFile.of_first(tmp_path))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: made.append(StatsFile.of_original(tmp_path))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for number, first in enumerate(made):
-        StatsFile.of_copy(tmp_path, first.name).put(A, Stats(hits=1 + number))
+        StatsFile.of_copy(tmp_path, first.name).write(A, Stats(hits=1 + number))
     assert [first.of_copies()[A].hits for first in made] == list(range(1, 17))
 
 
 def test_a_long_name_of_a_source_is_cut(tmp_path: Path) -> None:
-    first = StatsFile.of_first(tmp_path)
+    first = StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
-    one.put("s3://" + "x" * 600, Stats(hits=1))
-    one.put(A, Stats(hits=2))
+    one.write("s3://" + "x" * 600, Stats(hits=1))
+    one.write(A, Stats(hits=2))
     assert sorted(stats.hits for stats in first.of_copies().values()) == [1, 2]
 
 

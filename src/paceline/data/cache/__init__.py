@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote files, fetched once a host and there before they are asked for.
+"""Remote files, fetched once a host and prefetched.
 
-`cache` is the face; `source`, `objects`, `web` and `filesystems` know the stores; `store`, `ledger`, `evict` and
-`locks` keep the directory; `download` and `obtain` bring one file; `fetcher` and `wishes` look ahead; `order` says in
-which order to go through files when the cache holds only some of them.
+`cache` is the interface; `backend_choice` and the `..._backend` modules read the stores; `directory`, `ledger`,
+`evict` and `locks` keep the directory; `get` and `download` fetch one file; `prefetcher` and `prefetch_hints` fetch
+files before they are opened; `stats` and `stats_files` count.
 """
 
 from __future__ import annotations

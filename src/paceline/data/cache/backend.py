@@ -23,7 +23,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that is open at its source: its size in bytes, its checksum (None: not known) and its bytes."""
+    """An open remote file: its size in bytes and its checksum (None: unknown), and its bytes."""
 
     size: int | None
     checksum: Checksum | None
@@ -31,12 +31,12 @@ class RemoteFile:
 
 
 class Backend(Protocol):
-    """One store."""
+    """One object store, web server or file system."""
 
     def begin(self, url: str) -> AbstractContextManager[RemoteFile]:
         """Open a file to be read once, from its start.
 
         Raises:
             NotServedError: there is no such file, or it may not be read.
-            Unavailable: anything that another try might cure; also while the chunks are read.
+            Unavailable: another try might succeed; also while the chunks are read.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote files as local paths: fetched once a host, checked, kept under a cap, and there before they are asked for."""
+"""Remote files as local paths: fetched once a host, checked, kept under a cap, and prefetched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.data.cache.urls import local_path, source_of
 from paceline.errors import ClosedError, NotServedError
 
 LOST_REST_S = 5.0
-"""How long the background leaves a source alone that did not answer."""
+"""Pause of prefetching after a source did not answer."""
 
 
 class Cache:
@@ -47,18 +47,18 @@ class Cache:
     {}
 
     All processes should give the same cap. The object may be sent to other processes (it opens the directory again
-    there) and survives a fork; wishes stay with the process that made them, and so do counts, which `stats` adds up.
+    there) and survives a fork. Each process has its own prefetch list and its own counts, which `stats` adds up.
 
     Args:
-        directory: on this host, made where it is missing; `~/.cache/paceline` if None.
-        cap_bytes: the most that files may fill; None: what the disk has, where a full disk makes old files go.
-        threads: downloads at a time in the background.
-        retries: further tries after the first that failed, with longer and longer pauses.
-        timeout_s: how long a source, another process or a file in use may stand still before that is an error.
+        directory: on this host, created where it is missing; `~/.cache/paceline` if None.
+        cap_bytes: the most that files may fill; None: the whole disk, where a full disk evicts old files.
+        threads: concurrent downloads of prefetching.
+        retries: tries after the first, with exponential backoff.
+        timeout_s: how long a source or another process may make no progress before that is an error.
         options: for the source; see :func:`paceline.data.cache.backend_choice.backend_for`.
 
     Raises:
-        ValueError: a number that makes no sense.
+        ValueError: a number is out of range.
         CacheError: the directory cannot be made or written.
     """
 
@@ -77,32 +77,34 @@ class Cache:
         self.cap_bytes, self.threads, self.retries, self.timeout_s = cap_bytes, threads, retries, timeout_s
         self.options = dict(options or {})
         self._closed = False
-        self._begin(None)
+        self._open_directory(None)
 
-    def _begin(self, sheet: StatsFileName | None) -> None:
-        """Open the directory in this process; `sheet` is that of the object that this is a copy of."""
+    def _open_directory(self, original: StatsFileName | None) -> None:
+        """Open the directory in this process; `original` is the stats file of the Cache that this is a copy of."""
         self._process = os.getpid()
-        self._store = CacheDirectory(self.directory, self.cap_bytes, self.timeout_s)
-        self._store.complete_bytes()  # says now whether the directory can be used
-        self._sheet = (
-            StatsFile.of_copy(self.directory, sheet) if sheet is not None else StatsFile.of_first(self.directory)
-        )
-        self._let_go = weakref.finalize(self, self._sheet.close)
-        self._tallies = Counters(self._sheet.put)
-        self._downloader = Downloader(self.options, self.retries, self.timeout_s, self._tallies)
-        self._obtainer = FileGetter(self._store, self._downloader, self._tallies, self.timeout_s)
-        self._wishes = PrefetchHints(self.directory)
-        self._fetcher = Prefetcher(self.threads, self._wishes, self._ahead, self._rest)
-        self._store.evictor.on_wished = self._fetcher.evicted
+        self._directory = CacheDirectory(self.directory, self.cap_bytes, self.timeout_s)
+        self._directory.complete_bytes()  # fails now if the directory cannot be used
+        if original is None:
+            self._stats_file = StatsFile.of_original(self.directory)
+        else:
+            self._stats_file = StatsFile.of_copy(self.directory, original)
+        self._release_stats_file = weakref.finalize(self, self._stats_file.close)
+        self._counters = Counters(self._stats_file.write)
+        self._downloader = Downloader(self.options, self.retries, self.timeout_s, self._counters)
+        self._getter = FileGetter(self._directory, self._downloader, self._counters, self.timeout_s)
+        self._hints = PrefetchHints(self.directory)
+        self._prefetcher = Prefetcher(self.threads, self._hints, self._fetch, self._rest)
+        self._directory.evictor.on_prefetched = self._prefetcher.evicted
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("directory", "cap_bytes", "threads", "retries", "timeout_s", "options")
-        return {**{name: getattr(self, name) for name in names}, "sheet": self._sheet.name}
+        return {**{name: getattr(self, name) for name in names}, "stats_file": self._stats_file.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({name: value for name, value in state.items() if name != "sheet"})
+        original = state.pop("stats_file")
+        self.__dict__.update(state)
         self._closed = False
-        self._begin(state.get("sheet"))
+        self._open_directory(original)
 
     def _check(self) -> None:
         if self._closed:
@@ -111,19 +113,19 @@ class Cache:
 
     def _after_fork(self) -> None:
         if self._process != os.getpid():
-            self._begin(self._sheet.name)
+            self._open_directory(self._stats_file.name)
 
     @contextmanager
     def open(self, url: str, sha256: str | None = None) -> Iterator[Path]:
-        """The file on this host; it stays there as long as the context lasts. A local path is itself.
+        """The file on this host, which stays there within the context; a local path is returned as it is.
 
         Args:
-            url: a url or a local path.
+            url: a URL or a local path.
             sha256: 64 hexadecimal digits that the content must have.
 
         Raises:
             NotServedError: there is no such file, or it may not be read.
-            CorruptFileError: no download of it was what the source or `sha256` says.
+            CorruptFileError: no download had the checksum of the source or of `sha256`.
             CacheError: the source does not answer, there is no room, or the directory is gone.
         """
         local = local_path(url)
@@ -134,17 +136,17 @@ class Cache:
         began = time.perf_counter()
         hit: bool | None = None
         try:
-            lock, hit = self._obtainer.pin(url, sha256, self._rank(None))
+            lock, hit = self._getter.pin(url, sha256, self._rank(None))
         finally:
-            with self._tallies.of(source_of(url)) as tally:
-                tally.waited_s += time.perf_counter() - began
-                tally.hits, tally.misses = tally.hits + (hit is True), tally.misses + (hit is False)
-        self._fetcher.used(key_of(url))
+            with self._counters.of(source_of(url)) as stats:
+                stats.waited_s += time.perf_counter() - began
+                stats.hits, stats.misses = stats.hits + (hit is True), stats.misses + (hit is False)
+        self._prefetcher.used(key_of(url))
         try:
-            yield self._store.path(url)
+            yield self._directory.file(url)
         finally:
             lock.release()
-            self._fetcher.nudge()
+            self._prefetcher.room_freed()
 
     def read(self, url: str) -> bytes:
         """The bytes of a file; errors as `open`."""
@@ -152,40 +154,39 @@ class Cache:
             return path.read_bytes()
 
     def prefetch(self, urls: Iterable[str]) -> None:
-        """Fetch these in the background, in this order, and forget the list given before.
+        """Fetch these in the background, in this order, and drop the earlier list.
 
-        Fetching goes on until the list is done or the cap is full of files that are in use or wished for, and goes on
-        when some of them have been opened. It never removes a file that is open, that comes earlier in the list and
-        has not been opened yet, or that another process has fetched ahead. What cannot be fetched is left out;
-        whoever opens it meets the error.
+        Prefetching pauses while the cap is full of files that are in use or still to be opened. It never evicts an
+        open file, one that comes earlier in the list and has not been opened yet, or one that another process has
+        prefetched. A file that cannot be fetched is skipped; `open` raises the error.
         """
         self._check()
-        self._fetcher.wish(url for url in urls if local_path(url) is None)
+        self._prefetcher.prefetch(url for url in urls if local_path(url) is None)
 
     def cached(self, urls: Iterable[str]) -> set[str]:
-        """Those of the urls whose files are here now; local paths are always here."""
+        """The URLs whose files are in the cache now, and all local paths."""
         self._check()
-        return {url for url in urls if local_path(url) is not None or self._store.look(url) is not None}
+        return {url for url in urls if local_path(url) is not None or self._directory.lookup(url) is not None}
 
     def stats(self) -> dict[str, Stats]:
-        """The counts by source (`scheme://host-or-bucket`), of this process and of the copies that it gave away.
+        """The counts by source (`scheme://host-or-bucket`), of this object and of its copies in other processes.
 
-        So the processes of a `DataLoader` are in it, those too that have ended or were killed. In such a process it is
-        what that process has done. After `close` it stays as it was then.
+        That includes the processes of a `DataLoader`, even after they have ended or were killed; in such a process it
+        is what that process has done. After `close` it no longer changes.
         """
         if not self._closed:
             self._after_fork()
-        return added([self._tallies.copy(), self._sheet.of_copies()])
+        return added([self._counters.copy(), self._stats_file.of_copies()])
 
     def close(self) -> None:
-        """Stop fetching; the files stay. Twice is once."""
+        """Stop prefetching; the files stay. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         if self._process == os.getpid():
             self._downloader.close()
-            self._fetcher.close()
-            self._let_go()
+            self._prefetcher.close()
+            self._release_stats_file()
 
     def __enter__(self) -> Cache:
         return self
@@ -193,31 +194,31 @@ class Cache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _rank(self, place: int | None) -> EvictionRank:
-        """What may be removed: for the file at `place` of the wish list, or (None) for one that is needed now."""
-        fetcher, others = self._fetcher, list[set[str]]()
+    def _rank(self, position: int | None) -> EvictionRank:
+        """Which files are evictable: for the file at `position` of the prefetch list, or (None) for `open`."""
+        prefetcher, hinted = self._prefetcher, list[set[str]]()
 
         def rank(key: str) -> int | None:
-            own = fetcher.place(key)
+            own = prefetcher.position(key)
             if own is not None:
-                return len(fetcher) + 1 - own if place is None or own > place else None
-            if not others:
-                others.append(self._wishes.of_others())
-            if key in others[0]:
-                return None if place is not None else len(fetcher) + 2
+                return len(prefetcher) + 1 - own if position is None or own > position else None
+            if not hinted:
+                hinted.append(self._hints.of_other_processes())
+            if key in hinted[0]:
+                return None if position is not None else len(prefetcher) + 2
             return 0
 
         return rank
 
-    def _ahead(self, url: str, place: int, turn: Callable[[], bool]) -> bool:
-        return self._obtainer.ahead(url, self._rank(place), turn, partial(self._fetcher.took_room, place))
+    def _fetch(self, url: str, position: int, turn: Callable[[], bool]) -> bool:
+        return self._getter.prefetch(url, self._rank(position), turn, partial(self._prefetcher.reserved, position))
 
     def _rest(self, url: str) -> float:
-        return LOST_REST_S if self._tallies.is_lost(source_of(url)) else 0.0
+        return LOST_REST_S if self._counters.is_lost(source_of(url)) else 0.0
 
 
 def check_numbers(cap_bytes: int | None, threads: int, retries: int, timeout_s: float) -> None:
-    """Raise ValueError for settings that make no sense."""
+    """Raise ValueError for settings out of range."""
     if cap_bytes is not None and cap_bytes <= 0:
         raise ValueError(f"cap_bytes={cap_bytes} leaves no room for any file; give a positive number, or None")
     if threads < 1:
@@ -234,7 +235,7 @@ def default_directory() -> Path:
 
 
 def _checked(path: Path, sha256: str | None) -> Path:
-    """A local path, if it is there and is what it should be."""
+    """A local path that exists and has the given digest."""
     if not path.exists():
         raise NotServedError(f"{path}: there is no such file; check the path")
     if sha256 is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files go when room is needed: the least recently used, never one that is in use."""
+"""Evicts files when room is needed: the least recently used first, never one in use."""
 
 from __future__ import annotations
 
@@ -14,65 +14,64 @@ from paceline.data.cache.locks import FileLock
 from paceline.data.cache.names import file_name, read_entry
 
 EvictionRank = Callable[[str], "int | None"]
-"""Of a key: None: not to be removed now; 0: removed by age; larger: only when no more of 0 is left, ascending."""
+"""Of a key: None: not evictable now; 0: evictable by age; larger: only after all of rank 0, in ascending order."""
 
 
 class Evictor:
-    """Removes files; all methods are called with the ledger's lock held.
+    """Evicts files; callers hold the ledger's lock.
 
-    The list of files by time of last use is made by one look at the directory and used up by and by. What was used
-    since then has a newer time, and is put back with it; what came since then is newer than all of the list.
+    A heap of files by time of last use comes from one scan of the directory and serves many evictions. A file that
+    was used since has a newer time, and goes back into the heap with it; files that came since are newer than the heap.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.on_wished: Callable[[str], None] = lambda key: None  # told of every removal of a rank above 0
+        self.on_prefetched: Callable[[str], None] = lambda key: None  # called after an eviction of a rank above 0
         self._oldest: list[tuple[int, str]] = []
 
-    def drop_dead(self, accounts: SpaceUsage) -> None:
-        """Remove what downloads have left whose process has died: nobody holds their lock any more."""
-        for key in list(accounts.claims):
+    def drop_dead(self, usage: SpaceUsage) -> None:
+        """Remove the downloads of dead processes, whose locks are free."""
+        for key in list(usage.claims):
             lock = FileLock(self._directory / f"{key}.lock")
             if lock.try_acquire(shared=False):
                 (self._directory / f"{key}.part").unlink(missing_ok=True)
-                accounts.claims.pop(key)
+                usage.claims.pop(key)
                 lock.release(remove=not (self._directory / f"{key}.meta").exists())
 
-    def evict(self, accounts: SpaceUsage, need: int, rank: EvictionRank) -> None:
-        """Remove files until `need` bytes are gained, or nothing more can go."""
-        goal = accounts.total - need
-        later = self._by_age(accounts, goal, rank)
-        for _, _, key in sorted(later):
-            if accounts.total <= goal:
+    def evict(self, usage: SpaceUsage, need: int, rank: EvictionRank) -> None:
+        """Evict files until `need` bytes are free, or no evictable file is left."""
+        goal = usage.total - need
+        for _, _, key in sorted(self._evict_by_age(usage, goal, rank)):
+            if usage.total <= goal:
                 return
-            if self._remove(key, accounts):
-                self.on_wished(key)
+            if self._remove(key, usage):
+                self.on_prefetched(key)
 
-    def _by_age(self, accounts: SpaceUsage, goal: int, rank: EvictionRank) -> list[tuple[int, int, str]]:
-        """Remove files of rank 0; give (rank, time, key) of the others that were met."""
+    def _evict_by_age(self, usage: SpaceUsage, goal: int, rank: EvictionRank) -> list[tuple[int, int, str]]:
+        """Evict files of rank 0; return (rank, time, key) of the files met with a larger rank."""
         kept: list[tuple[int, str]] = []
         later: list[tuple[int, int, str]] = []
-        fresh = False
-        while accounts.total > goal:
+        scanned = False
+        while usage.total > goal:
             if not self._oldest:
-                if fresh:
+                if scanned:
                     break
-                fresh, kept, later = True, [], []
+                scanned, kept, later = True, [], []
                 self._oldest = self._scan()
                 continue
             used, key = heapq.heappop(self._oldest)
-            now = self._used(key)
+            now = self._last_use(key)
             if now is None:
                 continue
             if now != used:
                 heapq.heappush(self._oldest, (now, key))
                 continue
-            place = rank(key)
-            if place == 0 and self._remove(key, accounts):
+            found = rank(key)
+            if found == 0 and self._remove(key, usage):
                 continue
             kept.append((used, key))
-            if place:
-                later.append((place, used, key))
+            if found:
+                later.append((found, used, key))
         for item in kept:
             heapq.heappush(self._oldest, item)
         return later
@@ -87,14 +86,14 @@ class Evictor:
         heapq.heapify(found)
         return found
 
-    def _used(self, key: str) -> int | None:
+    def _last_use(self, key: str) -> int | None:
         try:
             return (self._directory / f"{key}.meta").stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
-    def _remove(self, key: str, accounts: SpaceUsage) -> bool:
-        """Remove a file unless somebody uses it."""
+    def _remove(self, key: str, usage: SpaceUsage) -> bool:
+        """Remove a file unless it is in use."""
         lock = FileLock(self._directory / f"{key}.lock")
         if not lock.try_acquire(shared=False):
             return False
@@ -102,16 +101,16 @@ class Evictor:
             meta = self._directory / f"{key}.meta"
             entry = read_entry(meta)
             if entry is not None:
-                remove_file(self._directory / file_name(entry.url), accounts)
+                remove_file(self._directory / file_name(entry.url), usage)
             meta.unlink(missing_ok=True)
         finally:
             lock.release(remove=True)
         return True
 
 
-def remove_file(path: Path, accounts: SpaceUsage) -> None:
-    """Remove a complete file, if it is there, and take it off the accounts."""
+def remove_file(path: Path, usage: SpaceUsage) -> None:
+    """Remove a complete file, if it exists, and subtract its bytes."""
     with contextlib.suppress(FileNotFoundError):
         size = path.stat().st_size
         path.unlink()
-        accounts.complete -= size
+        usage.complete -= size

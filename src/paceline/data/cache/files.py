@@ -13,15 +13,10 @@ from paceline.data.cache.cache import Cache
 from paceline.data.cache.urls import local_path
 
 
-def bytes_of(path: Path) -> bytes:
-    """The content of a file."""
-    return path.read_bytes()
-
-
 class Files(Dataset[Any]):
-    """One sample for each file: `files[i]` is `read(path)` of the i-th, which stays in the cache while it is read.
+    """One sample a file: `files[i]` is `read(path)` of the i-th file, which stays in the cache while it is read.
 
-    It goes into a `DataLoader` as it is; the loader's processes share the cache's directory.
+    For a `DataLoader`, whose processes share the cache's directory.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -34,13 +29,13 @@ class Files(Dataset[Any]):
     [['sample 0', 'sample 1'], ['sample 2', 'sample 3']]
 
     Args:
-        urls: urls and local paths, in any mixture.
-        cache: where remote files are kept; None: one in the default directory, made when the first is asked for.
-        read: makes a sample of a path, and has read what it needs of the file when it returns.
+        urls: URLs and local paths, mixed.
+        cache: for remote files; None: one in the default directory, made for the first remote file.
+        read: makes a sample of a path; after it returns, the file may be evicted.
     """
 
     def __init__(
-        self, urls: Sequence[str | Path], cache: Cache | None = None, read: Callable[[Path], Any] = bytes_of
+        self, urls: Sequence[str | Path], cache: Cache | None = None, read: Callable[[Path], Any] = Path.read_bytes
     ) -> None:
         self.urls = [str(url) for url in urls]
         self._cache, self._read = cache, read
@@ -58,7 +53,7 @@ class Files(Dataset[Any]):
 
     @property
     def local(self) -> bool:
-        """Whether all files are on this host already, so that no cache is needed."""
+        """Whether all files are local, so that no cache is needed."""
         return all(local_path(url) is not None for url in self.urls)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that fsspec knows: HDFS, OSS, SFTP, memory, archives, and object stores where obstore is not installed."""
+"""Every store of fsspec: HDFS, OSS, SFTP, memory, archives, and object stores where obstore is not installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
-from paceline.data.cache.checksums import Checksum, crc32c_of_base64, md5_of_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.checksums import Checksum, from_base64, md5_of_etag, sha256_of_hex
 from paceline.data.cache.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 
@@ -42,40 +42,37 @@ class FsspecBackend:
         """See :class:`paceline.data.cache.backend.Backend`."""
         try:
             path = self._files._strip_protocol(url)
-            found = self._files.info(path)
-            if found.get("type") == "directory":
+            info = self._files.info(path)
+            if info.get("type") == "directory":
                 raise IsADirectoryError("it is a folder")
             file = self._files.open(path, "rb", block_size=CHUNK_BYTES, cache_type="readahead")
         except Exception as error:
-            raise _told(url, error) from None
+            raise _explained(url, error) from None
         with file:
-            size = found.get("size")
-            yield RemoteFile(None if size is None else int(size), self._checksum(found), _chunks(url, file))
+            size = info.get("size")
+            yield RemoteFile(None if size is None else int(size), self._checksum(info), _chunks(url, file))
 
-    def _checksum(self, found: Mapping[str, Any]) -> Checksum | None:
-        metadata = found.get("metadata") or found.get("Metadata") or {}
+    def _checksum(self, info: Mapping[str, Any]) -> Checksum | None:
+        metadata = info.get("metadata") or info.get("Metadata") or {}
         return (
-            sha256_of_hex(found.get("sha256"))
+            sha256_of_hex(info.get("sha256"))
             or sha256_of_hex(metadata.get("sha256") if isinstance(metadata, Mapping) else None)
-            or md5_of_base64(found.get("md5Hash"))
-            or (md5_of_etag(found.get("ETag")) if self._s3 else None)
-            or crc32c_of_base64(found.get("crc32c"))
+            or from_base64("md5", info.get("md5Hash"))
+            or (md5_of_etag(info.get("ETag")) if self._s3 else None)
+            or from_base64("crc32c", info.get("crc32c"))
         )
 
 
 def _chunks(url: str, file: Any) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = file.read(CHUNK_BYTES)
-        except Exception as error:
-            raise _told(url, error) from None
-        if not chunk:
-            return
-        yield bytes(chunk)
+    try:
+        while chunk := file.read(CHUNK_BYTES):
+            yield bytes(chunk)
+    except Exception as error:
+        raise _explained(url, error) from None
 
 
-def _told(url: str, error: Exception) -> Exception:
-    """Clients of many makers raise errors of their own: what is not a clear refusal is worth another try."""
+def _explained(url: str, error: Exception) -> Exception:
+    """Each store's client has errors of its own: retry all but a clear refusal."""
     if isinstance(error, FileNotFoundError):
         return NotServedError(f"{shown(url)}: there is no such file; check the url")
     if isinstance(error, REFUSED) and not isinstance(error, UnicodeError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files over plain HTTP, with nothing but the standard library, so that every checksum header can be read."""
+"""Files over plain HTTP, through the standard library, which shows every checksum header."""
 
 from __future__ import annotations
 
@@ -15,39 +15,37 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
-from paceline.data.cache.checksums import Checksum, md5_of_base64, md5_of_etag, sha256_of_base64, sha256_of_hex
+from paceline.data.cache.checksums import Checksum, from_base64, md5_of_etag, sha256_of_hex
 from paceline.data.cache.urls import redacted, shown, source_of
 from paceline.errors import NotServedError
 
-PASSING = (408, 425, 429)
-"""Answers of the 400s that another try may turn into a file."""
-
-
-OWN = {"Accept-Encoding": "identity", "User-Agent": "paceline"}
-"""What every server may know."""
+TRANSIENT = (408, 425, 429)
+"""Codes below 500 that are retried."""
+OWN_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "paceline"}
+"""Sent to every server."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a server that sends us elsewhere, and shows what the user gave for it to no other server.
+    """Follows redirects, and sends the user's headers to no other server.
 
     Attributes:
-        left: where headers were left behind, for messages; "" while there are none.
+        stripped_at: the first server that did not get them, for messages.
     """
 
-    left = ""
+    stripped_at = ""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The request for the new place; None where it cannot be asked for."""
-        asked = super().redirect_request(req, fp, code, msg, headers, _without_user(newurl)[0])
-        if asked is not None and not _may_know(req.full_url, asked.full_url):
-            given = {name for name in asked.headers if name.lower() not in map(str.lower, OWN)}
+        """The request to the new server; None where it is not followed."""
+        request = super().redirect_request(req, fp, code, msg, headers, _without_user(newurl)[0])
+        if request is not None and not _may_share_headers(req.full_url, request.full_url):
+            given = {name for name in request.headers if name.lower() not in map(str.lower, OWN_HEADERS)}
             for name in given:
-                asked.remove_header(name)
-            self.left = self.left or (shown(asked.full_url) if given else "")
-        return asked
+                request.remove_header(name)
+            self.stripped_at = self.stripped_at or (shown(request.full_url) if given else "")
+        return request
 
 
-def _may_know(one: str, other: str) -> bool:
+def _may_share_headers(one: str, other: str) -> bool:
     """Whether `other` is the server of `one`, or the same behind TLS at the usual port."""
     origins = (_origin(one), _origin(other))
     upgrade = origins[0][0] == "http" and origins[0][2] == 80 and origins[1] == ("https", origins[0][1], 443)
@@ -64,26 +62,26 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 
 def _without_user(url: str) -> tuple[str, dict[str, str]]:
-    """A url without the user and the password before its host, and the header that says them."""
+    """A URL without its user and password, and the header that carries them instead."""
     parts = urllib.parse.urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if not at:
         return url, {}
-    word = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
-    return urllib.parse.urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {word}"}
+    credentials = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
+    return urllib.parse.urlunsplit(parts._replace(netloc=host)), {"Authorization": f"Basic {credentials}"}
 
 
 class HttpBackend:
     """A web server.
 
     Args:
-        headers: sent with every request, such as `Authorization`; where the server redirects to another host, port or
-            scheme they are left behind.
-        timeout_s: of connecting, and of each wait for more bytes.
+        headers: sent with every request, such as `Authorization`, but not after a redirect to another host, port or
+            scheme.
+        timeout_s: of connecting, and of each read.
     """
 
     def __init__(self, headers: Mapping[str, str], timeout_s: float) -> None:
-        self._headers = {**OWN, **headers}
+        self._headers = {**OWN_HEADERS, **headers}
         self._timeout_s = timeout_s
 
     @contextmanager
@@ -91,30 +89,30 @@ class HttpBackend:
         """See :class:`paceline.data.cache.backend.Backend`."""
         redirects = _Redirects()
         try:
-            place, user = _without_user(url)
-            request = urllib.request.Request(place, headers={**user, **self._headers})
+            address, user = _without_user(url)
+            request = urllib.request.Request(address, headers={**user, **self._headers})
             answer = urllib.request.build_opener(redirects).open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             code, reason = error.code, redacted(error.reason)
             error.close()
-            if code < 500 and code not in PASSING:
-                raise NotServedError(_refusal(url, code, reason, redirects.left)) from None
+            if code < 500 and code not in TRANSIENT:
+                raise NotServedError(_refusal(url, code, reason, redirects.stripped_at)) from None
             raise Unavailable(f"the server answered {code} {reason}") from None
         except (ValueError, http.client.InvalidURL) as error:
             raise NotServedError(
                 f"{shown(url)} is no url that can be asked for: {redacted(error)}; write blanks as %20"
             ) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(_plain(error)) from None
+            raise Unavailable(_reason(error)) from None
         with closing(answer):
             yield RemoteFile(_size(answer.headers), checksum_of(answer.headers), _chunks(answer))
 
 
-def _refusal(url: str, code: int, reason: str, left: str) -> str:
-    if code in (401, 403) and left:
+def _refusal(url: str, code: int, reason: str, stripped_at: str) -> str:
+    if code in (401, 403) and stripped_at:
         cure = (
-            f"it was redirected to {left}, where the headers given for {source_of(url)} are not sent; give the url of "
-            "the file itself, with the headers that its server wants"
+            f"it was redirected to {stripped_at}, where the headers given for {source_of(url)} are not sent; give the "
+            "url of the file itself, with the headers that its server wants"
         )
     elif code in (401, 403):
         cure = "check the rights of this machine's credentials (options={'headers': {'Authorization': ...}})"
@@ -123,7 +121,7 @@ def _refusal(url: str, code: int, reason: str, left: str) -> str:
     return f"{shown(url)}: the server answered {code} {reason}, and will not give this file; {cure}"
 
 
-def _plain(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", error)
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return "no answer in time"
@@ -137,14 +135,11 @@ def _size(headers: Mapping[str, str]) -> int | None:
 
 
 def _chunks(answer: Any) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = answer.read(CHUNK_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(_plain(error)) from None
-        if not chunk:
-            return
-        yield chunk
+    try:
+        while chunk := answer.read(CHUNK_BYTES):
+            yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(_reason(error)) from None
 
 
 def checksum_of(headers: Mapping[str, str]) -> Checksum | None:
@@ -155,16 +150,16 @@ def checksum_of(headers: Mapping[str, str]) -> Checksum | None:
     digest = re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", headers.get("Repr-Digest", headers.get("Digest", "")))
     return (
         sha256_of_hex(headers.get("x-amz-meta-sha256"))
-        or sha256_of_base64(headers.get("x-amz-checksum-sha256"))
-        or sha256_of_base64(digest.group(1) if digest else None)
-        or md5_of_base64(headers.get("Content-MD5"))
-        or md5_of_base64(google.get("md5"))
+        or from_base64("sha256", headers.get("x-amz-checksum-sha256"))
+        or from_base64("sha256", digest.group(1) if digest else None)
+        or from_base64("md5", headers.get("Content-MD5"))
+        or from_base64("md5", google.get("md5"))
         or (md5_of_etag(headers.get("ETag")) if _etag_is_md5(headers) else None)
     )
 
 
 def _etag_is_md5(headers: Mapping[str, str]) -> bool:
-    """S3's ETag is the MD5 unless the bucket is encrypted with a key of KMS or of the customer."""
+    """S3's ETag is the MD5 unless the object is encrypted with a key of KMS or of the customer."""
     kms = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     customer = headers.get("x-amz-server-side-encryption-customer-algorithm") is not None
     return headers.get("x-amz-request-id") is not None and not kms and not customer

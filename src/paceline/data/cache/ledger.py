@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes a cache directory holds and has promised, agreed among all processes that share it.
+"""The bytes that a cache directory holds and has reserved, agreed among all processes that share it.
 
-The accounts are a few numbers in the file `ledger`, which is the directory's lock as well. Whoever takes the lock
-reads them and empties the file, and writes them back when it lets go; so if it is killed in between, or meets an
-error, the next one finds the file empty and counts what is there.
+The file `ledger` holds these numbers and is the directory's lock. A process that takes the lock reads and empties the
+file, and writes it back before the release; if the process is killed or fails in between, the next one finds the file
+empty and counts the directory's files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from paceline.data.cache.locks import FileLock
@@ -28,24 +28,24 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class SpaceUsage:
-    """Bytes of complete files; and bytes promised to downloads under way, by key (None: nobody knows how many)."""
+    """Bytes of complete files, and bytes reserved for running downloads by key (None: of unknown size)."""
 
     complete: int = 0
     claims: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Bytes that are taken or promised."""
+        """Bytes used or reserved."""
         return self.complete + sum(size or 0 for size in self.claims.values())
 
 
 class SpaceLedger:
-    """The accounts of one directory.
+    """The space usage of one directory.
 
     Args:
         directory: of the cache.
-        count: counts what is there.
-        timeout_s: how long to wait for another process, which keeps the lock for some milliseconds.
+        count: counts the files in the directory.
+        timeout_s: how long to wait for another process, which holds the lock for some milliseconds.
     """
 
     def __init__(self, directory: Path, count: Callable[[], SpaceUsage], timeout_s: float) -> None:
@@ -55,19 +55,19 @@ class SpaceLedger:
 
     @contextmanager
     def open(self) -> Iterator[SpaceUsage]:
-        """The accounts, to be read and changed; nobody else has them meanwhile, and nothing is evicted by others.
+        """The usage, to be read and changed; within the context no other process changes it or evicts.
 
         Raises:
-            CacheError: the directory is gone or cannot be written, or somebody keeps the lock.
+            CacheError: the directory is gone or cannot be written, or another process holds the lock too long.
         """
-        with self._threads, told(self._path.parent):
+        with self._threads, explained(self._path.parent):
             lock = FileLock(self._path)
-            lock.acquire(shared=False, patient=StallTimeout(self._timeout_s, self._seen, self._stuck))
+            lock.acquire(StallTimeout(self._timeout_s, self._last_change, self._stuck))
             try:
-                accounts = self._read(lock.descriptor)
+                usage = self._read(lock.descriptor)
                 os.ftruncate(lock.descriptor, 0)
-                yield accounts
-                self._write(lock.descriptor, accounts)
+                yield usage
+                self._write(lock.descriptor, usage)
             finally:
                 lock.release()
 
@@ -77,20 +77,19 @@ class SpaceLedger:
             with suppress(ValueError, KeyError, TypeError):
                 found = json.loads(text)
                 return SpaceUsage(int(found["complete"]), dict(found["claims"]))
-        self._counted = True  # each process counts once, in case somebody has tidied up by hand
+        self._counted = True  # each process counts once, in case files were removed by hand
         return self._count()
 
     @staticmethod
-    def _write(descriptor: int, accounts: SpaceUsage) -> None:
-        text = json.dumps({"complete": accounts.complete, "claims": accounts.claims})
+    def _write(descriptor: int, usage: SpaceUsage) -> None:
         try:
-            os.pwrite(descriptor, text.encode(), 0)
+            os.pwrite(descriptor, json.dumps(asdict(usage)).encode(), 0)
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            os.ftruncate(descriptor, 0)  # the next one counts
+            os.ftruncate(descriptor, 0)  # the next process counts
 
-    def _seen(self) -> object:
+    def _last_change(self) -> object:
         return os.stat(self._path).st_mtime_ns
 
     def _stuck(self, waited_s: float) -> Exception:
@@ -98,8 +97,8 @@ class SpaceLedger:
 
 
 @contextmanager
-def told(directory: Path) -> Iterator[None]:
-    """Say in plain words what is wrong with a cache directory."""
+def explained(directory: Path) -> Iterator[None]:
+    """Turn an OSError about a cache directory into a CacheError that says what to do."""
     try:
         yield
     except OSError as error:

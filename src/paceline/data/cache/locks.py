@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File locks between processes and threads, which die with whoever holds them.
+"""File locks between processes and threads, which the kernel releases when their holder dies.
 
-`flock` belongs to an open file, so two threads that open it twice exclude each other like two processes do, and the
-kernel lets go when the last copy of the file is closed, also by SIGKILL. A lock file may be removed by its holder;
-whoever waited on the removed one notices that the name has gone and begins again with the new one.
+`flock` belongs to an open file, so two threads that open it twice exclude each other as two processes do, and the
+kernel releases the lock when the last copy of the file is closed, also by SIGKILL. The holder may remove the lock
+file; a process that waited on the removed file notices it and starts again with the new one.
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 from paceline.data.cache.regular_file import open_regular
-
-SHORTEST_S, LONGEST_S = 0.001, 0.02
-"""Between two looks at a lock that somebody else has."""
+from paceline.data.cache.stall_timeout import StallTimeout
 
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 class FileLock:
-    """A lock on a path: shared among readers, or of one writer alone. Not for use by two threads at once."""
+    """A shared or exclusive lock on a path. Not for use by two threads at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +34,7 @@ class FileLock:
         return self._descriptor
 
     def try_acquire(self, *, shared: bool) -> bool:
-        """Take the lock if that is possible at once.
+        """Take the lock unless another holder excludes it.
 
         Raises:
             CacheError: the path is a link.
@@ -61,20 +57,17 @@ class FileLock:
                 return True
             os.close(descriptor)  # it was removed between open and flock
 
-    def acquire(self, *, shared: bool, patient: Callable[[], None]) -> None:
-        """Take the lock; `patient` is called before every further look, and ends the wait by raising."""
-        pause = SHORTEST_S
-        while not self.try_acquire(shared=shared):
-            patient()
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_S)
+    def acquire(self, stall_timeout: StallTimeout) -> None:
+        """Take the lock exclusively; `stall_timeout` ends the wait by raising."""
+        while not self.try_acquire(shared=False):
+            stall_timeout.wait()
 
     def share(self) -> None:
-        """Let others read along. Not atomic: only while the directory's own lock keeps evictions away."""
+        """From exclusive to shared. Not atomic: only while the directory's lock prevents evictions."""
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def release(self, *, remove: bool = False) -> None:
-        """Let go, and take the lock file away if nobody needs it any more (only its single writer may say so)."""
+        """Release the lock; with `remove`, which only its exclusive holder may give, delete the lock file."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -82,7 +75,7 @@ class FileLock:
         if remove:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
-        # Unlocking by hand, because a child process that was forked meanwhile has a copy of the open file.
+        # Closing is not enough: a child forked meanwhile has a copy of the open file.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names on disk: made from a hash of the url, and nothing of the url itself but a harmless ending."""
+"""File names of the cache: a hash of the URL and a harmless file extension."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What the JSON beside a file says. `source` is the store's checksum as `algorithm:digest`.
+    """The JSON beside a file. `source` is the source's checksum as `algorithm:digest`.
 
-    At least one of `sha256` and `source` is there: it is what the file on disk is checked against.
+    At least one of `sha256` and `source` is set; the file on disk is checked against it.
     """
 
     url: str
@@ -25,7 +25,7 @@ class CacheEntry:
 
 
 def key_of(url: str) -> str:
-    """The first 32 hexadecimal digits of the SHA-256 of a url."""
+    """The first 32 hexadecimal digits of the SHA-256 of a URL."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 
@@ -35,7 +35,7 @@ def file_name(url: str) -> str:
 
 
 def extension(url: str) -> str:
-    """The ending of a url's path (".tar", ".tar.gz"), if it is harmless as a part of a file's name; else ""."""
+    """The extension of a URL's path (".tar", ".tar.gz"), if it is harmless in a file name; else ""."""
     found = re.search(r"[^/](\.tar)?(\.[A-Za-z0-9_]{1,12})\Z", urlsplit(url).path)
     return f"{found.group(1) or ''}{found.group(2)}" if found else ""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores (S3 and what speaks like it, Google, Azure) through obstore, which is faster than fsspec's clients.
+"""Object stores (S3 and its protocol, Google, Azure) through obstore, which is faster than fsspec's clients.
 
-obstore's threads do not survive a fork: a child that used it again would wait for ever. So a process that was forked
-from one that has loaded obstore is refused a download, and told what to do.
+obstore's threads do not survive a fork: a forked child that used it would hang. So a child of a process that had
+loaded obstore gets an error that says what to do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceline.data.cache.checksums import Checksum, md5_of_etag, sha256_of_hex
 from paceline.data.cache.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 
-_obstore_is_lost = False
+_obstore_lost_in_fork = False
 
 
 def _after_fork() -> None:
-    global _obstore_is_lost
-    _obstore_is_lost = _obstore_is_lost or "obstore" in sys.modules
+    global _obstore_lost_in_fork
+    _obstore_lost_in_fork = _obstore_lost_in_fork or "obstore" in sys.modules
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -42,7 +42,7 @@ class ObstoreBackend:
         timeout_s: of one request, and of connecting.
 
     Raises:
-        NotServedError: there is no obstore, it does not take the options, or it did not survive a fork.
+        NotServedError: obstore is missing, rejects the options, or did not survive a fork.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], timeout_s: float) -> None:
@@ -63,7 +63,7 @@ class ObstoreBackend:
             self._store = self._obstore.store.from_url(
                 f"{parts.scheme}://{parts.netloc}",
                 client_options={**client, **options.get("client_options", {})},
-                retry_config={"max_retries": 0},  # retries are counted and waited for by the caller
+                retry_config={"max_retries": 0},  # the downloader retries
                 **settings,
             )
         except Exception as error:
@@ -73,11 +73,11 @@ class ObstoreBackend:
     def begin(self, url: str) -> Iterator[RemoteFile]:
         """See :class:`paceline.data.cache.backend.Backend`."""
         _check_fork(url)
-        key = url.partition("://")[2].partition("/")[2]  # as it is: %, ? and # are letters like others in a key
+        key = url.partition("://")[2].partition("/")[2]  # %, ? and # are ordinary letters in a key
         try:
             answer = self._obstore.get(self._store, key)
         except Exception as error:
-            raise self._told(url, error) from None
+            raise self._explained(url, error) from None
         yield RemoteFile(int(answer.meta["size"]), self._checksum(answer), self._chunks(url, answer))
 
     def _checksum(self, answer: Any) -> Checksum | None:
@@ -89,9 +89,9 @@ class ObstoreBackend:
         try:
             yield from answer.stream(min_chunk_size=CHUNK_BYTES)
         except Exception as error:
-            raise self._told(url, error) from None
+            raise self._explained(url, error) from None
 
-    def _told(self, url: str, error: Exception) -> Exception:
+    def _explained(self, url: str, error: Exception) -> Exception:
         known, said = self._obstore.exceptions, _first_line(error)
         if isinstance(error, (FileNotFoundError, known.NotFoundError)):
             return NotServedError(f"{shown(url)}: there is no such object ({said}); check the url")
@@ -105,7 +105,7 @@ class ObstoreBackend:
 
 
 def _check_fork(url: str) -> None:
-    if _obstore_is_lost:
+    if _obstore_lost_in_fork:
         raise NotServedError(
             f"{shown(url)} cannot be fetched in process {os.getpid()}, which was forked from one that had loaded "
             "obstore: obstore's threads do not survive a fork. Start the loader's processes with "

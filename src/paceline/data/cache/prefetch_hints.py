@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has fetched ahead and not yet used, written where the others of the host can see it.
+"""The files that each process has prefetched and not opened yet, written where the host's other processes see them.
 
-Without this, processes that fetch ahead side by side would push each other's files out and fetch for ever. Each
-process has a file of lines of 33 bytes (a key, or spaces), locked as long as it lives: one open file, however many the
-wishes. Others read it when they look for something to remove. A reader may see a line just before it changes, which
+Without these hints, processes that prefetch side by side would evict each other's files and fetch them again without
+end. Each process has a file of lines of 33 bytes (a key, or spaces), locked while the process lives: one open file,
+however long the list. Other processes read it before they evict. A reader may see a line just before it changes, which
 costs a download at worst.
 """
 
@@ -22,7 +22,7 @@ BLANK = b" " * 32 + b"\n"
 
 
 class PrefetchHints:
-    """This process's list, and the sight of those of others. The caller sees to it that one thread at a time writes."""
+    """The hints of this process, and a view of those of other processes. The caller lets one thread write at a time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,29 +31,29 @@ class PrefetchHints:
         self._blank: list[int] = []
 
     def add(self, key: str) -> None:
-        """This file has been fetched ahead."""
+        """This file has been prefetched."""
         if key in self._lines:
             return
         if not self._lines and not self._blank:
             while not self._lock.try_acquire(shared=False):
-                time.sleep(0.001)  # somebody looks at this moment whether we are alive
+                time.sleep(0.001)  # another process is testing whether this one is alive
         line = self._blank.pop() if self._blank else len(self._lines)
         self._lines[key] = line
-        self._put(line, key.encode() + b"\n")
+        self._write(line, key.encode() + b"\n")
 
     def remove(self, key: str) -> None:
-        """It has been used, or is not wished for any more."""
+        """It has been opened, or is not needed any more."""
         line = self._lines.pop(key, None)
         if line is not None:
             self._blank.append(line)
-            self._put(line, BLANK)
+            self._write(line, BLANK)
 
-    def _put(self, line: int, text: bytes) -> None:
-        with contextlib.suppress(OSError):  # on a full disk a wish is not seen by others, and nothing else is lost
+    def _write(self, line: int, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # on a full disk other processes miss the hint
             os.pwrite(self._lock.descriptor, text, line * LINE)
 
-    def of_others(self) -> set[str]:
-        """Keys that other processes have fetched ahead. Lists of dead processes are removed."""
+    def of_other_processes(self) -> set[str]:
+        """Keys that other processes have prefetched. Removes the hints of dead processes."""
         found: set[str] = set()
         for path in self._directory.glob("*.wishes"):
             if path == self._lock.path:
@@ -67,6 +67,6 @@ class PrefetchHints:
         return found
 
     def close(self) -> None:
-        """Wish for nothing more."""
+        """Remove all hints."""
         self._lines, self._blank = {}, []
         self._lock.release(remove=True)

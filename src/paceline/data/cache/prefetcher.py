@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that fetch what will be asked for next, in the order in which it will be asked for."""
+"""Threads that fetch files before they are opened, in the order in which they will be opened."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ ROOM_PAUSE_S = 0.25
 
 
 class Fetch(Protocol):
-    """Brings one file in the background."""
+    """Fetches one file in the background."""
 
-    def __call__(self, url: str, place: int, turn: Callable[[], bool]) -> bool:
-        """False: there is no room now. Calls `turn` before it takes room; where that is False it gives up as well."""
+    def __call__(self, url: str, position: int, turn: Callable[[], bool]) -> bool:
+        """False: there is no room now. Calls `turn` before it reserves room, and gives up where that is False."""
 
 
 class Prefetcher:
-    """A wish list and the threads that work on it.
+    """A list of files and the threads that fetch them.
 
-    Requests are answered side by side, but room is taken strictly in the order of the list.
+    Requests run side by side, but room is reserved strictly in the order of the list.
 
     Args:
-        threads: how many downloads at a time.
-        wishes: where other processes see what was fetched ahead.
-        fetch: brings one file; an error of it drops the wish, because whoever opens the file meets it again.
-        rest: called after such an error with the url; gives the seconds to wait before the next try.
+        threads: concurrent downloads.
+        hints: show other processes which files this one has prefetched.
+        fetch: fetches one file; after an error the file is skipped, and `open` meets the error again.
+        rest: called after such an error with the URL; returns the seconds to pause.
     """
 
-    def __init__(self, threads: int, wishes: PrefetchHints, fetch: Fetch, rest: Callable[[str], float]) -> None:
-        self._wishes, self._fetch, self._rest = wishes, fetch, rest
+    def __init__(self, threads: int, hints: PrefetchHints, fetch: Fetch, rest: Callable[[str], float]) -> None:
+        self._hints, self._fetch, self._rest = hints, fetch, rest
         self._changed = threading.Condition()
         self._list: list[str] = []
-        self._places: dict[str, list[int]] = {}  # of what is still wished for, by key, the next place last
+        self._positions: dict[str, list[int]] = {}  # of files not yet opened, by key, the next position last
         self._next, self._generation, self._closed = 0, 0, False
-        self._before_room: set[int] = set()  # places whose fetch has not yet taken room
-        self._hungry: set[int] = set()  # those of them that wait for room
-        self._busy: set[str] = set()
-        self._gone: set[str] = set()  # removed again before whoever is busy with it has noted that it is there
-        self._ahead: set[str] = set()
+        self._before_room: set[int] = set()  # positions that have not reserved room yet
+        self._without_room: set[int] = set()  # those of them for which there was none
+        self._fetching: set[str] = set()
+        self._evicted: set[str] = set()  # while they were being fetched
+        self._prefetched: set[str] = set()
         self._count, self._threads = threads, list[threading.Thread]()
 
-    def wish(self, urls: Iterable[str]) -> None:
-        """Forget the earlier list and take this one."""
+    def prefetch(self, urls: Iterable[str]) -> None:
+        """Replace the list."""
         wanted = list(urls)
         with self._changed:
             self._generation += 1
-            self._list, self._next, self._before_room, self._hungry = wanted, 0, set(), set()
-            self._places = {}
-            for place in reversed(range(len(wanted))):
-                self._places.setdefault(key_of(wanted[place]), []).append(place)
-            for key in self._ahead - set(self._places):
-                self._wishes.remove(key)
-            self._ahead &= set(self._places)
+            self._list, self._next, self._before_room, self._without_room = wanted, 0, set(), set()
+            self._positions = {}
+            for position in reversed(range(len(wanted))):
+                self._positions.setdefault(key_of(wanted[position]), []).append(position)
+            for key in self._prefetched - set(self._positions):
+                self._hints.remove(key)
+            self._prefetched &= set(self._positions)
             self._changed.notify_all()
             while wanted and not self._closed and len(self._threads) < self._count:
                 thread = threading.Thread(target=self._work, name="paceline-cache", daemon=True)
@@ -66,143 +66,136 @@ class Prefetcher:
                 thread.start()
 
     def used(self, key: str) -> None:
-        """A file has been opened: the first wish for it is fulfilled."""
+        """A file has been opened: drop its first position."""
         with self._changed:
-            places = self._places.get(key)
-            if not places:
+            positions = self._positions.get(key)
+            if not positions:
                 return
-            places.pop()
-            if not places:
-                del self._places[key]
-                self._ahead.discard(key)
-                self._wishes.remove(key)
+            positions.pop()
+            if not positions:
+                del self._positions[key]
+                self._prefetched.discard(key)
+                self._hints.remove(key)
             self._changed.notify_all()
 
-    def place(self, key: str) -> int | None:
-        """The next place in the list at which a file is wished for."""
+    def position(self, key: str) -> int | None:
+        """The next position of a file in the list."""
         with self._changed:
-            places = self._places.get(key)
-            return places[-1] if places else None
+            positions = self._positions.get(key)
+            return positions[-1] if positions else None
 
     def __len__(self) -> int:
-        """Files that are still wished for."""
+        """Files of the list that have not been opened."""
         with self._changed:
-            return len(self._places)
+            return len(self._positions)
 
     def evicted(self, key: str) -> None:
-        """A file that was fetched ahead had to go: fetch it again when its turn comes."""
+        """A prefetched file was evicted: fetch it again."""
         with self._changed:
-            self._ahead.discard(key)
-            self._wishes.remove(key)
-            if key in self._busy:
-                self._gone.add(key)
-            if key in self._places:
-                self._next = min(self._next, self._places[key][-1])
+            self._prefetched.discard(key)
+            self._hints.remove(key)
+            if key in self._fetching:
+                self._evicted.add(key)
+            if key in self._positions:
+                self._next = min(self._next, self._positions[key][-1])
 
     def close(self) -> None:
-        """Stop the threads; downloads under way are given up at their next pause or end."""
+        """Stop the threads; they abandon running downloads at their next pause or end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(1.0)
         with self._changed:
-            self._wishes.close()
+            self._hints.close()
 
     def _take(self) -> tuple[int, str, int] | None:
-        """The next (place, url, generation); None when closed."""
+        """The next (position, url, generation); None when closed."""
         with self._changed:
-            while True:
-                if self._closed:
-                    return None
+            while not self._closed:
                 while self._next < len(self._list):
-                    place, url = self._next, self._list[self._next]
+                    position, url = self._next, self._list[self._next]
                     self._next += 1
-                    if self._is_next(key_of(url), place):
-                        self._busy.add(key_of(url))
-                        self._before_room.add(place)
-                        return place, url, self._generation
+                    if self._is_next(key_of(url), position):
+                        self._fetching.add(key_of(url))
+                        self._before_room.add(position)
+                        return position, url, self._generation
                 self._changed.wait()
+            return None
 
     def _work(self) -> None:
-        while True:
-            taken = self._take()
-            if taken is None:
-                return
-            place, url, generation = taken
-            pause = self._bring(place, url, generation)
+        while (taken := self._take()) is not None:
+            position, url, generation = taken
+            pause = self._bring(position, url, generation)
             with self._changed:
-                self._done(key_of(url), place, generation)
+                self._done(key_of(url), position, generation)
                 if pause and not self._closed:
                     self._changed.wait(pause)
 
-    def _done(self, key: str, place: int, generation: int) -> None:
-        """This place has been worked on; whoever passed over another wish for the file meanwhile goes back to it."""
-        self._busy.discard(key)
+    def _done(self, key: str, position: int, generation: int) -> None:
+        """End work on a position; go back to another position of the file that was skipped meanwhile."""
+        self._fetching.discard(key)
         if generation == self._generation:
-            self._leave(place)
-        places = self._places.get(key)
-        if places and key not in self._ahead and (generation != self._generation or place not in places):
-            self._next = min(self._next, places[-1])
+            self._leave(position)
+        positions = self._positions.get(key)
+        if positions and key not in self._prefetched and (generation != self._generation or position not in positions):
+            self._next = min(self._next, positions[-1])
             self._changed.notify_all()
 
-    def _bring(self, place: int, url: str, generation: int) -> float:
-        """Fetch one file, waiting for room as long as it is wished for; the seconds to rest afterwards."""
+    def _bring(self, position: int, url: str, generation: int) -> float:
+        """Fetch one file, waiting for room while it is in the list; return the seconds to pause."""
         key = key_of(url)
-        while self._wanted(key, place, generation):
+        while True:
             with self._changed:
-                self._gone.discard(key)
+                if not self._is_wanted(key, position, generation):
+                    return 0.0
+                self._evicted.discard(key)
             try:
-                done = self._fetch(url, place, partial(self._turn, place, generation))
-            except Exception:  # met again by whoever opens the file
+                done = self._fetch(url, position, partial(self._turn, position, generation))
+            except Exception:  # `open` meets it again
                 return self._rest(url)
             with self._changed:
-                if done and key not in self._gone:
-                    if self._is_wanted(key, place, generation):
-                        self._ahead.add(key)
-                        self._wishes.add(key)
+                if done and key not in self._evicted:
+                    if self._is_wanted(key, position, generation):
+                        self._prefetched.add(key)
+                        self._hints.add(key)
                     return 0.0
                 if generation == self._generation:
-                    self._before_room.add(place)
-                    self._hungry.add(place)
+                    self._before_room.add(position)
+                    self._without_room.add(position)
                     self._changed.notify_all()
                 self._changed.wait(ROOM_PAUSE_S)
-        return 0.0
 
-    def _turn(self, place: int, generation: int) -> bool:
-        """Wait until everybody before this place has taken room; False: somebody before it cannot."""
+    def _turn(self, position: int, generation: int) -> bool:
+        """Wait until all earlier positions have reserved room; False: there is none for one of them."""
         with self._changed:
             while not self._closed and generation == self._generation:
-                earlier = {other for other in self._before_room if other < place}
+                earlier = {other for other in self._before_room if other < position}
                 if not earlier:
                     return True
-                if earlier & self._hungry:
+                if earlier & self._without_room:
                     return False
                 self._changed.wait()
         return False
 
-    def took_room(self, place: int) -> None:
-        """Called by `fetch` when room is taken, so that the next one may take his."""
+    def reserved(self, position: int) -> None:
+        """Called by `fetch` when it has reserved room, so that the next position may."""
         with self._changed:
-            self._leave(place)
+            self._leave(position)
 
-    def _leave(self, place: int) -> None:
-        self._before_room.discard(place)
-        self._hungry.discard(place)
+    def _leave(self, position: int) -> None:
+        self._before_room.discard(position)
+        self._without_room.discard(position)
         self._changed.notify_all()
 
-    def nudge(self) -> None:
+    def room_freed(self) -> None:
         """There may be room now."""
         with self._changed:
             self._changed.notify_all()
 
-    def _wanted(self, key: str, place: int, generation: int) -> bool:
-        with self._changed:
-            return self._is_wanted(key, place, generation)
+    def _is_next(self, key: str, position: int) -> bool:
+        is_next = self._positions.get(key, [])[-1:] == [position]
+        return is_next and key not in self._prefetched and key not in self._fetching
 
-    def _is_next(self, key: str, place: int) -> bool:
-        places = self._places.get(key)
-        return places is not None and places[-1] == place and key not in self._ahead and key not in self._busy
-
-    def _is_wanted(self, key: str, place: int, generation: int) -> bool:
-        return not self._closed and generation == self._generation and place in self._places.get(key, ())
+    def _is_wanted(self, key: str, position: int, generation: int) -> bool:
+        return not self._closed and generation == self._generation and position in self._positions.get(key, ())

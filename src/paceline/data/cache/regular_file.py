@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens files of a directory that others may write to: a link that lies there is refused, never written through."""
+"""Opens files in a directory that other users may write to: never follows a link that they placed there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.errors import CacheError
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """The descriptor of a regular file with one name, which may be made (`os.O_CREAT`).
+    """The descriptor of a regular file without a second hard link, created with `os.O_CREAT`.
 
     Raises:
-        CacheError: a symbolic link, a second name of a file, a device or a pipe lies there.
+        CacheError: the path is a symbolic link, has a second hard link, or is a device or a pipe.
         OSError: as `os.open`.
     """
     try:
@@ -32,7 +32,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def write_regular(path: Path, data: bytes) -> None:
-    """Replace what the file holds."""
+    """Replace the content of a file."""
     with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.truncate(0)
         file.write(data)

@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting with a deadline that starts again whenever what one waits for has moved."""
+"""Polling with a deadline that starts again at every sign of progress."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+SHORTEST_S, LONGEST_S = 0.001, 0.02
+"""Of a pause between two looks."""
+
 
 class StallTimeout:
-    """Called before each further look; raises when nothing has moved for too long.
+    """Pauses between looks, and raises when there was no progress for too long.
 
     Args:
         timeout_s: how long is too long.
-        seen: what moves, such as the size of a file that another process is fetching; may raise OSError.
+        progress: a value that changes with progress, such as the size of a download; may raise OSError.
         error: makes the error, from the seconds waited.
     """
 
-    def __init__(self, timeout_s: float, seen: Callable[[], object], error: Callable[[float], Exception]) -> None:
-        self._timeout_s, self._look, self._error = timeout_s, seen, error
+    def __init__(self, timeout_s: float, progress: Callable[[], object], error: Callable[[float], Exception]) -> None:
+        self._timeout_s, self._progress, self._error = timeout_s, progress, error
         self._seen: object = None
         self._since = time.monotonic()
+        self._pause_s = SHORTEST_S
 
-    def __call__(self) -> None:
+    def wait(self) -> None:
+        """Sleep before the next look, longer each time, or raise."""
         try:
-            seen = self._look()
+            seen = self._progress()
         except OSError:
             seen = None
         now = time.monotonic()
@@ -31,3 +36,5 @@ class StallTimeout:
             self._seen, self._since = seen, now
         elif now - self._since > self._timeout_s:
             raise self._error(now - self._since)
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_S)

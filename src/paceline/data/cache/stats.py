@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 logger = logging.getLogger("paceline")
 
@@ -16,10 +16,10 @@ logger = logging.getLogger("paceline")
 class Stats:
     """Counts of one source (`scheme://host-or-bucket`).
 
-    `hits` and `misses` count calls of `open`: a hit had its file there, a miss had to wait for a download, also for
-    one that was already under way. `fetched_bytes` counts what came from the source, spoiled downloads included;
-    `waited_s` is the time that `open` took; `retries` are tries after the first; `corrupt` are downloads whose size
-    or checksum was wrong and files found damaged on disk.
+    `hits` and `misses` count calls of `open`: a hit found its file in the cache, a miss waited for a download, also
+    for one that was already running. `fetched_bytes` counts bytes from the source, corrupt downloads included;
+    `waited_s` is the time that `open` took; `retries` are tries after the first; `corrupt` counts downloads with a
+    wrong size or checksum and files found damaged on disk.
     """
 
     hits: int = 0
@@ -31,14 +31,7 @@ class Stats:
 
     def plus(self, other: Stats, sign: int = 1) -> Stats:
         """The sum; with `sign` -1 the difference."""
-        return Stats(
-            self.hits + sign * other.hits,
-            self.misses + sign * other.misses,
-            self.fetched_bytes + sign * other.fetched_bytes,
-            self.waited_s + sign * other.waited_s,
-            self.retries + sign * other.retries,
-            self.corrupt + sign * other.corrupt,
-        )
+        return Stats(*(mine + sign * theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 def added(several: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
@@ -51,14 +44,14 @@ def added(several: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
 
 
 class Counters:
-    """The counts of one process by source, and which of the sources are lost.
+    """The counts of one process by source, and which sources do not answer.
 
     Args:
-        changed: called with the name of a source and its counts after every change.
+        on_change: called with a source and its counts after every change.
     """
 
-    def __init__(self, changed: Callable[[str, Stats], None] | None = None) -> None:
-        self._lock, self._changed = threading.Lock(), changed
+    def __init__(self, on_change: Callable[[str, Stats], None]) -> None:
+        self._lock, self._on_change = threading.Lock(), on_change
         self._of: dict[str, Stats] = {}
         self._lost: set[str] = set()
 
@@ -68,20 +61,19 @@ class Counters:
         with self._lock:
             stats = self._of.setdefault(source, Stats())
             yield stats
-            if self._changed is not None:
-                self._changed(source, stats)
+            self._on_change(source, stats)
 
     def copy(self) -> dict[str, Stats]:
         """The counts as they are now."""
         with self._lock:
             return {source: replace(stats) for source, stats in self._of.items()}
 
-    def lost(self, source: str, why: object) -> None:
-        """A source does not answer: say so once, until it is back."""
+    def mark_lost(self, source: str, why: object) -> None:
+        """A source does not answer; warn once until it is back."""
         with self._lock:
-            said = source in self._lost
+            was_lost = source in self._lost
             self._lost.add(source)
-        if not said:
+        if not was_lost:
             logger.warning("%s does not answer (%s); going on with what is in the cache", source, why)
 
     def is_lost(self, source: str) -> bool:
@@ -89,7 +81,7 @@ class Counters:
         with self._lock:
             return source in self._lost
 
-    def back(self, source: str) -> None:
+    def mark_back(self, source: str) -> None:
         """A source answers again."""
         with self._lock:
             was_lost = source in self._lost

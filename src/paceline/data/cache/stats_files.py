@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the copies of a `Cache` in other processes put their counts, so that the first one can add them up.
+"""Where the copies of a `Cache` in other processes put their counts, so that the original can add them up.
 
-The directory of the cache has a folder `counts`, and in it one for each Cache that a program makes. There every copy
-(forked, or sent to another process) has a sheet: a small file of one record for each source, written over at every
-change, and so never behind, whatever becomes of the process. Sheets are numbered as copies of copies are: `2` is a
-copy of the first, `2.0` a copy of that, and a process adds up those whose name begins with its own. A sheet is locked
-as long as its process lives; a new copy goes on with the sheet of a dead one, so there are never more of them than
-processes side by side. The folder goes with the Cache that it belongs to, which keeps a lock beside it, or, if that was
-killed, when another one is made.
+The cache directory has a folder `counts` with a folder for each original Cache. There every copy (forked, or sent to
+another process) has a file of one record for each source, overwritten at every change, so that it is up to date even
+when its process is killed. Files are numbered by descent: `2` is a copy of the original, `2.0` a copy of that, and a
+process adds up the files whose name begins with its own. A file is locked while its process lives; a new copy takes
+over the file of a dead one, so there are never more files than concurrent processes. The original holds a lock beside
+the folder and removes the folder when it closes; if it was killed, the next original removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from dataclasses import astuple
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,43 +28,43 @@ from paceline.data.cache.stats import Stats, added
 
 NUMBERS = struct.Struct("<qqqdqq")
 RECORD_BYTES = 512
-"""The numbers, then the name of the source, filled up with zero bytes."""
+"""The numbers, then the name of the source, padded with zero bytes."""
 SWEEP_AFTER_S = 60.0
-"""Whoever has begun since then is let alone, so that many that begin together do not disturb each other."""
+"""Younger folders are not swept, so that processes that start together do not disturb each other."""
 TRIES = 10
 
 StatsFileName: TypeAlias = tuple[str, str]
-"""The folder, and the number of the sheet in it; "" is the first Cache, which needs no sheet."""
+"""The folder, and the number of the file in it; "" is the original Cache, which needs no file."""
 
 
 class StatsFile:
-    """Where one process counts; made by `of_first` and `of_copy`.
+    """The counts of one process; made by `of_original` and `of_copy`.
 
-    Nothing here raises: without a place to write, as on a full disk, a process counts for itself alone.
+    No method raises: a process that cannot write, as on a full disk, counts for itself alone.
 
     Args:
-        folder: of all sheets that belong together.
-        number: of this one.
-        lock: on the sheet, or on the folder by its owner; None: nothing can be written.
+        folder: of the files of one original and its copies.
+        number: of this file.
+        lock: on the file, or on the folder by the original; None: nothing can be written.
     """
 
     def __init__(self, folder: Path, number: str, lock: FileLock | None) -> None:
         self._folder, self.number, self._lock = folder, number, lock
         self._process, self._threads = os.getpid(), threading.RLock()
-        self._places: dict[str, int] = {}
-        self._mine = _read(folder / number) if number else {}  # of a dead process, whose sheet this was
+        self._rows: dict[str, int] = {}
+        self._inherited = _read(folder / number) if number else {}  # from the dead process that had this file
         self._before = self._sum()
         self._last: dict[str, Stats] | None = None
 
     @classmethod
-    def of_first(cls, directory: Path) -> StatsFile:
+    def of_original(cls, directory: Path) -> StatsFile:
         """For a Cache that is no copy, in this directory."""
         counts = directory / "counts"
         folder = counts / uuid.uuid4().hex
         lock = FileLock(folder.with_suffix(".lock"))
         with contextlib.suppress(OSError):
             _sweep(counts)
-        for _ in range(TRIES):  # others may remove `counts` at this moment because it is empty
+        for _ in range(TRIES):  # another process may remove the empty `counts` at this moment
             with contextlib.suppress(OSError):
                 counts.mkdir(parents=True, exist_ok=True)
                 if lock.try_acquire(shared=False):
@@ -74,42 +74,38 @@ class StatsFile:
 
     @classmethod
     def of_copy(cls, directory: Path, parent: StatsFileName) -> StatsFile:
-        """For a copy of a Cache; where nobody is left to read what it counts, as `of_first`."""
+        """For a copy of a Cache; an original where that has closed."""
         folder, above = directory / "counts" / parent[0], parent[1]
         with contextlib.suppress(OSError):
-            for number in _numbers(above):
+            for child in count():
+                number = f"{above}.{child}" if above else str(child)
                 lock = FileLock(folder / number)
                 if lock.try_acquire(shared=False):
                     return cls(folder, number, lock)
-        return cls.of_first(directory)
+        return cls.of_original(directory)
 
     @property
     def name(self) -> StatsFileName:
-        """For copies, which put it into `of_copy`."""
+        """For `of_copy` in the copies."""
         return self._folder.name, self.number
 
-    def put(self, source: str, stats: Stats) -> None:
+    def write(self, source: str, stats: Stats) -> None:
         """Write what this process has counted so far."""
         if not self.number or self._process != os.getpid():
             return
         with self._threads, contextlib.suppress(OSError):  # such as a full disk
             if self._lock is None:
                 return
-            mine = self._mine.get(source)
-            record = _packed(stats if mine is None else stats.plus(mine))
-            place = self._places.get(source)
-            if place is None:
-                place = self._place(source)
+            total = stats.plus(self._inherited.get(source, Stats()))
+            record = NUMBERS.pack(*astuple(total))
+            if source not in self._rows:
+                known = list(dict.fromkeys([*self._inherited, *self._rows]))
+                self._rows[source] = known.index(source) if source in known else len(known)
                 record = (record + source.encode())[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0")
-            os.pwrite(self._lock.descriptor, record, place * RECORD_BYTES)
-
-    def _place(self, source: str) -> int:
-        known = list(dict.fromkeys([*self._mine, *self._places]))
-        self._places[source] = known.index(source) if source in known else len(known)
-        return self._places[source]
+            os.pwrite(self._lock.descriptor, record, self._rows[source] * RECORD_BYTES)
 
     def of_copies(self) -> dict[str, Stats]:
-        """The sum of what the copies of this one have counted, and their copies."""
+        """The sum over the copies of this one, and their copies."""
         if self._last is not None:
             return self._last
         since = {source: stats.plus(self._before.get(source, Stats()), -1) for source, stats in self._sum().items()}
@@ -123,7 +119,7 @@ class StatsFile:
         return added(_read(self._folder / name) for name in names)
 
     def close(self) -> None:
-        """Let go of it; the first Cache takes everything away, and remembers the sum."""
+        """Release the file; the original removes the folder, and remembers the sum."""
         if self._process != os.getpid():
             return
         with self._threads:
@@ -136,22 +132,11 @@ class StatsFile:
             self._lock = None
             if not self.number:
                 with contextlib.suppress(OSError):
-                    self._folder.parent.rmdir()  # unless others are there
-
-
-def _numbers(above: str) -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"{above}.{number}" if above else str(number)
-        number += 1
-
-
-def _packed(stats: Stats) -> bytes:
-    return NUMBERS.pack(stats.hits, stats.misses, stats.fetched_bytes, stats.waited_s, stats.retries, stats.corrupt)
+                    self._folder.parent.rmdir()  # unless other originals are in it
 
 
 def _read(path: Path) -> dict[str, Stats]:
-    """What stands on a sheet."""
+    """The counts in a file."""
     try:
         raw = path.read_bytes()
     except OSError:
@@ -166,7 +151,7 @@ def _read(path: Path) -> dict[str, Stats]:
 
 
 def _sweep(counts: Path) -> None:
-    """Take away the folders of those who were killed."""
+    """Remove the folders of killed originals."""
     if not counts.is_dir():
         return
     for path in list(counts.glob("*.lock")):

@@ -17,13 +17,13 @@ NAMED = re.compile(
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a url in lower case; "" for a path."""
+    """The scheme of a URL in lower case; "" for a path."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)", url)
     return found.group(1).lower() if found else ""
 
 
 def local_path(url: str) -> Path | None:
-    """The path that a path or a `file://` url names; None for anything remote."""
+    """The path that a path or a `file://` URL names; None for a remote URL."""
     scheme = scheme_of(url)
     if scheme in ("file", "local"):
         return Path(unquote(urlsplit(url).path))
@@ -31,26 +31,25 @@ def local_path(url: str) -> Path | None:
 
 
 def source_of(url: str) -> str:
-    """Which source a url belongs to: `scheme://host-or-bucket`, without user names and passwords."""
+    """The source of a URL: `scheme://host-or-bucket`, without user name and password."""
     if local_path(url) is not None:
         return "file://"
     return f"{scheme_of(url)}://{_host(url)}"
 
 
 def shown(url: str) -> str:
-    """A url as it may stand in a message: without its query and without user names, which may hold secrets."""
+    """A URL for messages: without its query and user name, which may be secret."""
     if not scheme_of(url):
         return url
     return f"{scheme_of(url)}://{_host(url)}{urlsplit(url).path}"
 
 
 def _host(url: str) -> str:
-    """What stands between `://` and the path; before an @ stands a user, except on Azure, where it is a container."""
+    """The part between `://` and the path, without the user; on Azure the part before an @ is a container."""
     host = urlsplit(url).netloc
     return host if scheme_of(url) in ("abfs", "abfss") else host.rpartition("@")[2]
 
 
 def redacted(text: object) -> str:
-    """The words of a client library's error without what may be a secret in them."""
-    shown = USER.sub(r"\1", str(text))
-    return NAMED.sub(r"\1\2...", QUERY.sub("?...", shown))
+    """A client library's error without user names, passwords, tokens and the queries of signed URLs."""
+    return NAMED.sub(r"\1\2...", QUERY.sub("?...", USER.sub(r"\1", str(text))))
