@@ -72,6 +72,10 @@ class Size:
     batch: int
     period: int
 
+    def training(self, folder: Path) -> Lines:
+        """The lines to train on; a training that reads fewer lines needs no more."""
+        return kept(folder, "training", min(TRAINING_LINES, self.minibatches * self.batch), held_out=False)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -97,7 +101,7 @@ def start(training: Training, seed: int) -> tuple[nn.Module, torch.optim.Optimiz
 
 def train(training: Training, size: Size, seed: int, folder: Path) -> dict[str, Any]:
     """Train, and read held-out lines; what came out, for a file."""
-    lines = kept(folder, "training", TRAINING_LINES, held_out=False)
+    lines = size.training(folder)
     model, optimizer = start(training, seed)
     steps = size.minibatches // training.workers
     rule = training.method.rule.format(period=size.period)
@@ -138,7 +142,7 @@ def judged(model: nn.Module, folder: Path) -> dict[str, Any]:
 def check(size: Size, folder: Path, workers: int = 4) -> float:
     """The largest difference between parameters of stacked and of virtual workers, over three blocks."""
     training = Training(BLOCKS[-1], workers, 1e-3)
-    lines = kept(folder, "training", TRAINING_LINES, held_out=False)
+    lines = size.training(folder)
     rule, steps = training.method.rule.format(period=size.period), 3 * size.period
     every = minibatches(lines, -(-steps * workers // CHUNK) * CHUNK, size.batch, workers, 0)
     batches = [batch for _, batch in zip(range(steps), every, strict=False)]

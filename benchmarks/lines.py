@@ -38,12 +38,10 @@ from _lines_training import (
     SERIAL,
     SMALL_SERIAL,
     SYNC,
-    TRAINING_LINES,
     Size,
     Training,
     check,
     held_out,
-    kept,
     train,
     with_gain,
 )
@@ -149,7 +147,7 @@ def main() -> None:
     if options.one:
         one(options, size)
         return
-    kept(options.out, "training", TRAINING_LINES, held_out=False)  # once, before the trainings look for them
+    size.training(options.out)  # once, before the trainings look for them
     held_out(options.out)
     if options.check:
         print(json.dumps({"difference": check(size, options.out)}))
