@@ -38,7 +38,7 @@ from paceline.rules.topology import Sharded
 from paceline.update.server.ledger_client import DataAccess
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.shard import Shard
+from paceline.update.server.shard import ParameterShard
 from paceline.update.server.shard_updates import OptimizerSteps
 from paceline.update.server.socket_service import SocketService
 from paceline.update.server.staleness import WorkerClocks
@@ -58,10 +58,10 @@ def timed(action: Callable[[], Any]) -> float:
 def service_of(rank: int, cuts: list[Any]) -> SocketService:
     """A service in which rank 1 owns everything."""
 
-    def shard(number: int) -> Shard:
+    def shard(number: int) -> ParameterShard:
         anchor = torch.zeros(cuts[number].numel)
         way = lambda a: OptimizerSteps(Sum(), torch.optim.SGD, a, SGD_SETTINGS)  # noqa: E731
-        return Shard(number, anchor, way, WorkerClocks(Bounded(), (0, 1)), keeps_origins=False)
+        return ParameterShard(number, anchor, way, WorkerClocks(Bounded(), (0, 1)), keeps_origins=False)
 
     shards = {number: shard(number) for number in range(len(cuts))} if rank == 1 else {}
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731

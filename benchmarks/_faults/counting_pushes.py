@@ -42,8 +42,8 @@ from paceline.rules.topology import Sharded
 from paceline.update.server import peer
 from paceline.update.server.durability import Durability
 from paceline.update.server.failover import Failover
-from paceline.update.server.frames import Kind
-from paceline.update.server.ledger_client import LedgerClient
+from paceline.update.server.frames import FrameKind
+from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.peer_server import PeerServer
 from paceline.update.server.shard_service import ShardService
 from paceline.update.server.socket_service import SocketService
@@ -147,17 +147,17 @@ class Deaths:
         self.around(Durability, "_send_replica", before="sends")
         self.around(Durability, "replica_kept", before="kept", after="told")
         self.around(Failover, "_take_over", before="heir", after="takeover")
-        self.around(LedgerClient, "secure", before="dry")
+        self.around(SocketLedgerClient, "secure", before="dry")
         self.around(SocketService, "finish", before="finish")
         self.around(SocketService, "part", before="part")
-        whole = LedgerClient.handle
+        whole = SocketLedgerClient.handle
 
-        def handle(ledger_client: LedgerClient, rank: int, channel: Any, frame: Any) -> None:
-            if frame.kind == Kind.DONE:
+        def handle(ledger_client: SocketLedgerClient, rank: int, channel: Any, frame: Any) -> None:
+            if frame.kind == FrameKind.DONE:
                 self.at("done")
             whole(ledger_client, rank, channel, frame)
 
-        LedgerClient.handle = handle  # type: ignore[method-assign]
+        SocketLedgerClient.handle = handle  # type: ignore[method-assign]
         send = peer.Peer._send
 
         def torn(line: Any, pending: Any, request: Any) -> None:

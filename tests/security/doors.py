@@ -28,7 +28,7 @@ from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import PacelineError
 from paceline.flow.control import About, ControlClient, ControlServer, Terms, wire
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON
 
@@ -61,11 +61,11 @@ def frame(kind: int, numbers: tuple[int, ...] = (), note: object = None, body: t
 
 
 FRAMES = [
-    frame(Kind.HELLO, (1,), "0123456789abcdef" * 2),
-    frame(Kind.SETTINGS, (0,), {"lr": 0.1, "betas": [0.9, 0.999], "foreach": None}),
-    frame(Kind.PUSH, (3, 17, 16, 1, 99, 0, 1), [[0, 1, 0, 64]], torch.linspace(-1, 1, 64)),
-    frame(Kind.ANSWER, (3, 18, 1, 99), None, torch.arange(16)),
-    frame(Kind.LEASE, (1, 2, 3)),
+    frame(FrameKind.HELLO, (1,), "0123456789abcdef" * 2),
+    frame(FrameKind.SETTINGS, (0,), {"lr": 0.1, "betas": [0.9, 0.999], "foreach": None}),
+    frame(FrameKind.PUSH, (3, 17, 16, 1, 99, 0, 1), [[0, 1, 0, 64]], torch.linspace(-1, 1, 64)),
+    frame(FrameKind.ANSWER, (3, 18, 1, 99), None, torch.arange(16)),
+    frame(FrameKind.LEASE, (1, 2, 3)),
     frame(9, (-1, 1 << 62), {"deep": [[[[[]]]]], "text": "\u00e4\ud800"}, torch.zeros(5, dtype=torch.uint8)),
 ]
 """Frames as workers send them."""
@@ -138,7 +138,7 @@ def meeting() -> Iterator[Opened]:
         def serves() -> None:
             rank = next(ranks)
             with connect(HERE, listener.port, "the door", SOON) as channel:
-                channel.send(Kind.HELLO, (rank,), note=token)
+                channel.send(FrameKind.HELLO, (rank,), note=token)
                 with door._changed:
                     assert door._changed.wait_for(lambda: rank in door.incoming, SOON)
 

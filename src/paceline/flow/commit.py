@@ -24,7 +24,7 @@ from paceline.rules.rule import Rule
 from paceline.tuning.tuner import GatheredRequests, Tuner
 from paceline.update.exchange.agreement import refuse_nothing
 from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, StartedExchange
-from paceline.update.exchange.header import ExchangeSummary, Header
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.pipeline import Running
 
 Total = tuple[Tensor, State]
@@ -60,12 +60,12 @@ class CommittingExchanger(Exchanger):
         self._pipeline.close()
         self._connect()
 
-    def pre_vote(self, header: Header) -> Header:
+    def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """The outcome is known after commit; the exchange may be retried."""
         return header
 
     def start(
-        self, header: Header, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
+        self, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
     ) -> StartedExchange:
         return CommittedExchange(self, header, chunks, number, checksum)
 
@@ -84,7 +84,7 @@ class CommittedExchange:
     def __init__(
         self,
         exchanger: CommittingExchanger,
-        header: Header,
+        header: ExchangeHeader,
         chunks: Sequence[Chunk],
         number: int,
         checksum: Callable[[], int],
@@ -125,7 +125,7 @@ class CommittedExchange:
         return given.clone() if own.factor else torch.zeros_like(given)
 
     @property
-    def headers(self) -> tuple[Header, ...]:
+    def headers(self) -> tuple[ExchangeHeader, ...]:
         """The headers of all members, in rank order; makes the exchange if needed."""
         return self._arrive()[0].headers
 

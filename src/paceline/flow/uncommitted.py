@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.update.exchange.header import Header
+from paceline.update.exchange.header import ExchangeHeader
 
 
 class UncommittedPlaces:
@@ -25,7 +25,7 @@ class UncommittedPlaces:
         while self._by_step and self._by_step[0][0] <= committed:
             self._by_step.popleft()
 
-    def of_exchange(self, own: Header, committed: int) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
+    def of_exchange(self, own: ExchangeHeader, committed: int) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
         """The marks of an exchange for the ledger.
 
         Args:

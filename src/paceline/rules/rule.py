@@ -34,6 +34,7 @@ from paceline.rules.outer import (
     Outer,
     TunedMomentum,
 )
+from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Payload
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
@@ -129,6 +130,12 @@ class Rule:
         """The outer of an asynchronous rule."""
         assert isinstance(self.outer, Arrival)
         return self.outer
+
+    @property
+    def center_pull(self) -> CenterPull | None:
+        """How worker and center pull each other; None where the outer does not say (it need not)."""
+        pull: CenterPull | None = getattr(self.outer, "center_pull", None)
+        return pull
 
     @property
     def common(self) -> Topology:

@@ -15,7 +15,7 @@ from paceline.communication import Transport
 from paceline.data.sharing.cache_log import CacheLog
 from paceline.observe import processes
 from paceline.observe.event_log import EventLog
-from paceline.update.exchange.header import ExchangeSummary, Header, Timing
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")
@@ -90,7 +90,7 @@ class Rejections:
             elif header.brings:
                 self._in_a_row[rank] = 0
 
-    def _report_one(self, rank: int, header: Header, between: tuple[float, float] | None) -> None:
+    def _report_one(self, rank: int, header: ExchangeHeader, between: tuple[float, float] | None) -> None:
         name, times = self._transport.world.name(rank), self._in_a_row[rank]
         why = "inf or nan in what it brought" if not header.finite else f"norm {header.norm:.3g}"
         if header.finite and between is not None:

@@ -16,8 +16,8 @@ from torch import nn
 import paceline
 from paceline.update.engine.gradients.update import Footer
 from paceline.update.exchange.agreement import with_outliers_dropped
-from paceline.update.exchange.header import ExchangeSummary, Header
-from paceline.update.exchange.kind import NO_PAYLOAD, Kind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.kind import NO_PAYLOAD, ExchangeKind
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 
@@ -99,10 +99,10 @@ def test_who_is_left_out(said: dict[int, tuple[float, bool]], out: set[int]) -> 
 
 
 def test_who_is_not_finite_or_brings_nothing_has_no_voice() -> None:
-    ill = Header(1, Kind.block(0), True, False, False, 4, 0.0, 0.0, 4, 0)
-    well = Header(1, Kind.block(0), True, False, True, 4, 1.0, 1.0, 4, 0)
-    idle = Header(1, NO_PAYLOAD, False, False, True, 0, 0.0, 0.0, 4, 0)
-    huge = Header(1, Kind.block(0), True, False, True, 4, 50.0, 1.0, 4, 0, usual=False)
+    ill = ExchangeHeader(1, ExchangeKind.block(0), True, False, False, 4, 0.0, 0.0, 4, 0)
+    well = ExchangeHeader(1, ExchangeKind.block(0), True, False, True, 4, 1.0, 1.0, 4, 0)
+    idle = ExchangeHeader(1, NO_PAYLOAD, False, False, True, 0, 0.0, 0.0, 4, 0)
+    huge = ExchangeHeader(1, ExchangeKind.block(0), True, False, True, 4, 50.0, 1.0, 4, 0, usual=False)
     summary = with_outliers_dropped(ExchangeSummary((ill, well, idle, huge)))
     assert summary.left_out == [0, 3] and summary.weight == 1.0
     assert with_outliers_dropped(ExchangeSummary((ill, idle, huge))).left_out == [0]  # nobody to compare it with

@@ -86,8 +86,23 @@ class Arrival(Protocol):
         """The choice in words, for `paceline explain`."""
 
 
+class CenterPull(Protocol):
+    """How worker and center pull each other, where a push is the worker's parameters."""
+
+    def elastic_pull(self, x: Tensor, center_before: Tensor, workers: int, out: Tensor | None = None) -> Tensor:
+        """What a worker at `x` subtracts from it, shape (n,)."""
+
+    def elastic_step(self, center: Tensor, x: Tensor, workers: int) -> None:
+        """Move the center, in place at the owner."""
+
+
 class Plain:
     """What most rules leave as it is: no state, the gradient as it came, each push in full."""
+
+    @property
+    def center_pull(self) -> CenterPull | None:
+        """None: a push is a gradient or a delta."""
+        return None
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -42,6 +42,11 @@ class Elastic(Plain):
         if not (is_number(self.beta) and 0 < self.beta <= 1):
             raise RuleError(f"beta must be a number above 0, at most 1, got {self.beta!r}")
 
+    @property
+    def center_pull(self) -> Elastic:
+        """This: a push is the worker's parameters."""
+        return self
+
     def alpha(self, workers: int) -> float:
         """beta / N."""
         return self.beta / workers

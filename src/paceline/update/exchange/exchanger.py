@@ -25,7 +25,7 @@ from paceline.errors import DesyncError, ElsewhereError, MismatchError
 from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
 from paceline.update.exchange.agreement import agree, refuse_nothing, with_outliers_dropped
-from paceline.update.exchange.header import ExchangeSummary, Header, Timing
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
 from paceline.update.exchange.pipeline import Finished, Pipeline, Running
 
 IN_FLIGHT = 3
@@ -67,7 +67,7 @@ class StartedExchange(Protocol):
     """An exchange under way; see :class:`InFlightExchange`."""
 
     @property
-    def headers(self) -> tuple[Header, ...]:
+    def headers(self) -> tuple[ExchangeHeader, ...]:
         """All workers' headers, in rank order; waits for them."""
 
     def arrive(self) -> list[State]:
@@ -100,7 +100,7 @@ class Exchanger:
         self.left: int | None = None
         """Number of the first exchange in which a worker had no more work to bring."""
 
-    def open(self, header: Header) -> PendingHeader:
+    def open(self, header: ExchangeHeader) -> PendingHeader:
         """Send `header` to all; fills in the number of the exchange, and whether this worker has a request."""
         if self._voted is not None:
             pending_header, self._voted = self._voted, None
@@ -108,7 +108,7 @@ class Exchanger:
         self.sequence += 1
         return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks()))
 
-    def pre_vote(self, header: Header) -> Header:
+    def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """Send `header` before anything is packed, and learn its factor; the next `open` goes on from there.
 
         Whether an unusual contribution goes into the mean depends on what the other workers bring.
@@ -149,12 +149,12 @@ class Exchanger:
         codec = Dense() if chunk.lossless else self.codec.at(number)
         return self._route.exchange(codec, x, chunk.layout, chunk.state)
 
-    def meet(self, header: Header) -> ExchangeSummary:
+    def meet(self, header: ExchangeHeader) -> ExchangeSummary:
         """An exchange of headers alone."""
         return InFlightExchange.start(self, header, (), 0, IN_FLIGHT).finish()
 
     def start(
-        self, header: Header, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
+        self, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
     ) -> StartedExchange:
         """Start a whole exchange; arguments as for :meth:`InFlightExchange.start`.
 
@@ -176,7 +176,7 @@ class PendingHeader:
         summary: where all headers are known already (of a checkpoint).
     """
 
-    def __init__(self, exchanger: Exchanger, header: Header, summary: ExchangeSummary | None = None) -> None:
+    def __init__(self, exchanger: Exchanger, header: ExchangeHeader, summary: ExchangeSummary | None = None) -> None:
         self._exchanger, self.header = exchanger, header
         self._lock = threading.Lock()
         self._summary = summary
@@ -190,7 +190,7 @@ class PendingHeader:
                 began = self._exchanger.transport.now()
                 self._pending.wait()
                 rows = self._rows.tolist()
-                summary = with_outliers_dropped(ExchangeSummary(tuple(Header.unpack(row) for row in rows)))
+                summary = with_outliers_dropped(ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in rows)))
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(summary, self._exchanger.transport.world)
                 if self._exchanger.left is None and summary.somebody_left:
@@ -224,7 +224,7 @@ class InFlightExchange:
 
     @classmethod
     def start(
-        cls, exchanger: Exchanger, header: Header, chunks: Sequence[Chunk], number: int, in_flight: int
+        cls, exchanger: Exchanger, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int
     ) -> InFlightExchange:
         """Send the header and the first chunks.
 
@@ -267,7 +267,7 @@ class InFlightExchange:
             self._under_way.append((chunk, running))
 
     @property
-    def headers(self) -> tuple[Header, ...]:
+    def headers(self) -> tuple[ExchangeHeader, ...]:
         """All workers' headers, in rank order."""
         return self._pending_header.summary().headers
 

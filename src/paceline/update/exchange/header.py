@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.update.exchange.kind import Kind
+from paceline.update.exchange.kind import ExchangeKind
 
 
 @dataclass(frozen=True)
-class Header:
+class ExchangeHeader:
     """What one worker says about its part of an exchange.
 
     Attributes:
@@ -33,7 +33,7 @@ class Header:
     """
 
     sequence: int
-    kind: Kind
+    kind: ExchangeKind
     brings: bool
     leaving: bool
     finite: bool
@@ -63,11 +63,13 @@ class Header:
         return torch.tensor([int(v) for v in values], dtype=torch.int64)
 
     @classmethod
-    def unpack(cls, row: list[int]) -> Header:
+    def unpack(cls, row: list[int]) -> ExchangeHeader:
         """The inverse of `row`."""
         finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
         flags = (bool(row[2]), bool(row[3]), finite)
-        return cls(row[0], Kind(row[1]), *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more)
+        return cls(
+            row[0], ExchangeKind(row[1]), *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more
+        )
 
 
 def _bits(number: float) -> int:
@@ -89,7 +91,7 @@ class ExchangeSummary:
         between: least and greatest norm of those that were usual before, where norms are judged.
     """
 
-    headers: tuple[Header, ...]
+    headers: tuple[ExchangeHeader, ...]
     between: tuple[float, float] | None = None
 
     @property
@@ -134,7 +136,7 @@ class ExchangeSummary:
         return all(h.leaving for h in self.headers)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ExchangeKind:
         """Which exchange this is, where a worker brought a payload."""
         return next(h.kind for h in self.headers if h.brings)
 

@@ -9,10 +9,10 @@ from paceline.communication.calls import BLOCK
 
 
 @dataclass(frozen=True)
-class Kind:
+class ExchangeKind:
     """Which exchange a header belongs to: of an optimizer's gradients, of a fragment's block, or of neither.
 
-    >>> Kind.block(2).is_block, Kind.gradients(0).optimizer
+    >>> ExchangeKind.block(2).is_block, ExchangeKind.gradients(0).optimizer
     (True, 0)
 
     Attributes:
@@ -22,12 +22,12 @@ class Kind:
     code: int
 
     @classmethod
-    def gradients(cls, optimizer: int) -> Kind:
+    def gradients(cls, optimizer: int) -> ExchangeKind:
         """The gradients of optimizer 0, 1, ..."""
         return cls(1 + optimizer)
 
     @classmethod
-    def block(cls, fragment: int) -> Kind:
+    def block(cls, fragment: int) -> ExchangeKind:
         """The block of fragment 0, 1, ..."""
         return cls(BLOCK + fragment)
 
@@ -42,7 +42,7 @@ class Kind:
         return self.code - 1
 
 
-NO_PAYLOAD = Kind(0)
+NO_PAYLOAD = ExchangeKind(0)
 """The worker brings nothing, and joins whatever the others exchange."""
-WARMUP_END = Kind(-1)
+WARMUP_END = ExchangeKind(-1)
 """The exchange without a payload that ends a warm-up."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Work:
+class LocalWork:
     """What a worker did since the last exchange.
 
     Attributes:

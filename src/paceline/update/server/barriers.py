@@ -9,8 +9,8 @@ from collections.abc import Callable
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.failures import GOODBYE_S, Failures
-from paceline.update.server.frames import Kind
-from paceline.update.server.ledger_client import LedgerClient
+from paceline.update.server.frames import FrameKind
+from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.peers import Peers
 
@@ -28,7 +28,9 @@ class Barriers:
         parted: whether every worker has the final model.
     """
 
-    def __init__(self, context: ServiceContext, peers: Peers, failures: Failures, ledger_client: LedgerClient) -> None:
+    def __init__(
+        self, context: ServiceContext, peers: Peers, failures: Failures, ledger_client: SocketLedgerClient
+    ) -> None:
         self._context, self._members = context, context.membership
         self._peers, self._failures, self._ledger_client = peers, failures, ledger_client
         self._settled = 0  # how often all have waited for all
@@ -38,7 +40,7 @@ class Barriers:
     def settle(self) -> None:
         """Wait until every worker is here, with nothing under way."""
         self._settled += 1
-        self._announce(Kind.HERE, self._settled)
+        self._announce(FrameKind.HERE, self._settled)
         began = time.monotonic()
         while True:
             self._context.check()
@@ -56,7 +58,7 @@ class Barriers:
 
     def finish(self) -> None:
         """Say that this worker has no more to push, and wait for the others."""
-        self._announce(Kind.FINISH, self._lost_at_pull)
+        self._announce(FrameKind.FINISH, self._lost_at_pull)
         self._wait_for(lambda rank: rank in self._members.finished, "made no step")
         self._lost_at_pull = len(self._members.lost)
 
@@ -67,7 +69,7 @@ class Barriers:
         new owner; it has to pull again.
         """
         if len(self._members.lost) == self._lost_at_pull:
-            self._announce(Kind.BYE, self._lost_at_pull)
+            self._announce(FrameKind.BYE, self._lost_at_pull)
             self._wait_for(self._has_parted, "took no leave")
         if len(self._members.lost) != self._lost_at_pull:
             self._lost_at_pull = len(self._members.lost)
@@ -80,13 +82,13 @@ class Barriers:
     def arrived(self, rank: int, kind: int, number: int) -> None:
         """Worker `rank` has no more to push, has the final model, or waits for all."""
         with self._context.changed:
-            if kind == Kind.HERE:
+            if kind == FrameKind.HERE:
                 self._members.here[rank] = number
-            elif kind == Kind.FINISH:
+            elif kind == FrameKind.FINISH:
                 self._members.finished.add(rank)
             else:
                 self._members.parted[rank] = number
-            if kind != Kind.HERE:
+            if kind != FrameKind.HERE:
                 self._context.server.leave(rank)
                 self._ledger_client.finished(rank)
             self._context.changed.notify_all()
@@ -96,7 +98,7 @@ class Barriers:
         lost_another = len(self._members.lost) != self._lost_at_pull
         return lost_another or self._members.parted.get(rank) == self._lost_at_pull
 
-    def _announce(self, kind: Kind, number: int) -> None:
+    def _announce(self, kind: FrameKind, number: int) -> None:
         with self._context.changed:
             self.arrived(self._members.rank, kind, number)
             self._peers.say_all(kind, (number,))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import Channel
-from paceline.update.server.membership import Membership, Pulse
+from paceline.update.server.membership import ServerMembership, StallDetector
 from paceline.update.server.owner import ShardServer
 
 
@@ -56,20 +56,20 @@ class ServiceContext:
         timeout_s: deadline of every wait for another worker, seconds.
         changed: guards membership and pending exchanges; notified when something of them changes.
         status: whether the service goes on.
-        pulse: knows when this process stood still.
+        stall_detector: knows when this process stood still.
     """
 
     transport: Transport
     server: ShardServer
-    membership: Membership
+    membership: ServerMembership
     reports: Reports
     timeout_s: float
     changed: threading.Condition = field(init=False, default_factory=lambda: threading.Condition(threading.RLock()))
     status: Status = field(init=False, default_factory=Status)
-    pulse: Pulse = field(init=False)
+    stall_detector: StallDetector = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pulse", Pulse(self.timeout_s))
+        object.__setattr__(self, "stall_detector", StallDetector(self.timeout_s))
 
     @property
     def rank(self) -> int:

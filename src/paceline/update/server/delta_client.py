@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from paceline.core.optimizer_state import reset_state
-from paceline.rules.outer.elastic import Elastic
+from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.schedule.bounded import Bounded
 from paceline.update.server.client import Client, ClientContext
 from paceline.update.server.sharding import Span, host
@@ -28,7 +28,7 @@ class DeltaClient(Client):
     def __init__(
         self,
         optimizer: Optimizer,
-        elastic: Elastic | None,
+        elastic: CenterPull | None,
         workers: int,
         context: ClientContext,
         schedule: Bounded,

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.peers import Peers
 from paceline.update.server.protocol import PendingExchange, ShardRequest
@@ -52,7 +52,7 @@ class Durability:
     def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
         successor = self._members.own_successor
         if successor is not None:
-            self._peers[successor].say(Kind.REPLICA, (shard, number), row, about)
+            self._peers[successor].say(FrameKind.REPLICA, (shard, number), row, about)
 
     def replica_kept(self, successor: int, shard: int, number: int) -> None:
         """The successor has a replica."""
@@ -78,7 +78,7 @@ class Durability:
             if sender == self._members.rank:
                 self.safe(sender, safe)
             elif sender not in self._members.lost:
-                self._peers[sender].say(Kind.SAFE, (), note=safe)
+                self._peers[sender].say(FrameKind.SAFE, (), note=safe)
 
     # -- as a sender --------------------------------------------------------------------------------
 
@@ -158,4 +158,4 @@ class Durability:
             if owner == self._members.rank:
                 self.wanted(owner)
             else:
-                self._peers[owner].say(Kind.SECURE, ())
+                self._peers[owner].say(FrameKind.SECURE, ())

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.rules.outer import Elastic
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
 from paceline.update.engine.common_start import begin_together
@@ -28,12 +27,12 @@ from paceline.update.server.gradient_client import GradientClient
 from paceline.update.server.ledger_client import DataAccess
 from paceline.update.server.optimizer_support import check_optimizer
 from paceline.update.server.owned_shards import OwnedShards
-from paceline.update.server.places_in_hand import PlacesInHand
 from paceline.update.server.protocol import Service
 from paceline.update.server.scaler_watch import ScalerWatch
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
 from paceline.update.server.tally import ExchangeTally
+from paceline.update.server.unpushed_samples import UnpushedSamples
 
 
 class Asynchronous:
@@ -58,7 +57,7 @@ class Asynchronous:
             check_optimizer(rule, optimizer)
         begin_together(context.transport, rule, context.model, owned, {"seed": context.settings.seed})
         self._shards = OwnedShards(context)
-        self._in_hand = PlacesInHand(context.loaders.take_marks, len(owned))
+        self._in_hand = UnpushedSamples(context.loaders.take_marks, len(owned))
         self._service = self._connect()
         self._clients = self._make_clients()
         self._state = EngineState(context, self._shards, self._service, self._clients, flushes=self._gradient)
@@ -82,7 +81,7 @@ class Asynchronous:
         return made
 
     def _make_clients(self) -> Clients:
-        numbers, elastic = itertools.count(1), self.rule.outer if isinstance(self.rule.outer, Elastic) else None
+        numbers, elastic = itertools.count(1), self.rule.center_pull
         workers, clients, shards = self._context.transport.world.size, list[Client](), self._shards
         for k, ((optimizer, _), spans) in enumerate(zip(self._owned, shards.parameters, strict=True)):
             context = ClientContext(self._service, numbers.__next__, partial(self._places, k), self._tally)

@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
-from paceline.update.server.frames import Kind
-from paceline.update.server.ledger_client import LedgerClient
+from paceline.update.server.frames import FrameKind
+from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.peers import Peers
 from paceline.update.server.protocol import PendingExchange
 from paceline.update.server.timers import Once, Timers
@@ -29,7 +29,7 @@ class Exchanges:
     """
 
     def __init__(
-        self, context: ServiceContext, peers: Peers, durability: Durability, ledger_client: LedgerClient
+        self, context: ServiceContext, peers: Peers, durability: Durability, ledger_client: SocketLedgerClient
     ) -> None:
         self._context, self._peers, self._durability, self._ledger_client = context, peers, durability, ledger_client
         self.timers = Timers()
@@ -108,5 +108,5 @@ class Exchanges:
         if successor == self._context.rank:
             self._context.server.tick(successor, clocks)
         elif clocks:
-            self._peers[successor].say(Kind.CLOCKS, (), note=clocks)
+            self._peers[successor].say(FrameKind.CLOCKS, (), note=clocks)
         self._ledger_client.rest_again()

@@ -7,7 +7,7 @@ import contextlib
 
 from paceline.errors import PacelineError
 from paceline.update.server.failures import Loss
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.owner import PULLED
 from paceline.update.server.parts import ServiceParts
 from paceline.update.server.shard import LEDGER_SHARD
@@ -29,7 +29,7 @@ class Failover:
         self._context.reports.lost(loss.rank, loss.why, [loss.successor] if loss.moved else [])
         if own:
             self._take_over(loss.rank, loss.moved)
-        parts.peers.say_all(Kind.OUT, (loss.rank, int(loss.gone)), note=loss.why)
+        parts.peers.say_all(FrameKind.OUT, (loss.rank, int(loss.gone)), note=loss.why)
         self._dismiss(loss.rank, loss.why)
         if loss.was_successor:  # the replicas are gone with it
             parts.durability.renew(set(self._context.server.shards) - set(loss.moved if own else ()))
@@ -41,7 +41,7 @@ class Failover:
         peer, incoming = self._parts.peers.remote[rank], self._parts.peers.incoming[rank]
         for channel in (peer.channel, incoming):
             with contextlib.suppress(PacelineError, OSError):
-                self._context.send(channel, Kind.OUT, (rank,), note=why, deadline_s=0.1)
+                self._context.send(channel, FrameKind.OUT, (rank,), note=why, deadline_s=0.1)
         peer.close()
         incoming.close()
 

@@ -66,7 +66,7 @@ class Failures:
             context.changed.wait_for(ended, patience)
             if members.done_with(rank):
                 return
-        stood_s = context.pulse.stood_still()
+        stood_s = context.stall_detector.stood_still()
         if stood_s and self._quorum.without(members.rank):
             self._given_up(f"this process stood still for {stood_s:.0f} s")
         if rank in members.lost or context.closing:
@@ -108,7 +108,7 @@ class Failures:
         """Give up workers whose programs did nothing since the deadline; the wait for them began at `since`."""
         members = self._context.membership
         for rank in ranks:
-            if rank != members.rank and self._context.pulse.overdue(max(since, members.acted[rank])):
+            if rank != members.rank and self._context.stall_detector.overdue(max(since, members.acted[rank])):
                 why = f"{what} for {self._context.timeout_s:g} s"
                 self.declare_lost(rank, why, gone=True)  # it lives, and is told that it is out
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says.
 
     The first frame of a connection is `HELLO`. Requests are `PUSH` and `PULL`, whose answer is `ANSWER`, and `LEASE`,
@@ -40,7 +40,7 @@ class Kind(IntEnum):
     HERE = 25
 
 
-LEDGER = (Kind.LEASE, Kind.LEFT, Kind.ENDS, Kind.DONE, Kind.WAITS, Kind.HOLDS)
+LEDGER = (FrameKind.LEASE, FrameKind.LEFT, FrameKind.ENDS, FrameKind.DONE, FrameKind.WAITS, FrameKind.HOLDS)
 """For the worker that keeps the ledger."""
-BACKGROUND = (Kind.SAFE, Kind.REPLICA, Kind.CLOCKS, Kind.OUT, Kind.ALIVE)
+BACKGROUND = (FrameKind.SAFE, FrameKind.REPLICA, FrameKind.CLOCKS, FrameKind.OUT, FrameKind.ALIVE)
 """Sent by threads of their own: they do not show that the program of the sender makes progress."""

@@ -25,18 +25,18 @@ class Heartbeat:
     def run(self) -> None:
         """The body of a thread, until the service closes."""
         while not self._context.status.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
-            now = self._context.pulse.beat()
+            now = self._context.stall_detector.beat()
             for rank in self._context.membership.live:
                 if rank != self._context.rank:
                     self._look(rank, now)
 
     def _look(self, rank: int, now: float) -> None:
-        pulse, members, peer = self._context.pulse, self._context.membership, self._peers.remote[rank]
+        stall_detector, members, peer = self._context.stall_detector, self._context.membership, self._peers.remote[rank]
         if now - peer.spoke_at > self._silence_s / 4:
             peer.beat()
         heard = max(members.heard[rank], peer.channel.heard_at, self._peers.incoming[rank].heard_at)
         since = peer.waiting_since
-        if pulse.silent(heard) and rank not in members.parted:
+        if stall_detector.silent(heard) and rank not in members.parted:
             self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
-        elif since is not None and pulse.overdue(since):
+        elif since is not None and stall_detector.overdue(since):
             self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)

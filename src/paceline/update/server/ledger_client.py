@@ -26,7 +26,7 @@ from paceline.data.ledger.ranges import Ranges
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.failures import Failures
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.peers import Peers
 from paceline.update.server.shard import LEDGER_SHARD
 
@@ -59,7 +59,7 @@ class DataAccess:
     bounded: bool = False
 
 
-class LedgerClient:
+class SocketLedgerClient:
     """A worker's way to the ledger, and the ledger where this worker keeps it.
 
     Args:
@@ -129,7 +129,7 @@ class LedgerClient:
         assert self._question is not None
         number, q = self._question
         numbers = (number, q.loader, q.epoch, q.total, q.unit, q.most, int(q.dry))
-        self._peers[self._keeper].inquire(Kind.LEASE, numbers)
+        self._peers[self._keeper].inquire(FrameKind.LEASE, numbers)
 
     def answered(self, numbers: tuple[int, ...]) -> None:
         """An answer of the keeper has come."""
@@ -142,8 +142,8 @@ class LedgerClient:
         """Nobody is to wait for this worker's clock while it has nothing to do."""
         if self._data.bounded and not self.resting:
             self.resting = True
-            self._peers[self._context.membership.rank].say(Kind.REST, ())
-            self._peers.say_all(Kind.REST, ())
+            self._peers[self._context.membership.rank].say(FrameKind.REST, ())
+            self._peers.say_all(FrameKind.REST, ())
 
     def secure(self, rests: bool = True) -> None:
         """Wait until no push of this worker can be lost with one owner.
@@ -163,11 +163,11 @@ class LedgerClient:
 
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over; it will not do these places of its leases."""
-        self._tell(Kind.LEFT, (loader, epoch), [list(mark) for mark in marks])
+        self._tell(FrameKind.LEFT, (loader, epoch), [list(mark) for mark in marks])
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only so many places in this epoch."""
-        self._tell(Kind.ENDS, (loader, epoch, total), None)
+        self._tell(FrameKind.ENDS, (loader, epoch, total), None)
 
     def learn(self, news: Any) -> None:
         """What is done of the data, as the keeper knew when it gave the values that are taken now."""
@@ -178,13 +178,13 @@ class LedgerClient:
     def done(self, marks: list[Mark]) -> None:
         """What was made of these places is in every shard for good, or is for none."""
         if marks:
-            self._tell(Kind.DONE, (), [list(mark) for mark in marks])
+            self._tell(FrameKind.DONE, (), [list(mark) for mark in marks])
 
     def waits(self, now: bool) -> None:
         """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
-        self._tell(Kind.WAITS, (int(now),), None)
+        self._tell(FrameKind.WAITS, (int(now),), None)
 
-    def _tell(self, kind: Kind, numbers: tuple[int, ...], note: Any) -> None:
+    def _tell(self, kind: FrameKind, numbers: tuple[int, ...], note: Any) -> None:
         if not self._context.closing:
             self._peers[self._keeper].say(kind, numbers, None, note)
 
@@ -193,30 +193,30 @@ class LedgerClient:
         if self._report_due:
             self._report_due = False
             held = [*self._durability.marks, *self._data.holding()]
-            self._tell(Kind.HOLDS, (), [list(mark) for mark in held])
+            self._tell(FrameKind.HOLDS, (), [list(mark) for mark in held])
 
     # -- keeping: the threads that serve ----------------------------------------------------------
 
     def handle(self, rank: int, channel: Channel | None, frame: Frame) -> None:
         """What worker `rank` says to the keeper; without a channel it is this worker itself."""
         numbers = frame.numbers
-        if frame.kind == Kind.LEASE:
+        if frame.kind == FrameKind.LEASE:
             answer = (numbers[0], *self._lease(rank, numbers))
             if channel is None:
                 self.answered(answer)
             else:
-                self._context.send(channel, Kind.LEASED, answer)
+                self._context.send(channel, FrameKind.LEASED, answer)
             return
         with self._ledger.lock:
-            if frame.kind == Kind.LEFT:
+            if frame.kind == FrameKind.LEFT:
                 self._ledger.leave_early(rank, numbers[0], numbers[1], frame.note or ())
-            elif frame.kind == Kind.ENDS:
+            elif frame.kind == FrameKind.ENDS:
                 self._ledger.ends(*numbers[:3])
-            elif frame.kind == Kind.DONE:
+            elif frame.kind == FrameKind.DONE:
                 self._ledger.done(rank, frame.note or ())
-            elif frame.kind == Kind.WAITS:
+            elif frame.kind == FrameKind.WAITS:
                 self._ledger.waits(rank, bool(numbers[0]))
-            elif frame.kind == Kind.HOLDS:
+            elif frame.kind == FrameKind.HOLDS:
                 self._ledger.holds(rank, frame.note or ())
                 self._unheard.discard(rank)
 

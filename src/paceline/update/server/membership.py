@@ -22,7 +22,7 @@ def silence(timeout_s: float) -> float:
     return max(timeout_s / 4, min(timeout_s, LEAST_SILENCE_S))
 
 
-class Membership:
+class ServerMembership:
     """Who takes part, who owns which shard, and who was heard of when.
 
     Args:
@@ -77,7 +77,7 @@ class Membership:
         return shards
 
 
-class Pulse:
+class StallDetector:
     """Knows when this process stood still: what others did not say in that time is not their fault.
 
     Args:

@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from paceline.communication.sockets.channel import Frame
-from paceline.update.server.frames import LEDGER, Kind
+from paceline.update.server.frames import LEDGER, FrameKind
 from paceline.update.server.parts import ServiceParts
-from paceline.update.server.peer import Outbox
+from paceline.update.server.peer import SendQueue
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import NO_READER
 from paceline.update.server.shard_updates import IncomingPush
 
 
-class OwnPeer(Outbox):
+class OwnPeer(SendQueue):
     """Answers this worker's own requests, in order, in a thread of its own.
 
     Args:
@@ -49,9 +49,9 @@ class OwnPeer(Outbox):
         if request.values is not None:
             durability.applied(shard)
 
-    def _write(self, kind: Kind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         """A worker tells itself nothing, but rests and speaks to the ledger that it keeps."""
-        if kind == Kind.REST:
+        if kind == FrameKind.REST:
             self._parts.shards.rest(self.rank)
         elif kind in LEDGER:
             self._parts.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))

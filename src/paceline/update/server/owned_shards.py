@@ -10,13 +10,12 @@ from torch.optim import Optimizer
 
 from paceline.core.flat import averaged_buffers, find_buffers, fragments
 from paceline.data.ledger.ledger import Ledger
-from paceline.rules.outer import Elastic
 from paceline.rules.rule import Rule
 from paceline.update.engine.context import RunContext
 from paceline.update.server.optimizer_support import optimizer_state
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.reshard import from_one_worker
-from paceline.update.server.shard import LEDGER_SHARD, Shard
+from paceline.update.server.shard import LEDGER_SHARD, ParameterShard
 from paceline.update.server.shard_updates import AddDelta, BlendBuffer, ElasticPull, OptimizerSteps, UpdateRule
 from paceline.update.server.sharding import ShardLayout, Span
 from paceline.update.server.staleness import WorkerClocks
@@ -51,20 +50,20 @@ class OwnedShards:
             span.incoming.copy_(span.pulled)
         shards = {n: self._shard(n) for n, owner in self.layout.owners.items() if owner == world.rank}
         push_bytes = sum(span.numel * span.pulled.element_size() for span in self.layout.spans)
-        self.server = ShardServer(world.rank, shards, self._shard, isinstance(rule.outer, Elastic), push_bytes)
+        self.server = ShardServer(world.rank, shards, self._shard, rule.center_pull is not None, push_bytes)
 
     def follow(self, rule: Rule) -> None:
         """Make shards by other numbers of the rule, from the next on."""
         self._rule, self._schedule = rule, rule.bounded
 
-    def _shard(self, number: int) -> Shard:
+    def _shard(self, number: int) -> ParameterShard:
         """A shard with the values that this worker pulled last."""
         span, one = self.layout.shard(number)
         anchor = span.pulled[one.cut.begin : one.cut.end].clone()
         clocks = WorkerClocks(self._schedule, range(self._workers))
         optimizer = self._stepping(span)
-        keeps_origins = optimizer is not None and bool(getattr(self._rule.outer, "needs_origin", False))
-        shard = Shard(number, anchor, lambda a: self._update_rule(span, a), clocks, keeps_origins)
+        keeps_origins = optimizer is not None and self._rule.arrival.needs_origin
+        shard = ParameterShard(number, anchor, lambda a: self._update_rule(span, a), clocks, keeps_origins)
         shard.version = one.version
         shard.ledger = self.ledger if number == LEDGER_SHARD else None
         if optimizer is not None and optimizer.state:
@@ -78,14 +77,14 @@ class OwnedShards:
 
     def _update_rule(self, span: Span, anchor: Tensor) -> UpdateRule:
         optimizer = self._optimizer_of.get(span.number)
-        outer: Any = self._rule.outer
+        rule = self._rule
         if optimizer is None:
             return BlendBuffer()
         if self._gradient:
-            return OptimizerSteps(outer, type(optimizer), anchor, span.settings())
-        if isinstance(outer, Elastic):
-            return ElasticPull(outer, self._workers)
-        return AddDelta(outer)
+            return OptimizerSteps(rule.arrival, type(optimizer), anchor, span.settings())
+        if rule.center_pull is not None:
+            return ElasticPull(rule.center_pull, self._workers)
+        return AddDelta(rule.arrival)
 
     def from_one_worker(self) -> dict[int, dict[str, Any]]:
         """States of this worker's shards, made of the model and the optimizers of a single worker."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.update.server.shard import REFUSED, Shard
+from paceline.update.server.shard import REFUSED, ParameterShard
 from paceline.update.server.shard_updates import IncomingPush
 
 REPLICA, PULLED = "replica", "last pulled values"
@@ -21,7 +21,7 @@ REPLICA, PULLED = "replica", "last pulled values"
 
 
 @dataclass(frozen=True)
-class Answer:
+class PushResult:
     """What became of a push.
 
     Attributes:
@@ -47,8 +47,8 @@ class ShardServer:
     def __init__(
         self,
         rank: int,
-        shards: dict[int, Shard],
-        make: Callable[[int], Shard],
+        shards: dict[int, ParameterShard],
+        make: Callable[[int], ParameterShard],
         reads_before: bool = False,
         push_bytes: int = 0,
     ) -> None:
@@ -57,13 +57,13 @@ class ShardServer:
         self.gone: set[int] = set()  # done, or lost
         self._replicas: dict[int, tuple[dict[str, Any], Tensor]] = {}
 
-    def push(self, number: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> Answer:
+    def push(self, number: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
         """Apply a push to shard `number`, and read where the rule wants the values from before it."""
         shard = self.shards[number]
         if self._reads_before and out is not None:
             shard.pull(incoming.sender, out)
         delay = shard.push(values, incoming)
-        return Answer(delay, shard.clocks.may_start(incoming.sender))
+        return PushResult(delay, shard.clocks.may_start(incoming.sender))
 
     def repeated(self, number: int) -> int:
         """Samples that shard `number` had to take twice since the last call."""
@@ -133,6 +133,6 @@ class ShardServer:
         return shard.version, source
 
 
-def refused(answer: Answer) -> bool:
+def refused(answer: PushResult) -> bool:
     """Whether a push was not finite."""
     return answer.delay == REFUSED

@@ -10,7 +10,7 @@ from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
 from paceline.update.server.failures import Failures
-from paceline.update.server.ledger_client import LedgerClient
+from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.peers import Peers
 from paceline.update.server.shard_service import ShardService
 
@@ -34,7 +34,7 @@ class ServiceParts:
     peers: Peers
     failures: Failures
     durability: Durability
-    ledger_client: LedgerClient
+    ledger_client: SocketLedgerClient
     exchanges: Exchanges
     shards: ShardService
     barriers: Barriers

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard_updates import GroupSettings
 
@@ -36,7 +36,7 @@ class Receiver(Protocol):
         """The connection to worker `rank` has ended."""
 
 
-class Outbox(ABC):
+class SendQueue(ABC):
     """What is sent to one worker, in order, by a thread of its own.
 
     Args:
@@ -59,12 +59,12 @@ class Outbox(ABC):
         self._opened()
         self._put(lambda: self._send(pending, request))
 
-    def inquire(self, kind: Kind, numbers: tuple[int, ...]) -> None:
+    def inquire(self, kind: FrameKind, numbers: tuple[int, ...]) -> None:
         """Send a request that is only numbers, and so is its answer."""
         self._opened()
         self._put(lambda: self._write(kind, numbers, None, None))
 
-    def say(self, kind: Kind, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
+    def say(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Send a frame that has no answer."""
         self.spoke_at = self.said_at = time.monotonic()
         self._put(lambda: self._write(kind, numbers, body, note))
@@ -72,7 +72,7 @@ class Outbox(ABC):
     def beat(self) -> None:
         """Say that this process lives, which says nothing of its program."""
         self.spoke_at = time.monotonic()
-        self._put(lambda: self._write(Kind.ALIVE, (), None, None))
+        self._put(lambda: self._write(FrameKind.ALIVE, (), None, None))
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued has left; once, at the end."""
@@ -104,11 +104,11 @@ class Outbox(ABC):
         """Send one request."""
 
     @abstractmethod
-    def _write(self, kind: Kind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         """Send one frame."""
 
 
-class Peer(Outbox):
+class Peer(SendQueue):
     """The connection to another worker: one thread sends what is queued, and takes the answers.
 
     Args:
@@ -140,21 +140,21 @@ class Peer(Outbox):
 
     def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
         if request.values is None:
-            self._write(Kind.PULL, (request.shard, pending.number, int(pending.peeks)), None, None)
+            self._write(FrameKind.PULL, (request.shard, pending.number, int(pending.peeks)), None, None)
             return
         settings = pending.settings.get(request.span, {})
         if self._settings.get(request.span) != settings:
             self._settings[request.span] = settings
-            self._write(Kind.SETTINGS, (request.span,), None, settings)
+            self._write(FrameKind.SETTINGS, (request.span,), None, settings)
         if pending.marks and self._marked != pending.number:
             self._marked = pending.number
-            self._write(Kind.MARKS, (pending.number,), None, pending.marks)
+            self._write(FrameKind.MARKS, (pending.number,), None, pending.marks)
         identity = request.shard, pending.clock, request.version, pending.minibatches
         answered_with_values = int(request.out is not None)
         numbers = (*identity, pending.number, request.span, answered_with_values)
-        self._write(Kind.PUSH, numbers, request.values, None)
+        self._write(FrameKind.PUSH, numbers, request.values, None)
 
-    def _write(self, kind: Kind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         self._context.send(self.channel, kind, numbers, body, note, meanwhile=self._receive)
 
     def run(self) -> None:
@@ -188,7 +188,7 @@ class Peer(Outbox):
         frame = self.channel.receive(lambda header: self._receiver.place(self.rank, header))
         with self._counting:
             self._since = time.monotonic()
-            self._open -= frame.kind in (Kind.ANSWER, Kind.LEASED)
+            self._open -= frame.kind in (FrameKind.ANSWER, FrameKind.LEASED)
         self._receiver.take(self.rank, frame)
 
     def close(self) -> None:

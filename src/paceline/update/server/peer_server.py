@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import MismatchError, PeerLostError
-from paceline.update.server.frames import BACKGROUND, LEDGER, Kind
+from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.parts import ServiceParts
 from paceline.update.server.peer import fresh
@@ -61,7 +61,7 @@ class PeerServer:
             self._parts.failures.connection_ended(self._rank, str(error))
 
     def _place(self, header: FrameHeader) -> Tensor:
-        if header.kind != Kind.PUSH:
+        if header.kind != FrameKind.PUSH:
             return fresh(header)
         return self._buffers.like(self._anchor(header.numbers[0]), "in")
 
@@ -72,34 +72,34 @@ class PeerServer:
 
     def _handle(self, frame: Frame) -> None:
         parts, numbers = self._parts, frame.numbers
-        if frame.kind == Kind.SETTINGS:
+        if frame.kind == FrameKind.SETTINGS:
             self._settings[numbers[0]] = frame.note
-        elif frame.kind == Kind.MARKS:
+        elif frame.kind == FrameKind.MARKS:
             self._marks = numbers[0], frame.note
-        elif frame.kind == Kind.PUSH:
+        elif frame.kind == FrameKind.PUSH:
             self._take_push(frame)
-        elif frame.kind == Kind.PULL:
+        elif frame.kind == FrameKind.PULL:
             shard, pending, peeks = numbers[:3]
             out = self._buffers.like(self._anchor(shard), "out")
             version = self._server.read(shard, NO_READER if peeks else self._rank, out, after_push=False)
             self._answer(shard, version, 0, pending, out)
-        elif frame.kind == Kind.REPLICA:
+        elif frame.kind == FrameKind.REPLICA:
             assert frame.body is not None
             self._server.keep_replica(frame.note, frame.body)
-            self._context.send(self._channel, Kind.KEPT, numbers[:2])
-        elif frame.kind == Kind.SECURE:
+            self._context.send(self._channel, FrameKind.KEPT, numbers[:2])
+        elif frame.kind == FrameKind.SECURE:
             parts.durability.wanted(self._rank)
-        elif frame.kind == Kind.SAFE:
+        elif frame.kind == FrameKind.SAFE:
             parts.durability.safe(self._rank, frame.note)
-        elif frame.kind == Kind.CLOCKS:
+        elif frame.kind == FrameKind.CLOCKS:
             parts.shards.tick(self._rank, frame.note)
-        elif frame.kind == Kind.OUT:
+        elif frame.kind == FrameKind.OUT:
             parts.failures.told(numbers[0], str(frame.note), bool(numbers[1]))
         elif frame.kind in LEDGER:
             parts.ledger_client.handle(self._rank, self._channel, frame)
-        elif frame.kind == Kind.REST:
+        elif frame.kind == FrameKind.REST:
             parts.shards.rest(self._rank)
-        elif frame.kind in (Kind.FINISH, Kind.BYE, Kind.HERE):
+        elif frame.kind in (FrameKind.FINISH, FrameKind.BYE, FrameKind.HERE):
             parts.barriers.arrived(self._rank, frame.kind, numbers[0])
 
     def _take_push(self, frame: Frame) -> None:
@@ -118,7 +118,7 @@ class PeerServer:
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
         safe = self._parts.durability.up_to(shard, self._rank)
         news = self._server.news(shard, self._rank)
-        self._context.send(self._channel, Kind.ANSWER, (shard, version, delay, pending, safe), out, news)
+        self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, safe), out, news)
 
     def _hold_back(self, shard: int) -> None:
         """Wait until the slowest have caught up; its sender hears now and then that this worker lives."""
@@ -127,5 +127,5 @@ class PeerServer:
             self._members.heard[self._rank] = now = time.monotonic()  # what it says is not read meanwhile
             self._members.acted[self._rank] = now
             if now - said > LOOK_EVERY_S:
-                self._context.send(self._channel, Kind.STILL_HERE, (shard,))
+                self._context.send(self._channel, FrameKind.STILL_HERE, (shard,))
                 said = now

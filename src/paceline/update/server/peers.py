@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.communication.sockets.channel import Channel
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.peer import Outbox, Peer
+from paceline.update.server.peer import Peer, SendQueue
 
 
 class Peers:
@@ -28,14 +28,14 @@ class Peers:
     def __init__(self, context: ServiceContext, incoming: dict[int, Channel]) -> None:
         self._context, self.incoming = context, incoming
         self.remote: dict[int, Peer] = {}
-        self.all: dict[int, Outbox] = {}
+        self.all: dict[int, SendQueue] = {}
 
-    def connect(self, remote: dict[int, Peer], own: Outbox) -> None:
+    def connect(self, remote: dict[int, Peer], own: SendQueue) -> None:
         """The connections are there."""
         self.remote = remote
         self.all = {**remote, own.rank: own}
 
-    def __getitem__(self, rank: int) -> Outbox:
+    def __getitem__(self, rank: int) -> SendQueue:
         return self.all[rank]
 
     @property
@@ -44,7 +44,7 @@ class Peers:
         members = self._context.membership
         return [self.remote[rank] for rank in members.live if rank != members.rank]
 
-    def say_all(self, kind: Kind, numbers: tuple[int, ...], note: Any = None) -> None:
+    def say_all(self, kind: FrameKind, numbers: tuple[int, ...], note: Any = None) -> None:
         """Send all other live workers a frame that has no answer."""
         with self._context.changed:
             for peer in self.live:
@@ -53,8 +53,8 @@ class Peers:
     def remind(self) -> None:
         """Say something to workers that own nothing and are asked nothing: else they take this worker for lost."""
         for peer in self.live:
-            if self._context.pulse.beat() - peer.said_at > self._context.timeout_s / 4:
-                peer.say(Kind.STILL_HERE, ())
+            if self._context.stall_detector.beat() - peer.said_at > self._context.timeout_s / 4:
+                peer.say(FrameKind.STILL_HERE, ())
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait for what another thread does; raises what has broken the cluster."""

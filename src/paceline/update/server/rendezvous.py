@@ -21,9 +21,9 @@ from paceline.communication.sockets.channel import TLS, Channel, Listener, conne
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 
-HELLO = Kind.HELLO
+HELLO = FrameKind.HELLO
 """The first frame of a connection: (rank), and the token as its note."""
 HELLO_S = 5.0
 """Seconds in which whoever connects has to say who it is."""

@@ -28,7 +28,7 @@ NO_READER = -1
 """In the place of a reader: who only looks, and will not compute a gradient at what he sees."""
 
 
-class Shard:
+class ParameterShard:
     """One shard.
 
     Args:

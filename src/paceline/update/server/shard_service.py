@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.failures import Failures
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.owner import Answer
+from paceline.update.server.owner import PushResult
 from paceline.update.server.shard_updates import IncomingPush
 
 
@@ -25,7 +25,7 @@ class ShardService:
     def __init__(self, context: ServiceContext, failures: Failures) -> None:
         self._context, self._failures, self._server = context, failures, context.server
 
-    def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> Answer:
+    def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
         """Apply a push to a shard of this worker."""
         answer = self._server.push(shard, values, incoming, out)
         repeated = self._server.repeated(shard)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.rules.outer.arrival import Arrival, Push
-from paceline.rules.outer.elastic import Elastic
+from paceline.rules.outer.arrival import Arrival, CenterPull, Push
 
 LOCAL_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable")
 """What an optimizer's group says about its own tensors and not about the method."""
@@ -162,7 +161,7 @@ class ElasticPull(AddDelta):
         workers: N at the beginning; alpha = beta / N stays as it is when workers leave.
     """
 
-    def __init__(self, outer: Elastic, workers: int) -> None:
+    def __init__(self, outer: CenterPull, workers: int) -> None:
         self._elastic, self._workers = outer, workers
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:

@@ -20,17 +20,17 @@ from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
 from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.update.server.answers import Answers
+from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
 from paceline.update.server.context import Reports, ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
 from paceline.update.server.failover import Failover
 from paceline.update.server.failures import OUT_S, Failures
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.heartbeat import Heartbeat
-from paceline.update.server.ledger_client import DataAccess, LedgerClient
-from paceline.update.server.membership import Membership
+from paceline.update.server.ledger_client import DataAccess, SocketLedgerClient
+from paceline.update.server.membership import ServerMembership
 from paceline.update.server.own_peer import OwnPeer
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.parts import ServiceParts
@@ -74,13 +74,13 @@ class SocketService:
         reports: Reports,
     ) -> None:
         world = transport.world
-        self.membership = Membership(world.rank, world.size, owners)
+        self.membership = ServerMembership(world.rank, world.size, owners)
         self._context = ServiceContext(transport, server, self.membership, reports, timeout_s)
         failures = Failures(self._context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         peers = Peers(self._context, incoming)
         self.durability = Durability(self._context, peers, data.bounded, self._samples_done)
-        self._ledger_client = LedgerClient(self._context, peers, failures, self.durability, data)
+        self._ledger_client = SocketLedgerClient(self._context, peers, failures, self.durability, data)
         self.leases: Leases = self._ledger_client
         exchanges = Exchanges(self._context, peers, self.durability, self._ledger_client)
         shards = ShardService(self._context, failures)
@@ -104,7 +104,7 @@ class SocketService:
     def _begin(self, outgoing: dict[int, Channel]) -> None:
         """Start the threads; they are all there before the first request."""
         parts, peers = self._parts, self._parts.peers
-        answers = Answers(parts)
+        answers = AnswerHandler(parts)
         remote = {rank: Peer(self._context, answers, rank, channel) for rank, channel in outgoing.items()}
         peers.connect(remote, OwnPeer(parts))
         bodies = {f"serve-{rank}": PeerServer(parts, rank, channel).run for rank, channel in peers.incoming.items()}
@@ -172,7 +172,7 @@ class SocketService:
                 return
             leaves_early = bool(peers.all) and not self._parts.barriers.parted and context.status.failure is None
             if leaves_early:  # others need not guess whether it goes on
-                peers.say_all(Kind.OUT, (context.rank, 1), "it has left before the end")
+                peers.say_all(FrameKind.OUT, (context.rank, 1), "it has left before the end")
         for peer in peers.all.values() if leaves_early else ():
             peer.flush(OUT_S)
         with context.changed:

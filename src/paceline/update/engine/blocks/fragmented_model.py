@@ -24,8 +24,8 @@ from paceline.update.engine.settings import Settings
 from paceline.update.exchange.checksum import combine
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
-from paceline.update.exchange.kind import Kind
-from paceline.update.exchange.work import Work
+from paceline.update.exchange.kind import ExchangeKind
+from paceline.update.exchange.work import LocalWork
 
 
 class FragmentedModel:
@@ -51,7 +51,7 @@ class FragmentedModel:
     ) -> None:
         self._rule_schedule = rule.blocks
         self.updates = [
-            BlockUpdate(rule, exchanger, None if number else model, part, settings, Kind.block(number), workers)
+            BlockUpdate(rule, exchanger, None if number else model, part, settings, ExchangeKind.block(number), workers)
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.schedule = FragmentSchedule([0] * len(self.updates))
@@ -111,7 +111,7 @@ class FragmentedModel:
             waits: whether all merge, and wait for the result whatever the rule's overlap.
         """
         fragment, schedule = self.next, self.schedule
-        work = Work(0 if idle else schedule.since[fragment], total, leaving=leaving, merges=waits)
+        work = LocalWork(0 if idle else schedule.since[fragment], total, leaving=leaving, merges=waits)
         schedule.since[fragment] = 0
         schedule.begin(self._rule_schedule)
         self.entered[fragment] = total

@@ -27,7 +27,7 @@ from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.update import BlockUpdate
 from paceline.update.exchange.exchanger import InFlightExchange
-from paceline.update.exchange.header import ExchangeSummary, Header
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 
 Row = dict[str, Any]
 
@@ -172,7 +172,7 @@ def _resume_exchange(update: BlockUpdate, saved: dict[str, Any]) -> None:
 
 
 def _summary(rows: Sequence[list[int]]) -> ExchangeSummary:
-    return ExchangeSummary(tuple(Header.unpack(row) for row in rows))
+    return ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in rows))
 
 
 def _misfit(update: BlockUpdate, outer: dict[str, Tensor]) -> str:

@@ -18,10 +18,10 @@ from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from paceline.update.engine.blocks.numbers import BlockNumbers
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
-from paceline.update.exchange.header import ExchangeSummary, Header
-from paceline.update.exchange.kind import Kind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.kind import ExchangeKind
 from paceline.update.exchange.outliers import block_norms
-from paceline.update.exchange.work import Work
+from paceline.update.exchange.work import LocalWork
 
 
 class BlockUpdate:
@@ -53,7 +53,7 @@ class BlockUpdate:
         model: Modules | None,
         owned: Owned,
         settings: Settings,
-        kind: Kind,
+        kind: ExchangeKind,
         workers: int,
     ) -> None:
         self.exchanger, self._kind, self._period = exchanger, kind, rule.schedule.period
@@ -88,7 +88,7 @@ class BlockUpdate:
 
     # -- the exchange -----------------------------------------------------------------------------
 
-    def begin(self, work: Work, overlapped: bool) -> None:
+    def begin(self, work: LocalWork, overlapped: bool) -> None:
         """End the block: send its contribution.
 
         Args:
@@ -113,12 +113,12 @@ class BlockUpdate:
             header, self.chunks, self.numbers.block, chunks_in_flight, self.state.checksum
         )
 
-    def _header(self, work: Work) -> Header:
+    def _header(self, work: LocalWork) -> ExchangeHeader:
         """The header of this worker's contribution."""
         judged = self.norms is not None and work.minibatches > 0
         norm, finite = self.state.measure() if judged else (0.0, self.state.finite())
         rank = self.exchanger.transport.world.rank
-        return Header(
+        return ExchangeHeader(
             sequence=0,
             kind=self._kind,
             brings=work.minibatches > 0,

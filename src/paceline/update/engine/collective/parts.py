@@ -18,8 +18,8 @@ from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.exchanges import GradientExchanges
 from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import ExchangeSummary, Header
-from paceline.update.exchange.kind import Kind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.kind import ExchangeKind
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Parts:
             return self.fragments
         return [state.fragment for state in self.blocks.blocks.outer_states]
 
-    def bare_header(self, kind: Kind, leaving: bool, checksum: int = 0) -> Header:
+    def bare_header(self, kind: ExchangeKind, leaving: bool, checksum: int = 0) -> ExchangeHeader:
         """A header without a payload."""
-        return Header(0, kind, False, leaving, True, 0, 0.0, 0.0, self.run.progress.steps, checksum)
+        return ExchangeHeader(0, kind, False, leaving, True, 0, 0.0, 0.0, self.run.progress.steps, checksum)
 
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from paceline.update.engine.collective.parts import Parts, even_out
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
-from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, Kind
+from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, ExchangeKind
 
 
 def shut_down(parts: Parts) -> None:
@@ -42,7 +42,7 @@ def _finish_lockstep(parts: Parts) -> None:
 
 def _finish_host(parts: Parts, host: Exchanger) -> None:
     """Join the steps of this host, and its blocks, until all its processes have left; then hold the same values."""
-    last = Kind.gradients(len(parts.run.owned) - 1)
+    last = ExchangeKind.gradients(len(parts.run.owned) - 1)
     while True:
         summary = _join_gradients(parts, host)
         if summary.all_leaving:

@@ -10,7 +10,7 @@ from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.hooks import PassEnd
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
-from paceline.update.exchange.work import Work
+from paceline.update.exchange.work import LocalWork
 
 
 class GradientContext:
@@ -44,9 +44,9 @@ class GradientContext:
         """Whether gradients are exchanged now."""
         return self.each_step and not self.local
 
-    def work(self) -> Work:
+    def work(self) -> LocalWork:
         """What this worker's gradient stands for."""
-        return Work(1, self.run.progress.steps, self.run.loaders.factor)
+        return LocalWork(1, self.run.progress.steps, self.run.loaders.factor)
 
     @contextlib.contextmanager
     def timed(self, exchanger: Exchanger, summaries: list[ExchangeSummary]) -> Iterator[None]:

@@ -39,11 +39,11 @@ from paceline.update.engine.gradients.hooks import BackwardHooks
 from paceline.update.engine.gradients.payloads import FirstMomentReader
 from paceline.update.exchange.agreement import refuse_nothing, with_outliers_dropped
 from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader
-from paceline.update.exchange.header import ExchangeSummary, Header
-from paceline.update.exchange.kind import Kind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.kind import ExchangeKind
 from paceline.update.exchange.outliers import gradient_norms
 from paceline.update.exchange.pipeline import Running
-from paceline.update.exchange.work import Work
+from paceline.update.exchange.work import LocalWork
 
 CHECK_EVERY = 64
 """The replicas' bits are compared at every 64th exchange."""
@@ -72,7 +72,7 @@ class GradientUpdate:
 
     def __init__(self, context: GradientContext, exchanger: Exchanger, number: int) -> None:
         rule, (optimizer, named) = context.run.rule, context.run.owned[number]
-        self._context, self._exchanger, self._kind = context, exchanger, Kind.gradients(number)
+        self._context, self._exchanger, self._kind = context, exchanger, ExchangeKind.gradients(number)
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
@@ -129,11 +129,11 @@ class GradientUpdate:
         """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
         return self._moments_after is not None and self._context.work().total >= self._moments_after
 
-    def _open(self, work: Work) -> None:
+    def _open(self, work: LocalWork) -> None:
         self._factor, self._stale, self._running = work.factor, False, []
         self._step = work.total
         self.scaling.follow(chunk.state for chunk in self.buckets.chunks if not self.codec.exact)
-        header = Header(0, self._kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
+        header = ExchangeHeader(0, self._kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
         self._exchanger.timing.wait_s = 0.0
         self._pending_header = self._exchanger.open(header)
         self.buckets.start(self._moments if self._moments is not None and self.frozen else None)

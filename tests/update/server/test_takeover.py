@@ -8,16 +8,16 @@ import torch
 from paceline.rules.outer import Share
 from paceline.rules.schedule.bounded import Bounded
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.shard import Shard
+from paceline.update.server.shard import ParameterShard
 from paceline.update.server.shard_updates import AddDelta, IncomingPush
 from paceline.update.server.staleness import WorkerClocks
 
 WORKERS = 3
 
 
-def shard(number: int, version: int = 0, fill: float = 0.0) -> Shard:
+def shard(number: int, version: int = 0, fill: float = 0.0) -> ParameterShard:
     clocks = WorkerClocks(Bounded(staleness=1, overlap=0), range(WORKERS))
-    made = Shard(number, torch.full((4,), fill), lambda anchor: AddDelta(Share()), clocks, False)
+    made = ParameterShard(number, torch.full((4,), fill), lambda anchor: AddDelta(Share()), clocks, False)
     made.version = version
     return made
 

@@ -18,7 +18,7 @@ from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.rules.traffic import FRAME_BYTES, bytes_per_block, overhead_bytes
 from paceline.update.monitor import Monitor
-from paceline.update.server.shard import Shard
+from paceline.update.server.shard import ParameterShard
 from paceline.update.server.shard_updates import AddDelta, IncomingPush
 from paceline.update.server.staleness import WorkerClocks
 from tests.helpers import Program, make_net, momentum_sgd, same_bits
@@ -170,7 +170,9 @@ def test_exponential_computing_times_give_geometric_delays() -> None:
     """N workers, each as likely to push next as any other: P(delay = k) = q (1 - q)^k, q = 1/N."""
     workers, pushes = 5, 12_000
     clock = Clock(exponential(), seed=2)
-    shard = Shard(0, torch.zeros(1), lambda anchor: AddDelta(Sum()), WorkerClocks(Bounded(), range(workers)), False)
+    shard = ParameterShard(
+        0, torch.zeros(1), lambda anchor: AddDelta(Sum()), WorkerClocks(Bounded(), range(workers)), False
+    )
     found: Counter[int] = Counter()
     count = [0] * workers
 

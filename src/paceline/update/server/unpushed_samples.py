@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paceline.data.ledger.epoch_ledger import Mark
 
 
-class PlacesInHand:
+class UnpushedSamples:
     """What was handed out and is not pushed yet, by client.
 
     Args:

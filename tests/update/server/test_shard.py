@@ -24,7 +24,7 @@ from paceline.rules.outer import (
 )
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.server.shard import NO_READER, REFUSED, Shard
+from paceline.update.server.shard import NO_READER, REFUSED, ParameterShard
 from paceline.update.server.shard_updates import (
     AddDelta,
     BlendBuffer,
@@ -68,8 +68,8 @@ def clocks(workers: int = 1, staleness: int | None = None) -> WorkerClocks:
 
 def piece_of(
     anchor: Tensor, way: Callable[[Tensor], UpdateRule], *, workers: int = 1, keeps: bool = False, number: int = 0
-) -> Shard:
-    return Shard(number, anchor.clone(), way, clocks(workers), keeps)
+) -> ParameterShard:
+    return ParameterShard(number, anchor.clone(), way, clocks(workers), keeps)
 
 
 def steps(outer: Arrival, kind: type[Optimizer] = torch.optim.SGD, **settings: Any) -> Callable[[Tensor], UpdateRule]:
@@ -78,13 +78,13 @@ def steps(outer: Arrival, kind: type[Optimizer] = torch.optim.SGD, **settings: A
 
 
 def push(
-    shard: Shard, values: Tensor, sender: int = 0, version: int | None = None, clock: int = 0, **settings: Any
+    shard: ParameterShard, values: Tensor, sender: int = 0, version: int | None = None, clock: int = 0, **settings: Any
 ) -> int:
     at = shard.version if version is None else version
     return shard.push(values.clone(), IncomingPush(sender, clock, at, 1, settings))
 
 
-def pull(shard: Shard, reader: int = 0) -> tuple[Tensor, int]:
+def pull(shard: ParameterShard, reader: int = 0) -> tuple[Tensor, int]:
     out = torch.empty_like(shard.anchor)
     return out, shard.pull(reader, out)
 
@@ -205,7 +205,7 @@ def test_large_numbers_whose_sum_overflows_are_finite() -> None:
 
 def test_a_refused_push_still_says_how_far_its_sender_is() -> None:
     """Else the others would wait for a worker that has gone on."""
-    shard = Shard(0, torch.zeros(1), lambda a: AddDelta(Sum()), clocks(2, staleness=1), False)
+    shard = ParameterShard(0, torch.zeros(1), lambda a: AddDelta(Sum()), clocks(2, staleness=1), False)
     shard.push(torch.ones(1), IncomingPush(0, 2, 0, 1))
     assert not shard.clocks.may_start(0)
     assert shard.push(torch.full((1,), float("nan")), IncomingPush(1, 1, 0, 1)) == REFUSED
@@ -227,7 +227,7 @@ def test_the_settings_of_a_push_are_those_of_its_sender_at_that_time() -> None:
 # -- delay compensation ------------------------------------------------------------------------------------------------
 
 
-def compensated(**choices: Any) -> Shard:
+def compensated(**choices: Any) -> ParameterShard:
     """One number at 1.0; plain SGD with lr 1; lam0 = 0.5."""
     outer = DelayCompensated(**{"strength": 0.5} | choices)
     return piece_of(torch.ones(1), steps(outer), workers=2, keeps=True)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks._network import EmulatedNetwork
 
 from tests.processes.launch import Launch
-from tests.update.server.test_threads import Faulty, events, until_lost
+from tests.update.server.test_socket_service import Faulty, events, until_lost
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 CUT_OFF = "PeerLostError: this worker is cut off from most of the"

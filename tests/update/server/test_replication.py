@@ -20,7 +20,7 @@ from paceline.update.server.owner import REPLICA, ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.push_numbers import EPOCHS, PushNumbers
 from paceline.update.server.replication import Replicas
-from paceline.update.server.shard import Shard
+from paceline.update.server.shard import ParameterShard
 from paceline.update.server.shard_updates import AddDelta, IncomingPush
 from paceline.update.server.staleness import WorkerClocks
 from paceline.update.server.unreplicated_pushes import KEPT_BYTES, UnreplicatedPushes, interval
@@ -87,8 +87,10 @@ class Cluster:
         self.held: dict[int, set[int]] = {rank: set() for rank in range(WORKERS)}
         self.workers = {rank: Worker(rank, self) for rank in range(WORKERS)}
 
-    def shard(self, number: int) -> Shard:
-        return Shard(number, torch.zeros(SAMPLES), lambda anchor: AddDelta(Sum()), WorkerClocks(Bounded(), ()), False)
+    def shard(self, number: int) -> ParameterShard:
+        return ParameterShard(
+            number, torch.zeros(SAMPLES), lambda anchor: AddDelta(Sum()), WorkerClocks(Bounded(), ()), False
+        )
 
     def heir(self, rank: int) -> int | None:
         after = [(rank + k) % WORKERS for k in range(1, WORKERS)]

@@ -6,12 +6,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline.communication.sockets.channel import Frame, FrameHeader
-from paceline.update.server.frames import Kind
+from paceline.update.server.frames import FrameKind
 from paceline.update.server.parts import ServiceParts
 from paceline.update.server.peer import fresh
 
 
-class Answers:
+class AnswerHandler:
     """Takes the answers of all peers.
 
     Args:
@@ -23,7 +23,7 @@ class Answers:
 
     def place(self, rank: int, header: FrameHeader) -> Tensor:
         """Memory for the body of a frame of worker `rank`: where the exchange wants it, if it is an awaited answer."""
-        awaited = header.kind == Kind.ANSWER and rank not in self._parts.context.membership.lost
+        awaited = header.kind == FrameKind.ANSWER and rank not in self._parts.context.membership.lost
         pending = self._parts.exchanges.find(header.numbers[3]) if awaited else None
         request = pending.request(header.numbers[0]) if pending is not None else None
         return request.out if request is not None and request.out is not None else fresh(header)
@@ -31,15 +31,15 @@ class Answers:
     def take(self, rank: int, frame: Frame) -> None:
         """A frame of worker `rank` has come."""
         parts = self._parts
-        if frame.kind == Kind.OUT:
+        if frame.kind == FrameKind.OUT:
             parts.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
-        elif frame.kind == Kind.ANSWER:
+        elif frame.kind == FrameKind.ANSWER:
             shard, version, delay, number, safe = frame.numbers[:5]
             parts.durability.safe(rank, [(shard, safe)])
             parts.exchanges.answered(number, shard, version, delay, frame.note, rank)
-        elif frame.kind == Kind.KEPT:
+        elif frame.kind == FrameKind.KEPT:
             parts.durability.replica_kept(rank, *frame.numbers[:2])
-        elif frame.kind == Kind.LEASED:
+        elif frame.kind == FrameKind.LEASED:
             parts.ledger_client.answered(frame.numbers)
 
     def connection_ended(self, rank: int, why: str) -> None:

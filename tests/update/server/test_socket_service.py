@@ -356,15 +356,15 @@ def test_who_leaves_first_holds_up_nobody(tmp_path: Path) -> None:
 def test_time_in_which_this_process_stood_still_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(members.time, "monotonic", lambda: now[0])
-    pulse = members.Pulse(timeout_s=8.0)
+    stall_detector = members.StallDetector(timeout_s=8.0)
     for _ in range(40):  # it runs, and hears nothing from somebody
-        assert not pulse.overdue(100.0)
+        assert not stall_detector.overdue(100.0)
         now[0] += 0.2
     now[0] += 0.2
-    assert pulse.overdue(100.0) and not pulse.overdue(101.0) and not pulse.stood_still()
+    assert stall_detector.overdue(100.0) and not stall_detector.overdue(101.0) and not stall_detector.stood_still()
     now[0] += 60.0  # it was stopped
-    assert not pulse.overdue(101.0) and pulse.stood_still() == pytest.approx(60.0)
+    assert not stall_detector.overdue(101.0) and stall_detector.stood_still() == pytest.approx(60.0)
     for _ in range(41):
         now[0] += 0.2
-        pulse.beat()
-    assert pulse.overdue(101.0) and not pulse.stood_still()
+        stall_detector.beat()
+    assert stall_detector.overdue(101.0) and not stall_detector.stood_still()

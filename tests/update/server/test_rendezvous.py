@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which address a worker listens; meetings of real processes are in test_threads.py."""
+"""At which address a worker listens; meetings of real processes are in test_socket_service.py."""
 
 from __future__ import annotations
 

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from paceline.rules.outer import Elastic, Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.owner import Answer, ShardServer, refused
-from paceline.update.server.shard import REFUSED, Shard
+from paceline.update.server.owner import PushResult, ShardServer, refused
+from paceline.update.server.shard import REFUSED, ParameterShard
 from paceline.update.server.shard_updates import ElasticPull, IncomingPush, OptimizerSteps
 from paceline.update.server.staleness import WorkerClocks
 
 
-def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> Shard:
+def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> ParameterShard:
     clocks = WorkerClocks(Bounded(staleness, overlap=0), range(3))
     settings = {"lr": 1.0, "momentum": 0.5}
 
     def way(anchor: Tensor) -> ElasticPull | OptimizerSteps:
         return ElasticPull(Elastic(0.75), 3) if elastic else OptimizerSteps(Sum(), torch.optim.SGD, anchor, settings)
 
-    return Shard(number, torch.full((4,), value), way, clocks, False)
+    return ParameterShard(number, torch.full((4,), value), way, clocks, False)
 
 
 def server(rank: int = 0, *, staleness: int | None = None, elastic: bool = False) -> ShardServer:
@@ -31,7 +31,9 @@ def server(rank: int = 0, *, staleness: int | None = None, elastic: bool = False
     return ShardServer(rank, shards, lambda number: make(number, 5.0, staleness=staleness), elastic)
 
 
-def tell(to: ShardServer, sender: int, value: float, *, clock: int = 1, version: int = 0, number: int = 7) -> Answer:
+def tell(
+    to: ShardServer, sender: int, value: float, *, clock: int = 1, version: int = 0, number: int = 7
+) -> PushResult:
     return to.push(number, torch.full((4,), value), IncomingPush(sender, clock, version, 1), torch.empty(4))
 
 
@@ -43,9 +45,9 @@ def look(at: ShardServer, number: int = 7, reader: int = 0, after_push: bool = F
 
 def test_push_and_read() -> None:
     one = server()
-    assert tell(one, 1, 1.0) == Answer(0, True)
+    assert tell(one, 1, 1.0) == PushResult(0, True)
     assert look(one, reader=1, after_push=True) == ([-1.0] * 4, 1)
-    assert tell(one, 2, 1.0) == Answer(1, True)
+    assert tell(one, 2, 1.0) == PushResult(1, True)
     assert look(one) == ([-2.5] * 4, 2)
 
 
