@@ -20,8 +20,8 @@ def world_of(rank: int, size: int) -> World:
 
 
 @contextlib.contextmanager
-def doors(number: int, tls: Sequence[TLS | None] | None = None) -> Iterator[list[RingListener]]:
-    """So many doors of this host."""
+def listeners(number: int, tls: Sequence[TLS | None] | None = None) -> Iterator[list[RingListener]]:
+    """So many listeners of this host."""
     with contextlib.ExitStack() as stack:
         made = []
         for rank in range(number):
@@ -35,10 +35,11 @@ def ring(
     size: int, timeout_s: float = SOON, tls: Sequence[TLS | None] | None = None, label: str = "job/1"
 ) -> Iterator[list[RingTransport]]:
     """The connections of `size` workers, one each."""
-    with doors(size, tls) as open_doors:
-        places = [(door.address, door.port) for door in open_doors]
+    with listeners(size, tls) as opened:
+        places = [(listener.address, listener.port) for listener in opened]
         made = [
-            RingTransport(door, label, world_of(rank, size), places, timeout_s) for rank, door in enumerate(open_doors)
+            RingTransport(listener, label, world_of(rank, size), places, timeout_s)
+            for rank, listener in enumerate(opened)
         ]
         try:
             yield made

@@ -14,32 +14,32 @@ from paceline.errors import MismatchError
 CASE = FailedOperation("all_reduce", "all", 8, COLLECTIVE, 0, (0, 1, 2))
 
 
-def word(begun: int, *waits: str) -> BreakNotice:
+def notice(begun: int, *waits: str) -> BreakNotice:
     """Of a worker that has begun so many operations."""
     return BreakNotice("nothing moved", (), False, {"all": begun}, waits, CASE)
 
 
 @pytest.mark.parametrize(
-    ("words", "silent", "behind"),
+    ("notices", "silent", "behind"),
     [
-        ({2: word(8, "all")}, [1], []),
-        ({2: word(7, "all")}, [1], []),  # it waits for the silent one, at an exchange before this
-        ({2: word(7)}, [1], [2]),
-        ({2: word(7, "part")}, [1], [2]),
-        ({1: word(6), 2: word(7, "all")}, [], [1]),
-        ({1: word(7), 2: word(7)}, [], [1, 2]),
-        ({1: word(7, "all"), 2: word(7, "all")}, [], [1, 2]),
-        ({1: word(8), 2: word(8)}, [], []),
+        ({2: notice(8, "all")}, [1], []),
+        ({2: notice(7, "all")}, [1], []),  # it waits for the silent one, at an exchange before this
+        ({2: notice(7)}, [1], [2]),
+        ({2: notice(7, "part")}, [1], [2]),
+        ({1: notice(6), 2: notice(7, "all")}, [], [1]),
+        ({1: notice(7), 2: notice(7)}, [], [1, 2]),
+        ({1: notice(7, "all"), 2: notice(7, "all")}, [], [1, 2]),
+        ({1: notice(8), 2: notice(8)}, [], []),
     ],
 )
 def test_who_waits_for_an_earlier_exchange_is_not_to_blame(
-    words: dict[int, BreakNotice], silent: list[int], behind: list[int]
+    notices: dict[int, BreakNotice], silent: list[int], behind: list[int]
 ) -> None:
-    assert missing_members(CASE, 0, words) == (silent, behind)
+    assert missing_members(CASE, 0, notices) == (silent, behind)
 
 
-def test_words_come_back_from_json() -> None:
-    said = word(7, "all", "part")
+def test_notices_come_back_from_json() -> None:
+    said = notice(7, "all", "part")
     assert BreakNotice.read(json.loads(json.dumps(said.note())), 3) == said
-    with pytest.raises(MismatchError, match="words that nobody understands"):
+    with pytest.raises(MismatchError, match="a malformed notice"):
         BreakNotice.read({**said.note(), "waits": None}, 3)

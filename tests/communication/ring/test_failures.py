@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.communication.ring import RingTransport
-from paceline.communication.ring.wire import DATA, GRANT, slot_id
+from paceline.communication.ring.wire import DATA, GRANT, sequence_id
 from paceline.errors import PeerLostError
 from tests.communication.connections import SOON
 from tests.communication.ring.rings import everywhere, ring
@@ -138,7 +138,7 @@ def test_cancel_ends_all_that_is_under_way_and_all_that_comes() -> None:
                 operation.wait()
         with pytest.raises(PeerLostError, match="worker 7 is new"):
             one.part([[0, 1, 2]]).barrier()
-        assert one.lost == frozenset() and one.waiting() == []
+        assert one.lost == frozenset() and not one._connections._operations
         assert "rank 0 on h0 broke off: worker 7 is new" in reduce(members[1])
         assert members[1].lost == frozenset()
 
@@ -179,14 +179,14 @@ def test_operations_that_do_not_belong_together() -> None:
         (DATA, (5, 0, 0, 0, 0, 0), 10, "for exchange 0, which is over"),
         (
             DATA,
-            (slot_id("all"), 1, 0, 0, 0, 0),
+            (sequence_id("all"), 1, 0, 0, 0, 0),
             10,
             "for exchange 1, which is over|at exchange 1 of all it does something else",
         ),
         (GRANT, (5, 1, 0, 0), 10, "with data"),
         (DATA, (5, 1, 0, 0), 0, "without data"),
         (DATA, (5, 1, 0, 0), 1 << 19, "a body of 524288 bytes is announced, the limit of this channel is 262144"),
-        (4, (), 0, "it breaks off in words that nobody understands"),
+        (4, (), 0, "it breaks off with a malformed notice"),
     ],
 )
 def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: int, says: str) -> None:
@@ -204,7 +204,7 @@ def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: 
         assert "rank 1 on h1 is lost" in found[2]
 
 
-def test_mail_is_bounded() -> None:
+def test_unmatched_pieces_are_bounded() -> None:
     """A worker that makes up exchanges is cut off before it has filled the memory."""
 
     def body(t: RingTransport) -> str:
@@ -227,7 +227,7 @@ def test_bits_that_come_twice() -> None:
     def body(t: RingTransport) -> str:
         t.barrier()
         if t.world.rank == 1:
-            numbers = (slot_id("all"), 2, 0, 0, 0, 0)
+            numbers = (sequence_id("all"), 2, 0, 0, 0, 0)
             for _ in range(2):
                 t._connections._links[0]._channel.send(DATA, numbers, torch.zeros(8, dtype=torch.uint8))
             return ""

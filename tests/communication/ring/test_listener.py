@@ -16,26 +16,26 @@ import pytest
 import torch
 
 from paceline.communication.ring import RingListener, RingTransport
-from paceline.communication.ring import listener as doors_module
+from paceline.communication.ring import listener as listener_module
 from paceline.communication.ring.wire import HELLO
 from paceline.communication.sockets.channel import Channel, Closed, connect
 from paceline.errors import PeerLostError, UnsupportedError
 from tests.communication.connections import HERE, SOON
-from tests.communication.ring.rings import doors, everywhere, ring, world_of
+from tests.communication.ring.rings import everywhere, listeners, ring, world_of
 from tests.communication.test_tls import Authority
 
 
-def hello(door: RingListener, label: Any, rank: int, kind: int = HELLO) -> Channel:
-    channel = connect(HERE, door.port, "door", SOON)
+def hello(listener: RingListener, label: Any, rank: int, kind: int = HELLO) -> Channel:
+    channel = connect(HERE, listener.port, "listener", SOON)
     channel.send(kind, (rank, 1000 * int(SOON)), None, label)
     return channel
 
 
-def waiting(door: RingListener, label: str) -> Channel:
+def waiting(listener: RingListener, label: str) -> Channel:
     """A connection that waits for a label; each is heard in a thread of its own, so they may overtake each other."""
-    channel, end = hello(door, label, 1), time.monotonic() + SOON
-    while (label, 1) not in door._waiting:
-        assert time.monotonic() < end, f"nobody heard of {label}"
+    channel, end = hello(listener, label, 1), time.monotonic() + SOON
+    while (label, 1) not in listener._waiting:
+        assert time.monotonic() < end, f"the label {label} has not arrived"
         time.sleep(0.01)
     return channel
 
@@ -49,12 +49,12 @@ def is_closed(channel: Channel) -> bool:
 
 def test_a_label_that_is_not_known_yet_waits() -> None:
     """All connect before the last one has begun."""
-    with doors(3) as open_doors:
-        places = [(door.address, door.port) for door in open_doors]
-        early = [RingTransport(open_doors[k], "job/2", world_of(k, 3), places, SOON) for k in (2, 1)]
+    with listeners(3) as opened:
+        places = [(listener.address, listener.port) for listener in opened]
+        early = [RingTransport(opened[k], "job/2", world_of(k, 3), places, SOON) for k in (2, 1)]
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(one.barrier) for one in early]
-            late = RingTransport(open_doors[0], "job/2", world_of(0, 3), places, SOON)
+            late = RingTransport(opened[0], "job/2", world_of(0, 3), places, SOON)
             late.barrier()
             for one in waiting:
                 one.result()
@@ -62,30 +62,30 @@ def test_a_label_that_is_not_known_yet_waits() -> None:
             one.close()
 
 
-def test_one_door_for_one_set_of_members_after_another() -> None:
-    with doors(3) as open_doors:
+def test_one_listener_for_one_set_of_members_after_another() -> None:
+    with listeners(3) as opened:
         for generation, ranks in enumerate([(0, 1, 2), (0, 2), (0, 1, 2)]):
-            places = [(open_doors[k].address, open_doors[k].port) for k in ranks]
+            places = [(opened[k].address, opened[k].port) for k in ranks]
             members = [
-                RingTransport(open_doors[k], f"job/{generation}", world_of(rank, len(ranks)), places, SOON)
+                RingTransport(opened[k], f"job/{generation}", world_of(rank, len(ranks)), places, SOON)
                 for rank, k in enumerate(ranks)
             ]
             assert everywhere(members, lambda t: t.gather_json(t.world.rank)) == [list(range(len(ranks)))] * len(ranks)
             for one in members:
                 one.close()
         with pytest.raises(ValueError, match="the label 'job/0' was used before"):
-            open_doors[0].open("job/0", lambda rank, channel: True)
-        assert is_closed(hello(open_doors[0], "job/0", 1))
+            opened[0].register("job/0", lambda rank, channel: True)
+        assert is_closed(hello(opened[0], "job/0", 1))
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 99])
 def test_ranks_that_nobody_awaits(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     """This one itself, one that dials himself, one that is there already, and one that there is not."""
-    with doors(4) as open_doors, caplog.at_level(logging.INFO, "paceline.doors"):
-        places = [(door.address, door.port) for door in open_doors]
-        members = [RingTransport(door, "job/1", world_of(k, 4), places, SOON) for k, door in enumerate(open_doors)]
+    with listeners(4) as opened, caplog.at_level(logging.INFO, "paceline.doors"):
+        places = [(listener.address, listener.port) for listener in opened]
+        members = [RingTransport(listener, "job/1", world_of(k, 4), places, SOON) for k, listener in enumerate(opened)]
         everywhere(members, lambda t: t.barrier())
-        assert is_closed(hello(open_doors[1], "job/1", rank))
+        assert is_closed(hello(opened[1], "job/1", rank))
         assert everywhere(members, lambda t: t.barrier()) == [None] * 4
         for one in members:
             one.close()
@@ -95,20 +95,20 @@ def test_ranks_that_nobody_awaits(rank: int, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     ("label", "rank", "kind"), [(7, 1, HELLO), ("x" * 201, 1, HELLO), ("a", -1, HELLO), ("a", 1, 9)]
 )
-def test_greetings_that_say_nothing(label: Any, rank: int, kind: int, caplog: pytest.LogCaptureFixture) -> None:
-    with doors(1) as (door,), caplog.at_level(logging.INFO, "paceline.doors"):
-        assert is_closed(hello(door, label, rank, kind))
+def test_invalid_hellos(label: Any, rank: int, kind: int, caplog: pytest.LogCaptureFixture) -> None:
+    with listeners(1) as (listener,), caplog.at_level(logging.INFO, "paceline.doors"):
+        assert is_closed(hello(listener, label, rank, kind))
     assert "it does not say for whom it is" in caplog.text
 
 
 def test_strangers_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent ones, and ones that talk nonsense, before and while the members meet."""
-    monkeypatch.setattr(doors_module, "GREETINGS", 4)
+    monkeypatch.setattr(listener_module, "MOST_WITHOUT_HELLO", 4)
     with ring(2) as members, contextlib.ExitStack() as stack:
-        door = members[0]._connections._door
+        listener = members[0]._connections._listener
         strangers = []
         for k in range(20):
-            sock = stack.enter_context(socket.create_connection((HERE, door.port)))
+            sock = stack.enter_context(socket.create_connection((HERE, listener.port)))
             with contextlib.suppress(OSError):
                 sock.sendall([b"", b"GET / HTTP/1.1\r\n\r\n" * 10, os.urandom(200), b"paceline" + bytes(100)][k % 4])
             strangers.append(sock)
@@ -119,37 +119,37 @@ def test_strangers_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_those_who_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "WAITING", 2)
-    with doors(1) as (door,), contextlib.ExitStack() as stack:
-        first = waiting(door, "a")
+    monkeypatch.setattr(listener_module, "MOST_WAITING", 2)
+    with listeners(1) as (listener,), contextlib.ExitStack() as stack:
+        first = waiting(listener, "a")
         for label in ("b", "c"):
-            stack.enter_context(waiting(door, label))
+            stack.enter_context(waiting(listener, label))
         assert is_closed(first)
-        assert is_closed(hello(door, "c", 1))
+        assert is_closed(hello(listener, "c", 1))
 
 
 def test_who_waits_long_enough_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "PATIENCE_S", 0.0)
-    with doors(1) as (door,):
-        assert is_closed(hello(door, "nobody's", 1))
+    monkeypatch.setattr(listener_module, "PATIENCE_S", 0.0)
+    with listeners(1) as (listener,):
+        assert is_closed(hello(listener, "nobody's", 1))
 
 
 def test_without_the_job_s_certificate(tmp_path: Path) -> None:
     job, other = Authority(tmp_path, "job"), Authority(tmp_path, "other")
-    with doors(2, [job.worker("a"), other.worker("b")]) as open_doors:
-        places = [(door.address, door.port) for door in open_doors]
-        stranger = RingTransport(open_doors[1], "job/1", world_of(1, 2), places, SOON)
+    with listeners(2, [job.worker("a"), other.worker("b")]) as opened:
+        places = [(listener.address, listener.port) for listener in opened]
+        stranger = RingTransport(opened[1], "job/1", world_of(1, 2), places, SOON)
         with pytest.raises(PeerLostError, match="are both certificates of the job's authority"):
             stranger.barrier()
         stranger.close()
 
 
 def test_addresses_and_labels_that_are_none() -> None:
-    with doors(1) as (door,):
+    with listeners(1) as (listener,):
         with pytest.raises(UnsupportedError, match="one address for each of 2 workers, got 1"):
-            RingTransport(door, "job", world_of(0, 2), [(HERE, 1)], SOON)
+            RingTransport(listener, "job", world_of(0, 2), [(HERE, 1)], SOON)
         with pytest.raises(UnsupportedError, match="a label of 1 to 200 characters"):
-            RingTransport(door, "x" * 201, world_of(0, 1), [(HERE, 1)], SOON)
+            RingTransport(listener, "x" * 201, world_of(0, 1), [(HERE, 1)], SOON)
     with pytest.raises(UnsupportedError, match="cannot listen at"):
         RingListener("192.0.2.1")
-    assert torch.tensor(door.port) > 0
+    assert torch.tensor(listener.port) > 0

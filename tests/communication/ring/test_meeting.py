@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How workers find each other's doors over a store."""
+"""How workers find each other's listeners over a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_everybody_hears_everybody() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as pool:
         worlds = [world_of(rank, 3) for rank in range(3)]
-        found = list(pool.map(lambda world: meeting._tell(store, "here", world, [world.rank, "x"], SOON), worlds))
+        found = list(pool.map(lambda world: meeting._share(store, "here", world, [world.rank, "x"], SOON), worlds))
     assert found == [[[0, "x"], [1, "x"], [2, "x"]]] * 3
 
 
@@ -33,14 +33,14 @@ def test_who_does_not_come_is_named() -> None:
     store = dist.HashStore()
     store.set("here/1", "1")
     with pytest.raises(PeerLostError, match=r"^rank 2 on h2 did not come to the meeting within 0\.2 s"):
-        meeting._tell(store, "here", world_of(0, 3), 0, 0.2)
+        meeting._share(store, "here", world_of(0, 3), 0, 0.2)
 
 
 def test_a_worker_that_says_too_much() -> None:
     store = dist.HashStore()
     store.set("here/0", "1" * 5000)
     with pytest.raises(UnsupportedError, match="rank 0 on h0 says 5000 bytes of itself at here"):
-        meeting._tell(store, "here", world_of(1, 2), 0, SOON)
+        meeting._share(store, "here", world_of(1, 2), 0, SOON)
 
 
 def test_an_address_that_the_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:

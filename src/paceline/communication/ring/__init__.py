@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over our own sockets, where torch's may not go: with TLS, between sites, with members that change.
+"""Collectives over TCP sockets of our own: with TLS, between sites, and among members that change.
 
-One connection joins each pair of workers (:mod:`~paceline.communication.ring.link`), and all of a worker's connections,
-its mesh (:mod:`~paceline.communication.ring.connections`), fail together. A plan
-(:mod:`~paceline.communication.ring.plans`) says which pieces an operation sends and takes, an operation
-(:mod:`~paceline.communication.ring.operation`) follows it. Connections come in at the process's door
-(:mod:`~paceline.communication.ring.listener`).
+One connection joins each pair of workers (:mod:`~paceline.communication.ring.link`). All connections of a worker
+(:mod:`~paceline.communication.ring.connections`) fail together. A plan (:mod:`~paceline.communication.ring.plans`) says
+which pieces an operation (:mod:`~paceline.communication.ring.operation`) sends and takes. Each process accepts
+connections at one listener (:mod:`~paceline.communication.ring.listener`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All connections of one worker to the same others: operations find their pieces here, and fail together."""
+"""All connections of one worker to the same other workers: they deliver frames to operations, and fail together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.communication.ring.failure_cause import Breakdown, BreakNotice, Evidence, FailedOperation, find_cause
-from paceline.communication.ring.link import Link, Out, abandon
+from paceline.communication.ring.link import Link, OutFrame, abandon
 from paceline.communication.ring.listener import LABEL, RingListener
 from paceline.communication.ring.op_sequence import OpSequence, UnmatchedPiece, UnmatchedReceives
-from paceline.communication.ring.operation import Operation, describe
+from paceline.communication.ring.operation import Operation
 from paceline.communication.ring.plans import OperationPlan
 from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
 from paceline.communication.sockets.channel import TLS, Channel, Late, connect
@@ -22,21 +22,22 @@ from paceline.core.world import World
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError, UnsupportedError
 
 DIAL_S = 5.0
-"""Seconds of one attempt to connect; there are more."""
+"""Seconds of one attempt to connect; it is repeated."""
 FLUSH_S = 0.5
 """Seconds that `close` waits until the network has the goodbye."""
+LEFT = "{} has ended its run and closed the connection"
 
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
 class Connections:
-    """The connections, which come about in the background.
+    """The connections, made in the background: each worker connects to the lower ranks.
 
     Args:
-        door: where those of higher ranks come in.
+        listener: accepts those of the higher ranks.
         label: of this set of members, the same on all and never used before.
-        world: this worker among them, with the hosts of all where they are known.
-        addresses: address and port of every rank's door.
+        world: this worker among them, with all hosts if they are known.
+        addresses: address and port of every rank's listener.
         timeout_s: an operation that has not moved for so long has failed.
         tls: certificates for the connections to lower ranks.
 
@@ -46,7 +47,7 @@ class Connections:
 
     def __init__(
         self,
-        door: RingListener,
+        listener: RingListener,
         label: str,
         world: World,
         addresses: Sequence[tuple[str, int]],
@@ -60,19 +61,18 @@ class Connections:
             )
         self.world, self.timeout_s = world, timeout_s
         self.lost: frozenset[int] = frozenset()
-        self._door, self._label, self._tls = door, label, tls
+        self._listener, self._label, self._tls = listener, label, tls
         self._changed = threading.Condition()
-        self._over = threading.Event()  # closed: nobody needs to be dialled
+        self._over = threading.Event()  # closed: stop dialling
         self._operations: dict[Key, Operation] = {}
-        self._slots: dict[int, OpSequence[Operation]] = {}
+        self._sequences: dict[int, OpSequence[Operation]] = {}
         self._unmatched = UnmatchedReceives()
-        self._words: dict[int, BreakNotice] = {}
+        self._notices: dict[int, BreakNotice] = {}
         self._broken: Breakdown | None = None
-        self._closed = False
         others = [rank for rank in range(world.size) if rank != world.rank]
         self._links = {rank: Link(rank, timeout_s, self._deliver, self._gone) for rank in others}
         _all.add(self)
-        door.open(label, self._take)
+        listener.register(label, self._take)
         for rank in range(world.rank):
             arguments = (self._links[rank], *addresses[rank])
             threading.Thread(target=self._dial, args=arguments, name=f"from-{rank}", daemon=True).start()
@@ -87,7 +87,7 @@ class Connections:
                 channel.send(HELLO, (self.world.rank, int(1000 * self.timeout_s)), None, self._label, DIAL_S)
             except Late:
                 continue
-            except PeerLostError:  # sent away, perhaps because too many came at once
+            except PeerLostError:  # rejected, perhaps because too many connect at once
                 self._over.wait(0.1)
                 continue
             except (PacelineError, OSError) as error:
@@ -100,7 +100,7 @@ class Connections:
             return
 
     def _take(self, rank: int, channel: Channel) -> bool:
-        """A connection has come in; whether it is one of those that are awaited."""
+        """A connection was accepted; returns whether it is one that this worker awaits."""
         if not self.world.rank < rank < self.world.size or self._over.is_set():
             return False
         channel.peer = self.world.name(rank)
@@ -110,24 +110,24 @@ class Connections:
         threading.Thread(target=link.read, name=f"from-{rank}", daemon=True).start()
         return True
 
-    def post(self, rank: int, out: Out, key: Key | None, here: bool) -> None:
-        """Hand a frame to the connection to `rank`."""
+    def post(self, rank: int, out: OutFrame, key: Key | None, here: bool) -> None:
+        """Queue a frame to `rank`."""
         self._links[rank].post(out, key, here)
 
     # -- operations -------------------------------------------------------------------------------
 
     def open(self, label: str, ranks: list[int]) -> OpSequence[Operation]:
-        """A new slot among `ranks`."""
-        slot: OpSequence[Operation] = OpSequence(label, ranks)
+        """A new sequence of operations among `ranks`."""
+        sequence: OpSequence[Operation] = OpSequence(label, ranks)
         with self._changed:
-            if slot.id in self._slots:
-                raise ValueError(f"the slot {label!r} was opened before")
-            self._slots[slot.id] = slot
-        return slot
+            if sequence.id in self._sequences:
+                raise ValueError(f"the sequence {label!r} was opened before")
+            self._sequences[sequence.id] = sequence
+        return sequence
 
     def start(
         self,
-        slot: OpSequence[Operation],
+        sequence: OpSequence[Operation],
         name: str,
         likeness: str,
         plan: OperationPlan,
@@ -135,84 +135,88 @@ class Connections:
         role: int = COLLECTIVE,
         peer: int = -1,
     ) -> Operation:
-        """Start the next operation of that role in `slot`; see `Operation`."""
+        """Start the next operation of that role in `sequence`; see `Operation`."""
         with self._changed:
             broken = self._broken is not None
-            if self._closed or slot.closed:
-                raise ClosedError(self.world.sign(f"{name}: this connection was closed before"))
+            if self._over.is_set() or sequence.closed:
+                raise self._closed_error(name)
             if not broken:
-                key = slot.next_key(role, peer)
-                operation = Operation(self, slot, key, name, likeness, plan, finish)
-                if role == COLLECTIVE and slot.full():
-                    slot.deferred.append(operation)
+                key = sequence.next_key(role, peer)
+                operation = Operation(self, sequence, key, name, likeness, plan, finish)
+                if role == COLLECTIVE and sequence.full():
+                    sequence.deferred.append(operation)
                     return operation
-                waiting = self._enter(operation)
+                unmatched = self._enter(operation)
         if broken:
             raise self.failure(name)
-        self._begin(operation, *waiting, here=True)
+        self._begin(operation, *unmatched, here=True)
         return operation
 
     def finished(self, operation: Operation) -> None:
-        """It is over: another one may begin."""
-        waiting = None
-        slot = operation.slot
+        """It is complete: a deferred one may begin."""
+        unmatched = None
+        sequence = operation.sequence
         with self._changed:
             self._operations.pop(operation.key, None)
-            slot.under_way.discard(operation)
-            if operation.key.role == COLLECTIVE and slot.deferred and self._broken is None:
-                further = slot.deferred.popleft()
-                waiting = self._enter(further)
-        if waiting is not None:
-            self._begin(further, *waiting, here=False)
+            sequence.in_flight.discard(operation)
+            if operation.key.role == COLLECTIVE and sequence.deferred and self._broken is None:
+                further = sequence.deferred.popleft()
+                unmatched = self._enter(further)
+        if unmatched is not None:
+            self._begin(further, *unmatched, here=False)
 
     def _enter(self, operation: Operation) -> tuple[list[UnmatchedPiece], dict[int, int]]:
         self._operations[operation.key] = operation
-        operation.slot.begins(operation)
+        operation.sequence.begins(operation)
         return self._unmatched.take(operation.key)
 
     def _begin(self, operation: Operation, pieces: list[UnmatchedPiece], grants: dict[int, int], here: bool) -> None:
-        members = operation.slot.ranks if operation.key.role == COLLECTIVE else [operation.key.peer]
-        for rank in members:
+        for rank in self._members(operation):
             link = self._links.get(rank)
             if link is not None and (link.lost or link.left):
                 why = LEFT.format(self.world.name(rank)) if link.left else link.lost
-                self.break_off(why, [rank], self._case(operation), True)
+                self.break_off(why, [rank], self._failed_operation(operation), True)
                 return
-        try:  # before anything is sent: who has it all may say goodbye
+        try:  # before anything is sent: a worker that has received all of it may say goodbye
             for rank, said in grants.items():
                 operation.granted(rank, said)
             for piece in pieces:
                 rank = piece.rank
                 operation.arrived(*piece)
         except MismatchError as error:
-            self.break_off(f"{self.world.name(rank)}: {error}", [rank], self._case(operation), True)
+            self.break_off(f"{self.world.name(rank)}: {error}", [rank], self._failed_operation(operation), True)
             return
         operation.begin(here)
 
-    # -- what comes -------------------------------------------------------------------------------
+    def _members(self, operation: Operation) -> list[int]:
+        if operation.key.role == COLLECTIVE:
+            return operation.sequence.ranks
+        return [self.world.rank, operation.key.peer]
+
+    # -- frames that arrive -----------------------------------------------------------------------
 
     def _deliver(self, link: Link, frame: Frame) -> None:
         if frame.kind in (DATA, GRANT):
-            self._work(link.rank, frame)
+            self._deliver_to_operation(link.rank, frame)
         elif frame.kind == BREAK:
-            self._told(link.rank, BreakNotice.read(frame.note, self.world.size))
+            self._notified(link.rank, BreakNotice.read(frame.note, self.world.size))
         elif frame.kind == BYE:
             link.said_goodbye()
             self._gone(link, LEFT.format(self.world.name(link.rank)))
         else:
             raise MismatchError(f"a frame of kind {frame.kind}, which has no meaning here")
 
-    def _work(self, rank: int, frame: Frame) -> None:
-        slot, number, role, said, step, index = frame.numbers[:6]
+    def _deliver_to_operation(self, rank: int, frame: Frame) -> None:
+        sequence, number, role, said, step, index = frame.numbers[:6]
         if role not in (COLLECTIVE, RECEIVING if frame.kind == DATA else SENDING):
             raise MismatchError(f"a frame of kind {frame.kind} for an operation of role {role}")
         if (frame.body is None) != (frame.kind == GRANT):
             raise MismatchError(f"a frame of kind {frame.kind} {'without' if frame.body is None else 'with'} data")
-        key = Key(slot, number, role, -1 if role == COLLECTIVE else rank)
+        key = Key(sequence, number, role, -1 if role == COLLECTIVE else rank)
         with self._changed:
             operation = self._operations.get(key)
             if operation is None:
-                if self._broken is None and not self._closed:
+                if self._broken is None and not self._over.is_set():
                     self._keep(key, rank, frame)
                 return
         if frame.body is None:
@@ -221,15 +225,15 @@ class Connections:
             operation.arrived(rank, said, step, index, frame.body)
 
     def _keep(self, key: Key, rank: int, frame: Frame) -> None:
-        """For an operation that has not begun."""
-        slot = self._slots.get(key.slot)
-        if key.number < 1 or (slot is not None and key.number <= slot.begun(key.role, key.peer)):
+        """Keep a frame for an operation that has not begun."""
+        sequence = self._sequences.get(key.sequence)
+        if key.number < 1 or (sequence is not None and key.number <= sequence.begun(key.role, key.peer)):
             raise MismatchError(f"a frame of kind {frame.kind} for exchange {key.number}, which is over")
         said, step, index = frame.numbers[3:6]
         if frame.body is None:
             self._unmatched.grant(key, rank, said)
         else:
-            self._unmatched.keep(key, rank, said, step, index, frame.body)
+            self._unmatched.keep(key, UnmatchedPiece(rank, said, step, index, frame.body))
 
     # -- failures ---------------------------------------------------------------------------------
 
@@ -237,93 +241,91 @@ class Connections:
         """It has not moved for the deadline."""
         why = f"nothing moved for {self.timeout_s:g} s"
         lost = [rank for rank, link in self._links.items() if link.lost and not link.left]
-        self.break_off(why, lost, self._case(operation), bool(lost))
+        self.break_off(why, lost, self._failed_operation(operation), bool(lost))
 
     def cancel(self, why: str) -> None:
-        """End everything, with `why` for an error; nobody is to blame."""
+        """End everything, with `why` as the error; no worker is blamed."""
         self.break_off(why, [], None, True)
 
     def break_off(self, why: str, lost: Iterable[int], case: FailedOperation | None, definite: bool) -> None:
-        """End everything that is under way, and tell the others.
+        """End all operations, and notify the other workers.
 
         Args:
-            why: for people.
+            why: for messages.
             lost: ranks known to be lost.
-            case: the exchange that failed; None where none has.
-            definite: nobody needs to be asked who is missing.
+            case: the exchange that failed, if any.
+            definite: the cause is known; no notices are awaited.
         """
         with self._changed:
-            if self._closed:
+            if self._over.is_set():
                 return
             self.lost |= {rank for rank in lost if rank != self.world.rank}
             first = self._broken is None
             if self._broken is None:
                 patience = min(5.0, max(1.0, self.timeout_s / 4))
                 self._broken = Breakdown(why, case, definite, time.monotonic() + patience)
-            elif definite and not self._broken.definite:
+            elif definite:
                 self._broken.definite = True
             ended = self._drop() if first else []
-            waits = {operation.slot.label for operation in ended if operation.key.role == COLLECTIVE}
-            word = BreakNotice(why, tuple(sorted(self.lost)), definite, self._at(), tuple(sorted(waits)), case)
+            waits = {one.sequence.label for one in ended if one.key.role == COLLECTIVE}
+            notice = BreakNotice(why, tuple(sorted(self.lost)), definite, self._at(), tuple(sorted(waits)), case)
             self._changed.notify_all()
         for operation in ended:
             operation.kill()
         for link in self._links.values() if first else ():
             link.drop()
-            link.post(Out(BREAK, note=word.note()))
+            link.post(OutFrame(BREAK, note=notice.note()))
 
     def _drop(self) -> list[Operation]:
-        ended = [*self._operations.values(), *(one for slot in self._slots.values() for one in slot.deferred)]
+        ended = [*self._operations.values(), *(one for each in self._sequences.values() for one in each.deferred)]
         self._operations.clear()
         self._unmatched.clear()
-        for slot in self._slots.values():
-            slot.deferred.clear()
+        for sequence in self._sequences.values():
+            sequence.deferred.clear()
         return ended
 
-    def _told(self, rank: int, word: BreakNotice) -> None:
+    def _notified(self, rank: int, notice: BreakNotice) -> None:
         """Rank `rank` has broken off."""
         with self._changed:
-            self._words[rank] = word
+            self._notices[rank] = notice
             self._changed.notify_all()
-        why = word.why
-        if self.world.rank in word.lost:
+        why = notice.why
+        if self.world.rank in notice.lost:
             why = f"{self.world.name(rank)} gave this worker up: {why}"
-        elif word.case is None:
+        elif notice.case is None:
             why = f"{self.world.name(rank)} broke off: {why}"
-        self.break_off(why, word.lost, word.case, word.definite or word.case is None)
+        self.break_off(why, notice.lost, notice.case, notice.definite or notice.case is None)
 
     def _gone(self, link: Link, reason: str) -> None:
-        """A connection is over, or the other end has said goodbye."""
+        """A connection has ended, or the other worker has said goodbye."""
         with self._changed:
-            if self._closed:
+            if self._over.is_set():
                 return
             needing = next((one for one in self._operations.values() if one.needs(link.rank)), None)
-            if self._broken is not None and not link.left and link.rank not in self._words:
+            if self._broken is not None and not link.left and link.rank not in self._notices:
                 self.lost |= {link.rank}
             self._changed.notify_all()
         if needing is not None:
-            self.break_off(reason, [link.rank], self._case(needing), True)
+            self.break_off(reason, [link.rank], self._failed_operation(needing), True)
 
-    def _case(self, operation: Operation) -> FailedOperation:
-        key, slot = operation.key, operation.slot
-        members = slot.ranks if key.role == COLLECTIVE else [self.world.rank, key.peer]
-        return FailedOperation(operation.name, slot.label, key.number, key.role, self.world.rank, tuple(members))
+    def _failed_operation(self, one: Operation) -> FailedOperation:
+        members = tuple(self._members(one))
+        return FailedOperation(one.name, one.sequence.label, one.key.number, one.key.role, self.world.rank, members)
 
     def _at(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for slot in self._slots.values():
-            found.update(slot.at())
-        return found
+        return {place: count for sequence in self._sequences.values() for place, count in sequence.at().items()}
+
+    def _closed_error(self, name: str) -> ClosedError:
+        return ClosedError(self.world.sign(f"{name}: this connection was closed before"))
 
     def failure(self, operation: Operation | str) -> PacelineError:
-        """The error for one that waits, as soon as it is known who is to blame."""
+        """The error for a waiting operation, once the cause is known."""
         with self._changed:
             broken = self._broken
             if broken is None:
-                name = operation if isinstance(operation, str) else operation.name
-                return ClosedError(self.world.sign(f"{name}: this connection was closed before"))
+                return self._closed_error(operation if isinstance(operation, str) else operation.name)
             while not broken.text:
-                evidence = Evidence(self.world, self.timeout_s, self._words, self._at())
+                evidence = Evidence(self.world, self.timeout_s, self._notices, self._at())
                 broken.text, blamed, wait_s = find_cause(broken, evidence, self.lost)
                 self.lost |= blamed
                 if wait_s:
@@ -332,16 +334,9 @@ class Connections:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def waiting(self) -> list[str]:
-        """What is under way, as people read it."""
-        with self._changed:
-            operations = list(self._operations.values())
-        return describe(operations, self.world.names)
-
     def cut(self) -> list[Link]:
-        """End all connections at once, without a word; they are the answer."""
+        """End all connections at once, without a goodbye; returns them."""
         with self._changed:
-            self._closed = True
             self._over.set()
         links = list(self._links.values())
         for link in links:
@@ -349,11 +344,10 @@ class Connections:
         return links
 
     def close(self) -> None:
-        """Say goodbye and let everything go."""
+        """Say goodbye and release everything."""
         with self._changed:
-            if self._closed:
+            if self._over.is_set():
                 return
-            self._closed = True
             self._over.set()
             ended = self._drop()
             broken = self._broken is not None
@@ -365,7 +359,7 @@ class Connections:
         for link in self._links.values():
             if not link.flushed(max(0.0, until - time.monotonic())) and broken:
                 link.end("it was closed here")
-        self._door.forget(self._label)
+        self._listener.unregister(self._label)
 
 
 @atexit.register
@@ -375,6 +369,3 @@ def _end_all() -> None:
     until = time.monotonic() + FLUSH_S
     for link in links:
         link.join(max(0.0, until - time.monotonic()))
-
-
-LEFT = "{} has ended its run and closed the connection"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is to blame when an exchange fails.
+"""Finds which workers made an exchange fail.
 
-A connection that ended names its worker. A deadline that passed names nobody: in a ring, each waits for its neighbour,
-who waits as well. So all break off and say how far they had come. Who says nothing did not answer; who says that it has
-not come to the exchange yet is what the others waited for.
+A connection that ended names its worker. A missed deadline names none: in a ring each worker waits for its neighbour,
+which waits as well. So every worker breaks off and tells the others which operations it has begun (a `BreakNotice`). A
+worker that sends no notice did not answer; a worker that has not begun the exchange kept the others waiting.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ class FailedOperation:
     """The exchange that failed.
 
     Attributes:
-        name: for people.
-        slot: the label of its channel or part.
+        name: for messages.
+        sequence: the label of its channel or subgroup.
         number: operations of this role there, up to this one.
         role: COLLECTIVE, RECEIVING or SENDING.
-        owner: the rank that found out.
+        owner: the rank that noticed the failure.
         members: ranks that take part.
     """
 
     name: str
-    slot: str
+    sequence: str
     number: int
     role: int
     owner: int
     members: tuple[int, ...]
 
     def place(self) -> str:
-        """Under which name the others count the operation, in `at`."""
+        """The key in `BreakNotice.at` under which the other members count the operation."""
         if self.role == COLLECTIVE:
-            return self.slot
-        return f"{self.slot}{'>' if self.role == RECEIVING else '<'}{self.owner}"
+            return self.sequence
+        return f"{self.sequence}{'>' if self.role == RECEIVING else '<'}{self.owner}"
 
 
 @dataclass(frozen=True)
 class BreakNotice:
-    """What a worker says when it breaks off.
+    """What a worker sends to the others when it breaks off.
 
     Attributes:
-        why: for people.
+        why: for messages.
         lost: ranks that it knows to be lost.
-        definite: nobody needs to be asked.
-        at: operations begun, by slot, and by slot and partner for messages (">" to, "<" from).
-        waits: slots at which a collective operation was under way.
-        case: what failed, where an exchange did.
+        definite: the cause is known; no notices are awaited.
+        at: operations begun, by sequence; for messages by sequence and peer (">" to, "<" from).
+        waits: sequences on which a collective was in flight.
+        case: the failed exchange, if any.
     """
 
     why: str
@@ -71,27 +71,27 @@ class BreakNotice:
         case = self.case
         said = None
         if case is not None:
-            said = [case.name, case.slot, case.number, case.role, case.owner, list(case.members)]
+            said = [case.name, case.sequence, case.number, case.role, case.owner, list(case.members)]
         known = {"why": self.why, "lost": list(self.lost), "definite": self.definite}
         return {**known, "at": self.at, "waits": list(self.waits), "case": said}
 
     @classmethod
     def read(cls, note: Any, size: int) -> BreakNotice:
-        """What another one says; MismatchError where that makes no sense."""
+        """The inverse of `note`, for `size` workers; MismatchError if it is malformed."""
         try:
             keys = ("why", "lost", "definite", "at", "waits", "case")
             why, lost, definite, at, waits, said = (note[key] for key in keys)
             case = None
             if said is not None:
-                name, slot, number, role, owner, members = said
+                name, sequence, number, role, owner, members = said
                 case = FailedOperation(
-                    str(name)[:500], str(slot)[:500], int(number), int(role), int(owner), _ranks(members, size)
+                    str(name)[:500], str(sequence)[:500], int(number), int(role), int(owner), _ranks(members, size)
                 )
             counts = {str(place): int(count) for place, count in at.items()}
-            slots = tuple(str(slot)[:500] for slot in waits)
-            return cls(str(why)[:2000], _ranks(lost, size), bool(definite), counts, slots, case)
+            sequences = tuple(str(sequence)[:500] for sequence in waits)
+            return cls(str(why)[:2000], _ranks(lost, size), bool(definite), counts, sequences, case)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MismatchError(f"it breaks off in words that nobody understands: {error!r}") from error
+            raise MismatchError(f"it breaks off with a malformed notice: {error!r}") from error
 
 
 def _ranks(values: Any, size: int) -> tuple[int, ...]:
@@ -101,26 +101,24 @@ def _ranks(values: Any, size: int) -> tuple[int, ...]:
     return ranks
 
 
-def missing_members(case: FailedOperation, me: int, words: Mapping[int, BreakNotice]) -> tuple[list[int], list[int]]:
-    """Of the members of `case`, those who have said nothing, and those who say that they have not come to it.
+def missing_members(case: FailedOperation, me: int, notices: Mapping[int, BreakNotice]) -> tuple[list[int], list[int]]:
+    """The members of `case` that have sent no notice, and those whose notice says that they have not begun it.
 
-    Who waits there for an exchange before it is not to blame, as long as there is anybody else: he waits for that one.
+    A member that waits at an earlier exchange of the sequence is blamed only if there is no other: it waits for them.
     """
     others = [rank for rank in case.members if rank != me]
-    silent = [rank for rank in others if rank not in words]
-    behind = [rank for rank in others if rank in words and words[rank].at.get(case.place(), 0) < case.number]
-    if case.role != COLLECTIVE:  # a message: whoever found out is not behind in what only the other one counts
-        behind = [rank for rank in behind if rank != case.owner]
-        return silent, behind
-    absent = [rank for rank in behind if case.slot not in words[rank].waits]
+    silent = [rank for rank in others if rank not in notices]
+    behind = [rank for rank in others if rank in notices and notices[rank].at.get(case.place(), 0) < case.number]
+    if case.role != COLLECTIVE:  # of a message only the owner's peer counts under this place
+        return silent, [rank for rank in behind if rank != case.owner]
+    absent = [rank for rank in behind if case.sequence not in notices[rank].waits]
     return silent, absent if absent or silent else behind
 
 
-def sentence(world: World, silent: Sequence[int], behind: Sequence[int], others: Sequence[int]) -> str:
-    """Who did what not."""
+def _sentence(world: World, silent: Sequence[int], behind: Sequence[int], lost: Sequence[int]) -> str:
     parts = []
-    if others:
-        parts.append(f"{world.names(list(others))} {'is' if len(others) == 1 else 'are'} lost")
+    if lost:
+        parts.append(f"{world.names(list(lost))} {'is' if len(lost) == 1 else 'are'} lost")
     if silent:
         parts.append(f"{world.names(list(silent))} did not answer")
     if behind:
@@ -133,11 +131,11 @@ class Breakdown:
     """Why the connections broke.
 
     Attributes:
-        why: for people.
-        case: the exchange that failed; None where none has.
-        definite: nobody needs to be asked who is missing.
-        until: how long the words of other workers are awaited, by the monotonic clock.
-        text: the error, once it is known who is to blame.
+        why: for messages.
+        case: the exchange that failed, if any.
+        definite: the cause is known; no notices are awaited.
+        until: deadline for the notices of other workers, on the monotonic clock.
+        text: the error, once the cause is known.
     """
 
     why: str
@@ -148,28 +146,28 @@ class Breakdown:
 
 
 class Evidence(NamedTuple):
-    """What a worker knows when the connections are broken.
+    """What a worker knows when its connections have broken.
 
     Attributes:
         world: this worker.
         timeout_s: deadline of an exchange.
-        words: what other workers said, by rank.
-        at: operations that this worker has begun, as in `Word`.
+        notices: of other workers, by rank.
+        at: operations that this worker has begun, as in `BreakNotice`.
     """
 
     world: World
     timeout_s: float
-    words: Mapping[int, BreakNotice]
+    notices: Mapping[int, BreakNotice]
     at: Mapping[str, int]
 
 
 class FailureCause(NamedTuple):
-    """Who is to blame.
+    """The cause of a failure.
 
     Attributes:
-        text: the error; empty where more words are to be awaited first.
-        blamed: ranks that are lost by this.
-        wait_s: how long to wait for more words.
+        text: the error; empty while notices are awaited.
+        blamed: ranks found lost.
+        wait_s: how long to wait for more notices.
     """
 
     text: str
@@ -178,26 +176,20 @@ class FailureCause(NamedTuple):
 
 
 def find_cause(broken: Breakdown, evidence: Evidence, lost: AbstractSet[int]) -> FailureCause:
-    """Find out who is missing, or say how long to wait for more words.
-
-    Args:
-        broken: why the connections broke.
-        evidence: what this worker knows.
-        lost: ranks that are known to be lost.
-    """
+    """Find the workers at fault, or how long to wait for more notices; `lost` are ranks known to be lost."""
     case, world = broken.case, evidence.world
     if case is None:
         return FailureCause(world.sign(broken.why))
     silent, behind = [], []  # type: tuple[list[int], list[int]]
     if not lost and not broken.definite:
-        silent, behind = missing_members(case, world.rank, evidence.words)
+        silent, behind = missing_members(case, world.rank, evidence.notices)
         left = broken.until - time.monotonic()
         if silent and left > 0:
             return FailureCause("", wait_s=left)
     blamed = {*silent, *behind}
     if lost or blamed:
         who = (
-            f"{sentence(world, silent, behind, sorted(lost))}. Look at the last lines of that worker; it died, hung, "
+            f"{_sentence(world, silent, behind, sorted(lost))}. Look at the last lines of that worker; it died, hung, "
             "was cut off, or made fewer steps and left without run.close()"
         )
     elif world.rank in case.members and evidence.at.get(case.place(), 0) < case.number:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker's connection to one other: a thread that sends, fed by queues, and a thread that reads.
+"""One worker's connection to one other: a sender thread, fed by queues, and a reader thread.
 
-The reader never waits for anything but the network, so two that send to each other cannot stop each other. What may be
-sent at all is settled before (grants, and windows; see :mod:`~paceline.communication.ring.operation`), so the queues
-hold views of tensors that are being exchanged anyway, and no copies.
+The reader waits for nothing but the network, so two workers that send to each other cannot block each other. Grants and
+windows (see :mod:`~paceline.communication.ring.operation`) bound what is queued, so the queues hold views of the
+tensors that are exchanged, and no copies.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paceline.communication.sockets.framing import Channel
 from paceline.errors import MismatchError, PeerLostError
 
 LINGER_S = 5.0
-"""Seconds that a connection stays open behind the goodbye, for the other end's: what it still reads is not cut off."""
+"""Seconds that a connection stays open after its goodbye, for the other end's: what that still reads is not cut off."""
 
 
-class Owner(Protocol):
-    """Who counts the frames that go to a rank."""
+class FrameObserver(Protocol):
+    """Counts the frames to a rank."""
 
-    def handing(self, rank: int) -> None:
-        """One is about to be written. The other end may have it before this end knows that it is written."""
+    def sending(self, rank: int) -> None:
+        """A frame is about to be written. The other end may have it before this end knows that it is written."""
 
     def sent(self, rank: int) -> None:
         """The network has it."""
@@ -42,28 +42,28 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True)
-class Out:
-    """A frame to be sent, and for data whose it is."""
+class OutFrame:
+    """A frame to be sent; `observer` is told when data are sent."""
 
     kind: int
     numbers: tuple[int, ...] = ()
     body: Tensor | None = None
     note: Any = None
-    owner: Owner | None = None
+    observer: FrameObserver | None = None
 
 
 class Link:
-    """The connection to rank `rank`, which may have to come about yet.
+    """The connection to rank `rank`; frames wait until it is established.
 
     Args:
-        rank: the other one.
-        timeout_s: within which a frame that has begun must be over.
-        deliver: is given every frame that comes, in the reader's thread; a MismatchError ends the connection.
-        gone: is told why the connection is no more, and again where something was to go over it.
+        rank: the other worker's.
+        timeout_s: deadline for the rest of a frame that has begun.
+        deliver: gets every frame, in the reader's thread; a MismatchError ends the connection.
+        gone: gets why the connection ended, and again if a frame was to be sent over it later.
 
     Attributes:
-        left: the other one has said goodbye.
-        lost: why there is no connection any more; empty while there is one or may be one.
+        left: the other worker has said goodbye.
+        lost: why the connection ended; empty before.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Link:
         self.left, self.lost = False, ""
         self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self._words: deque[Out] = deque()  # what is no data
-        self._turns: OrderedDict[Key, deque[Out]] = OrderedDict()  # data by operation: each sends a piece in turn
-        self._closing = self._quiet = self._ended = False
+        self._urgent: deque[OutFrame] = deque()  # all frames but data
+        self._data: OrderedDict[Key, deque[OutFrame]] = OrderedDict()  # by operation: they send a piece in turn
+        self._closing = self._flushed = self._ended = False
         self._threads: list[threading.Thread] = []
 
     def attach(self, channel: Channel) -> bool:
-        """Take the connection that has come about, and send what waits for it; False if there was one before."""
+        """Use the established connection, and send the waiting frames; False if there was one before."""
         with self._changed:
             if self._channel is not None or self.lost or self._closing:
                 return False
@@ -95,7 +95,7 @@ class Link:
         return True
 
     def read(self) -> None:
-        """Hand on what comes, to the end of the connection."""
+        """Deliver frames until the connection ends."""
         channel = self._channel
         assert channel is not None
         self._threads.append(threading.current_thread())
@@ -113,39 +113,40 @@ class Link:
             self.end(f"what came from it could not be worked off: {error!r}")
             raise
 
-    def post(self, out: Out, key: Key | None = None, here: bool = False) -> None:
-        """Send `out` when its turn comes.
+    def post(self, out: OutFrame, key: Key | None = None, here: bool = False) -> None:
+        """Queue a frame.
 
         Args:
-            key: the operation that data belong to; None for words, which go before data.
-            here: where nothing waits before it and it is small, send it in this thread.
+            out: the frame.
+            key: the operation whose data it has; None for other frames, which are sent before data.
+            here: send a small frame in this thread if none waits before it.
         """
         channel = self._channel
-        if here and channel is not None and not self._words and not self._turns and _small(out) and channel.takes():
+        if here and channel is not None and not self._urgent and not self._data and _small(out) and channel.takes():
             self._put(channel, out)
             return
         with self._changed:
             ended = self._ended
             if not ended:
-                (self._words if key is None else self._turns.setdefault(key, deque())).append(out)
+                (self._urgent if key is None else self._data.setdefault(key, deque())).append(out)
                 self._changed.notify_all()
         if ended and key is not None:
             self._gone(self, self.lost)
 
     def drop(self) -> None:
-        """Forget the data that wait to be sent."""
+        """Drop the queued data."""
         with self._changed:
-            self._turns.clear()
+            self._data.clear()
 
     def said_goodbye(self) -> None:
-        """The other one has."""
+        """The other worker has said goodbye."""
         with self._changed:
             self.left = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send what still waits, and goodbye, and end; all of it in the background."""
-        self.post(Out(BYE))
+        """Send the queued frames and a goodbye, and end; all of it in the background."""
+        self.post(OutFrame(BYE))
         with self._changed:
             self._closing = True
             if self._channel is None:
@@ -153,16 +154,16 @@ class Link:
             self._changed.notify_all()
 
     def flushed(self, seconds: float) -> bool:
-        """Wait until the network has what was to be sent before the end."""
+        """Wait until the network has all frames up to the goodbye."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._ended or self._quiet, seconds)
+            return self._changed.wait_for(lambda: self._ended or self._flushed, seconds)
 
     def end(self, reason: str) -> bool:
-        """The connection is no more; whether that is new."""
+        """End the connection; returns False if it had ended before."""
         with self._changed:
             first, self._ended = not self._ended, True
-            self._words.clear()
-            self._turns.clear()
+            self._urgent.clear()
+            self._data.clear()
             if first:
                 self.lost = reason
             self._changed.notify_all()
@@ -173,7 +174,7 @@ class Link:
         return first
 
     def join(self, seconds: float) -> None:
-        """Wait for the threads, behind `end`: one that is inside torch when Python ends would abort the process."""
+        """Wait for the threads, after `end`: one that is inside torch when Python ends would abort the process."""
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -182,48 +183,48 @@ class Link:
         while (out := self._next()) is not None:
             self._put(channel, out)
         with self._changed:
-            self._quiet = True
+            self._flushed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.left or self._ended, LINGER_S)
             self._ended = True
         channel.close()
 
-    def _put(self, channel: Channel, out: Out) -> None:
+    def _put(self, channel: Channel, out: OutFrame) -> None:
         body = out.body if out.body is None else raw(out.body)
-        if out.owner is not None:
-            out.owner.handing(self.rank)
+        if out.observer is not None:
+            out.observer.sending(self.rank)
         try:
             channel.send(out.kind, out.numbers, body, out.note, self._timeout_s)
         except PeerLostError as error:
-            if out.owner is not None:
-                out.owner.failed(self.rank)
+            if out.observer is not None:
+                out.observer.failed(self.rank)
             if not self.end(str(error)):
                 self._gone(self, self.lost)
         else:
-            if out.owner is not None:
-                out.owner.sent(self.rank)
+            if out.observer is not None:
+                out.observer.sent(self.rank)
 
-    def _next(self) -> Out | None:
+    def _next(self) -> OutFrame | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._closing or self._words or self._turns)
+            self._changed.wait_for(lambda: self._ended or self._closing or self._urgent or self._data)
             if self._ended:
                 return None
-            if self._words:
-                return self._words.popleft()
-            if self._turns:
-                key, waiting = self._turns.popitem(last=False)
+            if self._urgent:
+                return self._urgent.popleft()
+            if self._data:
+                key, waiting = self._data.popitem(last=False)
                 out = waiting.popleft()
                 if waiting:
-                    self._turns[key] = waiting  # behind the others
+                    self._data[key] = waiting  # after the other operations
                 return out
             return None
 
 
-def _small(out: Out) -> bool:
+def _small(out: OutFrame) -> bool:
     return out.body is None or out.body.nbytes <= EAGER
 
 
 def abandon(channel: Channel) -> None:
-    """Close a connection that nobody wants."""
+    """Close a connection that is not needed."""
     with contextlib.suppress(OSError):
         channel.close()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the workers of a launcher, or of a group of the user's, find each other's doors: over the store where they met.
+"""How the workers of a launcher, or of a user's group, exchange the addresses of their listeners: over their store.
 
-Nothing of torch.distributed but its store is used, and that only here: no group is made where the user has made none.
+Nothing of torch.distributed but its store is used, and that only here; no process group is made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,59 +27,45 @@ from paceline.core.world import World, host_name
 from paceline.errors import PeerLostError, UnsupportedError
 
 ADDRESS_BYTES = 4096
-"""What one worker says of itself, at most."""
+"""Most bytes that a worker publishes."""
 
-_met: list[Any] = []  # the launcher's store and this worker's place: it can be made once, and must stay
-
-Tell = Callable[[str, Any], list[Any]]
-"""Given a word for the subject and this worker's value, the values of all, in rank order."""
-
-
-class OwnDoor(RingTransport):
-    """A ring with a door of its own, which closes with it."""
-
-    def __init__(self, door: RingListener, *about: Any) -> None:
-        self._door = door
-        super().__init__(door, *about)
-
-    def close(self) -> None:
-        super().close()
-        self._door.close()
+_met: list[Any] = []  # the launcher's store, rank and size: it can be made once, and must stay
 
 
 def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | None = None) -> Transport:
-    """The ring of the processes of `group`, or of all that the launcher has started.
+    """The ring of the processes of `group`, or of all processes of the launcher.
 
     Args:
-        timeout_s: deadline of the meeting, and of every operation later.
-        group: of the user's; None for all processes.
-        tls: certificates; None for connections in the clear.
+        timeout_s: deadline of the meeting, and of every later operation.
+        group: the user's; None for all processes.
+        tls: certificates; None for unencrypted connections.
 
     Raises:
-        PeerLostError: somebody did not come.
-        UnsupportedError: there is neither a group nor a launcher, or no way from here to the others.
+        PeerLostError: a worker did not come.
+        UnsupportedError: there is neither a group nor a launcher, or no route to the other workers.
     """
     store, rank, size, name = _place(timeout_s, group)
     if size == 1:
         return SoloTransport(World())
     world = World(rank, size, 0, 1, host_name())
 
-    def tell(subject: str, value: Any) -> list[Any]:
-        return _tell(store, f"paceline/ring/{name}/{subject}", world, value, timeout_s)
+    def share(subject: str, value: Any) -> list[Any]:
+        return _share(store, f"paceline/ring/{name}/{subject}", world, value, timeout_s)
 
-    world = World(rank, size, 0, 1, world.host, tuple(str(host) for host in tell("host", world.host)))
+    world = World(rank, size, 0, 1, world.host, tuple(str(host) for host in share("host", world.host)))
     world = world_within(world, range(size))
-    door = RingListener(find_address(world, lambda own: tell("address", own)), tls)
+    listener = RingListener(find_address(world, lambda own: share("address", own)), tls)
     try:
-        addresses = [(str(address), int(port)) for address, port in tell("door", [door.address, door.port])]
-        return OwnDoor(door, name, world, addresses, timeout_s, tls)
+        published = share("listener", [listener.address, listener.port])
+        addresses = [(str(address), int(port)) for address, port in published]
+        return RingTransport(listener, name, world, addresses, timeout_s, tls, owns_listener=True)
     except BaseException:
-        door.close()
+        listener.close()
         raise
 
 
 def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int, int, str]:
-    """The store, this worker's rank and the number of workers, and a name that is new on all of them."""
+    """The store, this worker's rank, the number of workers, and a name that is new on all of them."""
     if dist.is_initialized():
         name = fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
         return dist.distributed_c10d._get_default_store(), dist.get_rank(group), dist.get_world_size(group), name
@@ -100,8 +85,8 @@ def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int,
     return store, rank, size, f"{fresh_name(list(range(size)))}.{attempt}"
 
 
-def _tell(store: Any, place: str, world: World, value: Any, timeout_s: float) -> list[Any]:
-    """Every worker's value, in rank order, over the store."""
+def _share(store: Any, place: str, world: World, value: Any, timeout_s: float) -> list[Any]:
+    """Publish `value` in the store; returns every worker's, in rank order."""
     until = time.monotonic() + timeout_s
     store.set(f"{place}/{world.rank}", json.dumps(value))
     found = []
@@ -111,9 +96,8 @@ def _tell(store: Any, place: str, world: World, value: Any, timeout_s: float) ->
             store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
             text = store.get(key)
         except RuntimeError as error:
-            absent = [
-                other for other in range(rank, world.size) if other != world.rank and not _there(store, place, other)
-            ]
+            others = (other for other in range(rank, world.size) if other != world.rank)
+            absent = [other for other in others if not _there(store, place, other)]
             who = world.names(absent) if absent else "the store where the workers met"
             raise PeerLostError(
                 world.sign(f"{who} did not come to the meeting within {timeout_s:g} s: {first_line(error)}")

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operation under way: it follows its plan, moved by what comes and by what the network has taken.
+"""An operation in flight: it follows its plan as pieces arrive and as the network takes others.
 
-Two rules keep memory bounded. What is larger than `EAGER` is sent only to a worker who has come to the same operation
-and said so (a grant). What is smaller waits there in the mail, and at most `WINDOW` collectives of a slot are under way
-at once, the others begin when one of those is over.
+Two rules bound memory. Parts larger than `EAGER` are sent only to a worker that has begun the same operation and said
+so (a grant). Smaller ones wait at a receiver that has not begun it, and at most `WINDOW` collectives of a sequence are
+in flight; further ones begin when one of those completes.
 
-What comes is copied to its place under the operation's lock, never read straight into the tensor: when a wait has
-ended with an error, nothing is written there any more.
+A piece is copied to its place under the operation's lock, never read straight into the tensor: once a wait has ended
+with an error, nothing is written there any more.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
-from paceline.communication.ring.link import Out
+from paceline.communication.ring.link import OutFrame
 from paceline.communication.ring.op_sequence import OpSequence
 from paceline.communication.ring.plans import OperationPlan, Piece
 from paceline.communication.ring.wire import DATA, GRANT, RECEIVING, SENDING, Key, add, raw, signature
@@ -36,17 +36,17 @@ class Carrier(Protocol):
 
     timeout_s: float
 
-    def post(self, rank: int, out: Out, key: Key | None, here: bool) -> None:
-        """Hand a frame to the connection to `rank`."""
+    def post(self, rank: int, out: OutFrame, key: Key | None, here: bool) -> None:
+        """Queue a frame to `rank`."""
 
     def finished(self, operation: Operation) -> None:
-        """It is over: another one may begin."""
+        """It is complete: another one may begin."""
 
     def late(self, operation: Operation) -> None:
         """It has not moved for the deadline."""
 
     def failure(self, operation: Operation) -> PacelineError:
-        """The error for an operation that was ended, as soon as it is known who is to blame."""
+        """The error for an operation that was ended, once its cause is known."""
 
 
 class Operation:
@@ -54,28 +54,28 @@ class Operation:
 
     Args:
         carrier: the connections.
-        slot: the channel or part.
-        key: its name within this worker.
-        name: for people.
-        likeness: what must be the same on the others.
-        plan: what goes where.
-        finish: what is left to be done by the thread that waits, when all has come.
+        sequence: the channel or subgroup.
+        key: its key.
+        name: for messages.
+        likeness: what must be the same on all members.
+        plan: its pieces.
+        finish: called by the waiting thread when all pieces have arrived.
 
     Attributes:
-        progress: when it last moved, in seconds of the monotonic clock.
+        progress: when it last moved, on the monotonic clock.
     """
 
     def __init__(
         self,
         carrier: Carrier,
-        slot: OpSequence[Operation],
+        sequence: OpSequence[Operation],
         key: Key,
         name: str,
         likeness: str,
         plan: OperationPlan,
         finish: Callable[[], None] | None,
     ) -> None:
-        self.slot, self.key, self.name = slot, key, name
+        self.sequence, self.key, self.name = sequence, key, name
         self._carrier, self._plan, self._finish = carrier, plan, finish
         self._signature = signature(likeness)
         self._lock = threading.Lock()
@@ -84,30 +84,29 @@ class Operation:
         self._held: dict[int, list[Piece]] = {rank: [] for rank in plan.gated}
         self._seen: set[tuple[int, int, int]] = set()
         self._writing = 0
-        self._first = False  # the first pieces are on their way
+        self._begun = False  # the first pieces are queued
         self._over = threading.Event()
         self.progress = time.monotonic()
 
     def begin(self, here: bool) -> None:
-        """Tell those who wait for it that this worker has come, and send what may be sent.
+        """Send the grants and the first pieces.
 
         Args:
-            here: small frames in this thread, which may then have to wait for the network.
+            here: send small frames in this thread, which may then have to wait for the network.
         """
         self.progress = time.monotonic()
-        numbers = (self.key.slot, self.key.number, self._role_there, self._signature)
         for rank in self._plan.grants:
-            self._carrier.post(rank, Out(GRANT, numbers), None, here)
+            self._carrier.post(rank, OutFrame(GRANT, self._numbers), None, here)
         for piece in self._plan.first():
             self._send(piece, here)
         with self._lock:
-            self._first = True
+            self._begun = True
             over = self._all_done()
         if over:
             self._end()
 
     def granted(self, rank: int, said: int) -> None:
-        """Rank `rank` has come, with this signature."""
+        """Rank `rank` has begun it, with this signature."""
         self._compare(rank, said)
         with self._lock:
             pieces = self._held.pop(rank, [])
@@ -116,7 +115,7 @@ class Operation:
             self._send(piece, False)
 
     def arrived(self, rank: int, said: int, step: int, index: int, body: Tensor) -> None:
-        """A piece has come; MismatchError where it does not belong here."""
+        """A piece has arrived; MismatchError if it does not belong here."""
         self._compare(rank, said)
         with self._lock:
             if not self._live:
@@ -143,12 +142,8 @@ class Operation:
             self._end()
 
     def needs(self, rank: int) -> bool:
-        """Whether rank `rank` must do something yet before this is over."""
+        """Whether pieces from or to rank `rank` are outstanding."""
         return self._incoming.get(rank, 0) > 0 or self._outgoing.get(rank, 0) > 0
-
-    def awaited(self) -> list[int]:
-        """Ranks that must do something yet."""
-        return sorted(rank for rank in {*self._incoming, *self._outgoing} if self.needs(rank))
 
     def kill(self) -> None:
         """End it without a result; nothing is written to its tensors from now on."""
@@ -157,10 +152,10 @@ class Operation:
         self._over.set()
 
     def wait(self) -> None:
-        """Return when the result is there; `PeerLostError` where nothing moves so long, or somebody is lost."""
+        """Return once the result is there; `PeerLostError` after the deadline without progress, or for a lost peer."""
         begun = time.monotonic()
         while not self._over.is_set():
-            left = max(begun, self.slot.moved(self)) + self._carrier.timeout_s - time.monotonic()
+            left = max(begun, self.sequence.moved(self)) + self._carrier.timeout_s - time.monotonic()
             if left <= 0:
                 self._carrier.late(self)
             else:
@@ -172,14 +167,15 @@ class Operation:
             finish()
 
     @property
-    def _role_there(self) -> int:
-        return OTHER_END.get(self.key.role, self.key.role)
+    def _numbers(self) -> tuple[int, ...]:
+        role_there = OTHER_END.get(self.key.role, self.key.role)
+        return self.key.sequence, self.key.number, role_there, self._signature
 
     def _compare(self, rank: int, said: int) -> None:
         if said != self._signature:
             raise MismatchError(
-                f"at exchange {self.key.number} of {self.slot.label} it does something else than {self.name}: another "
-                "operation, size or dtype. The workers' programs must make the same calls in the same order"
+                f"at exchange {self.key.number} of {self.sequence.label} it does something else than {self.name}: "
+                "another operation, size or dtype. The workers' programs must make the same calls in the same order"
             )
 
     def _send(self, piece: Piece, here: bool) -> None:
@@ -189,11 +185,10 @@ class Operation:
             if piece.to in self._held:
                 self._held[piece.to].append(piece)
                 return
-        numbers = (self.key.slot, self.key.number, self._role_there, self._signature, piece.step, piece.nth)
-        out = Out(DATA, numbers, piece.body, None, self)
+        out = OutFrame(DATA, (*self._numbers, piece.step, piece.nth), piece.body, None, self)
         self._carrier.post(piece.to, out, self.key, here)
 
-    def handing(self, rank: int) -> None:
+    def sending(self, rank: int) -> None:
         """A piece is about to be written."""
         with self._lock:
             self._outgoing[rank] -= 1
@@ -215,22 +210,14 @@ class Operation:
             self._end()
 
     def _all_done(self) -> bool:
-        """Whether it is over; under the lock, and True only once."""
-        if not self._first or not self._live or self._over.is_set():
+        """Whether it is complete; under the lock, and True only once."""
+        if not self._begun or not self._live or self._over.is_set():
             return False
         if self._writing or any(self._incoming.values()) or any(self._outgoing.values()):
             return False
-        self._first = False
+        self._begun = False
         return True
 
     def _end(self) -> None:
         self._carrier.finished(self)
         self._over.set()
-
-
-def describe(operations: Sequence[Operation], name_of: Callable[[list[int]], str]) -> list[str]:
-    """Operations as people read them: which, who is waited for, since when."""
-    now = time.monotonic()
-    return [
-        f"{one.name}, from {name_of(one.awaited()) or 'nobody'} for {now - one.progress:.1f} s" for one in operations
-    ]

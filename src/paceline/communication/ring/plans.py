@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: which pieces of an operation go where, and where those that come belong.
+"""Plans: which pieces of an operation a worker sends, and where it puts the pieces that arrive.
 
-A plan knows nothing of sockets. Ranks are those of the whole connection. All pieces of a worker that may be sent at
-once are `first`; a piece that came may set free another one (`then`). So several pieces are always on their way on
-every hop, and nobody waits for the end of a step.
+A plan uses no sockets. Ranks are those of the whole connection. `first` are the pieces that may be sent at once; a
+piece that arrives may release another one (`then`). So several pieces are in flight on every hop, and no worker waits
+for the end of a step.
 
 `Ring` is the ring algorithm. The tensor is cut into N chunks; with r = this worker's place, at step t it sends chunk
 (r - t) mod N to the right, and takes chunk (r - 1 - t) mod N from the left. In the first N - 1 steps of an all-reduce
-what comes is added to what is there, after which everybody has one chunk's sum; in the others, and in an all-gather,
-it takes its place. Every chunk is summed in one order and copied from then on: the same bits everywhere.
+what arrives is added to the worker's own chunk, after which each worker has one chunk's sum; in the other steps, and in
+an all-gather, it replaces the chunk. Every chunk is summed in one order and then copied: the same bits everywhere.
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.)
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from paceline.communication.ring.wire import EAGER, pieces_of
 
 
 class Piece(NamedTuple):
-    """A piece to be sent: `body`, of one dimension, to rank `to`."""
+    """A piece to be sent: `body`, one-dimensional, to rank `to`."""
 
     to: int
     step: int
@@ -32,20 +33,20 @@ class Piece(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Where a piece that came belongs."""
+    """Where a piece that arrived belongs."""
 
     view: Tensor
     adds: bool
 
 
-class OperationPlan:
-    """Of one operation on one worker.
+class OperationPlan(ABC):
+    """The plan of one operation on one worker.
 
     Attributes:
-        incoming: pieces that come from each rank.
-        outgoing: pieces that go to each rank.
-        gated: ranks that must have come to the operation before anything is sent to them.
-        grants: ranks that wait for a word that this worker has come.
+        incoming: number of pieces from each rank.
+        outgoing: number of pieces to each rank.
+        gated: ranks that must grant before this worker sends to them.
+        grants: ranks that wait for this worker's grant.
     """
 
     incoming: Mapping[int, int]
@@ -53,37 +54,38 @@ class OperationPlan:
     gated: frozenset[int]
     grants: frozenset[int]
 
+    @abstractmethod
     def first(self) -> list[Piece]:
-        """What may be sent at once."""
-        raise NotImplementedError
+        """The pieces that may be sent at once."""
 
+    @abstractmethod
     def place(self, source: int, step: int, index: int) -> Destination | None:
-        """Where a piece belongs; None where no such piece is part of the operation."""
-        raise NotImplementedError
+        """Where a piece belongs; None if the operation has no such piece."""
 
     def then(self, source: int, step: int, index: int) -> Piece | None:
-        """What may be sent when that piece has taken its place."""
+        """The piece that may be sent once that piece is in its place."""
         return None
 
 
 class Pairwise(OperationPlan):
-    """Everybody sends directly to everybody: one hop.
+    """Each worker sends directly to each other worker: one hop.
 
-    Small parts go at once, into the mail of those who have not come yet. That is bounded because nobody gets far
-    ahead of a worker from whom he needs something himself; so an empty part is a piece, too.
+    Small parts are sent at once; a receiver that has not begun the operation keeps them. The memory for that is bounded
+    because no worker gets far ahead of one from which it needs something itself; so an empty part is a piece, too.
 
     Args:
-        outs: what goes to each rank, tensors of one dimension.
-        ins: where belongs what comes from each rank.
-        asked: send also what is small only when the receiver has come.
+        outs: what goes to each rank, one-dimensional tensors.
+        ins: where the data of each rank belong.
+        asked: send small parts only after a grant, too.
     """
 
     def __init__(self, outs: Mapping[int, Tensor], ins: Mapping[int, Tensor], asked: bool = False) -> None:
         self._outs, self._ins = ({r: pieces_of(x) or [x] for r, x in side.items()} for side in (outs, ins))
         self.incoming = {rank: len(pieces) for rank, pieces in self._ins.items()}
         self.outgoing = {rank: len(pieces) for rank, pieces in self._outs.items()}
-        self.gated = frozenset(rank for rank, x in outs.items() if asked or x.nbytes > EAGER)
-        self.grants = frozenset(rank for rank, x in ins.items() if asked or x.nbytes > EAGER)
+        self.gated, self.grants = (
+            frozenset(rank for rank, x in side.items() if asked or x.nbytes > EAGER) for side in (outs, ins)
+        )
 
     def first(self) -> list[Piece]:
         return [Piece(rank, 0, k, body) for rank, pieces in self._outs.items() for k, body in enumerate(pieces)]
@@ -94,14 +96,14 @@ class Pairwise(OperationPlan):
 
 
 class Ring(OperationPlan):
-    """The ring.
+    """The ring algorithm.
 
     Args:
         ranks: around the ring.
         me: this worker's place among them.
-        chunks: one for each place, views of one dimension into the result.
+        chunks: one for each place, one-dimensional views into the result.
         steps: 2 (N - 1) of an all-reduce, N - 1 of an all-gather.
-        adding: steps in which what comes is added.
+        adding: steps in which what arrives is added.
     """
 
     def __init__(self, ranks: Sequence[int], me: int, chunks: Sequence[Tensor], steps: int, adding: int) -> None:
@@ -130,20 +132,20 @@ class Ring(OperationPlan):
 
 
 class Chain(OperationPlan):
-    """A broadcast from each to the next one, piece by piece.
+    """A broadcast from each worker to the next, piece by piece.
 
     Args:
         ranks: in the order of the chain, the source first.
         me: this worker's place among them.
-        x: of one dimension.
+        x: one-dimensional.
     """
 
     def __init__(self, ranks: Sequence[int], me: int, x: Tensor) -> None:
-        self._pieces, number = pieces_of(x), len(pieces_of(x))
+        self._pieces = pieces_of(x)
         self._before = ranks[me - 1] if me > 0 else None
         self._next = ranks[me + 1] if me + 1 < len(ranks) else None
-        self.incoming = {} if self._before is None else {self._before: number}
-        self.outgoing = {} if self._next is None else {self._next: number}
+        self.incoming = {} if self._before is None else {self._before: len(self._pieces)}
+        self.outgoing = {} if self._next is None else {self._next: len(self._pieces)}
         self.grants, self.gated = frozenset(self.incoming), frozenset(self.outgoing)
 
     def first(self) -> list[Piece]:

@@ -19,33 +19,36 @@ from paceline.core.world import World
 
 
 class RingTransport(SubgroupTransport["RingTransport"]):
-    """A connection of the workers whose doors are at `addresses`.
+    """A connection of the workers whose listeners are at `addresses`.
 
-    It returns at once: the connections come about in the background, and the first operation waits for them. An
-    operation fails when it has not moved for `timeout_s`, or as soon as a worker that it needs is lost; then everything
-    else fails with it, on all workers, and the connection is of no use any more but to be closed.
+    The constructor returns at once; connections are made in the background, and the first operation waits for them. An
+    operation fails after `timeout_s` without progress, or as soon as a worker that it needs is lost. All other
+    operations then fail with it, on all workers, and the connection can only be closed.
 
     Args:
-        door: this process's; shared by all of its transports.
+        listener: this process's; its transports share it.
         label: the same on all members, and new for every set of members.
-        world: this worker among the members, with the hosts of all for messages.
-        addresses: address and port of every rank's door, in rank order.
+        world: this worker among the members, with all hosts for messages.
+        addresses: address and port of every rank's listener, in rank order.
         timeout_s: deadline of every operation, seconds without any progress.
-        tls: certificates for the connections that this worker makes; None: those of the door, if any.
+        tls: certificates for the connections that this worker makes; None: the listener's, if any.
+        owns_listener: `close` closes the listener as well.
     """
 
     name = "channel"
 
     def __init__(
         self,
-        door: RingListener,
+        listener: RingListener,
         label: str,
         world: World,
         addresses: Sequence[tuple[str, int]],
         timeout_s: float,
         tls: TLS | None = None,
+        owns_listener: bool = False,
     ) -> None:
-        connections = Connections(door, label, world, addresses, timeout_s, tls or door.tls)
+        connections = Connections(listener, label, world, addresses, timeout_s, tls or listener.tls)
+        self._owned_listener = listener if owns_listener else None
         self._set_up(connections, world, "all", list(range(world.size)), None)
 
     def _set_up(
@@ -57,30 +60,21 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         self._sequence = connections.open(label, ranks)
 
     def _subgroup(self, label: str, ranks: list[int], world: World) -> RingTransport:
-        """A connection of some or all of this one's members."""
         return _RingSubgroup(self, label, ranks, world)
 
     @property
     def background(self) -> bool:
-        """Operations on different channels may run in threads of their own."""
         return True
 
     def wire_device(self, device: torch.device) -> torch.device:
-        """Sockets take host memory."""
         return torch.device("cpu")
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ranks found lost so far: of the whole connection, also on a channel or part."""
         return self._connections.lost
 
     def cancel(self, why: str) -> None:
-        """End every operation under way, and every later one, with `PeerLostError(why)`; from any thread."""
         self._connections.cancel(why)
-
-    def waiting(self) -> list[str]:
-        """What is under way now, on all channels and parts: "all_reduce, from rank 2 on b for 3.1 s"."""
-        return self._connections.waiting()
 
     def all_reduce(self, x: Tensor) -> Pending:
         self.count("all_reduce", x)
@@ -166,7 +160,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         return self._connections.start(self._sequence, name, _message(own), plan, back, RECEIVING, rank)
 
     def _others(self, tensor: Callable[[int], Tensor]) -> dict[int, Tensor]:
-        """For every other member its tensor, the next one first, so that not all begin with the same one."""
+        """For every other member its tensor, the next rank first, so that not all begin with the same one."""
         me, size = self.world.rank, self.world.size
         return {self._ranks[k]: tensor(k) for k in ((me + step) % size for step in range(1, size))}
 
@@ -174,35 +168,33 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         return self._connections.start(self._sequence, name, likeness, plan, finish)
 
     def close(self) -> None:
-        for one in (self, *self._channels, *self._parts):
-            one._sequence.closed = True
-            if one is not self:
-                one.close()
-        if self._parent is None:
-            self._connections.close()
+        self._close_sequences()
+        self._connections.close()
+        if self._owned_listener is not None:
+            self._owned_listener.close()
+
+    def _close_sequences(self) -> None:
+        self._sequence.closed = True
+        for one in (*self._channels, *self._parts):
+            one._close_sequences()
 
 
 class _RingSubgroup(RingTransport):
-    """A connection of some or all of the members of `parent`."""
+    """A channel or subgroup of `parent`."""
 
     def __init__(self, parent: RingTransport, label: str, ranks: list[int], world: World) -> None:
         self._set_up(parent._connections, world, f"{parent._label}/{label}", ranks, parent)
 
+    def close(self) -> None:
+        self._close_sequences()
+
 
 def _staged(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """The elements of `x` in one dimension in host memory, and what brings them back where that is a copy."""
+    """The elements of `x`, one-dimensional in host memory, and a function that copies them back if that is a copy."""
     if x.device.type == "cpu" and x.is_contiguous():
-        return flat(x), _nothing
+        return flat(x), lambda: None
     copy = flat(x.detach().cpu().contiguous().clone())
-
-    def back() -> None:
-        _put(x, copy)
-
-    return copy, back
-
-
-def _nothing() -> None:
-    """What is where it belongs."""
+    return copy, lambda: _put(x, copy)
 
 
 def _put(place: Tensor, elements: Tensor) -> None:
@@ -210,7 +202,7 @@ def _put(place: Tensor, elements: Tensor) -> None:
 
 
 def _sum(rows: Tensor) -> Tensor:
-    """Of the rows, one after another."""
+    """The sum of the rows, in their order."""
     total = rows[0].clone()
     for row in rows[1:]:
         total.add_(row)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers of a ring say to each other, and what lies in their tensors' memory.
+"""The frames between the workers of a ring, and helpers for the memory of their tensors.
 
 ========  ===================================================  =========================================
 kind      numbers                                              note
 ========  ===================================================  =========================================
-HELLO     rank, milliseconds that the sender is patient        label of the connection
-DATA      slot, number, role, signature, step, piece           none; the body is one piece
-GRANT     slot, number, role, signature                        none: "I have come, send what is large"
-BREAK     none                                                 who is lost, why, and how far the sender came
-BYE       none                                                 none: the sender ends in order
+HELLO     rank, the sender's timeout in milliseconds           label of the connection
+DATA      sequence, number, role, signature, step, piece       none; the body is one piece
+GRANT     sequence, number, role, signature                    none: "I have begun it, send large data"
+BREAK     none                                                 a `BreakNotice`
+BYE       none                                                 none: the sender closes in order
 ========  ===================================================  =========================================
 """
 
@@ -24,61 +24,61 @@ from torch import Tensor
 HELLO, DATA, GRANT, BREAK, BYE = 1, 2, 3, 4, 5
 
 PIECE = 1 << 18
-"""Bytes of a piece: what is on its way at a time on one hop, and what a reader holds besides the tensors."""
+"""Bytes of a piece: in flight at a time on one hop, and held by a reader besides the tensors."""
 EAGER = 1 << 14
-"""Bytes up to which a worker's part is sent without being asked for; of more, the receiver says that it has come."""
+"""Largest part, in bytes, that a worker sends without a grant."""
 WINDOW = 8
-"""Collectives of one slot under way; a further one begins when one of them is over."""
+"""Most collectives of one sequence in flight; a further one begins when one of them completes."""
 GRAIN = 1 << 15
-"""Elements up to which torch adds in the thread that asks, and builds no team of threads for it."""
+"""Most elements that torch adds in the calling thread, without its thread pool."""
 
 COLLECTIVE, RECEIVING, SENDING = 0, 1, 2
 
 
 class Key(NamedTuple):
-    """Names an operation within one worker.
+    """Identifies an operation within one worker.
 
     Attributes:
-        slot: the channel or part, as :func:`slot_id` says.
-        number: operations of this role in this slot, from 1; messages count for each partner.
+        sequence: the channel or subgroup, as :func:`sequence_id` gives it.
+        number: counts the operations of this role in the sequence, from 1; messages are counted for each peer.
         role: COLLECTIVE, RECEIVING or SENDING.
-        peer: the partner of a message; -1 for a collective.
+        peer: the peer of a message; -1 for a collective.
     """
 
-    slot: int
+    sequence: int
     number: int
     role: int
     peer: int
 
 
-def slot_id(label: str) -> int:
-    """A number for a channel or part that is the same on all of its members."""
+def sequence_id(label: str) -> int:
+    """A number for a channel or subgroup, the same on all of its members."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:7], "little")
 
 
 def signature(text: str) -> int:
-    """A number that tells operations apart which do not belong together."""
+    """A number that differs between operations that do not match."""
     return zlib.crc32(text.encode())
 
 
 def flat(x: Tensor) -> Tensor:
-    """The elements of a contiguous tensor of the host in one dimension: the same memory, without autograd's books."""
+    """A one-dimensional view of a contiguous host tensor: the same memory, without autograd."""
     if not x.numel():
         return torch.empty(0, dtype=x.dtype)
     return torch.from_numpy(x.detach().reshape(-1).view(torch.uint8).numpy()).view(x.dtype)
 
 
 def raw(x: Tensor) -> Tensor:
-    """The bytes of a tensor of one dimension."""
+    """The bytes of a one-dimensional tensor."""
     return x.view(torch.uint8)
 
 
 def pieces_of(x: Tensor) -> list[Tensor]:
-    """`x`, of one dimension, cut into pieces of at most `PIECE` bytes."""
+    """`x`, one-dimensional, cut into pieces of at most `PIECE` bytes."""
     return list(torch.split(x, PIECE // x.element_size())) if x.numel() else []
 
 
 def add(place: Tensor, more: Tensor) -> None:
-    """`place += more`, without waking torch's threads."""
+    """`place += more`, without torch's thread pool."""
     for own, other in zip(torch.split(place, GRAIN), torch.split(more, GRAIN), strict=True):
         own.add_(other)
