@@ -44,9 +44,8 @@ from _house_imports import Graph, Import, between_modules, between_rooms, circle
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "paceline"
-WINGS = ("lightrnn", "dual")
-RULES = ("rules", "rule", "recipes", "schedule", "payload", "codec", "topology", "outer")
-"""Rooms of the rules; all but the first are those of a tree without a room of this name."""
+RULES = "rules"
+"""The folder of the rules."""
 ASKING = ("is_asynchronous", "is_block")
 TRANSPORT = "Transport"
 FAMILIES = ("EveryStep", "EveryBlock", "Bounded", "Sharded", "Arrival")
@@ -105,8 +104,8 @@ class House:
 
     Attributes:
         root: of the repository.
-        core: dotted name -> file, of the package without its wings.
-        wings: the same of all wings, wherever they stand.
+        core: dotted name -> file, of the package.
+        wings: the same of the distributions in `wings/`.
     """
 
     root: Path
@@ -125,16 +124,14 @@ class House:
 
 
 def house(root: Path) -> House:
-    """What stands in a repository: the core in `src/`, the wings below it or in distributions of their own."""
-    found = modules(root / "src" / PACKAGE)
-    inside = {name: path for name, path in found.items() if _second(name) in WINGS}
-    beside = {
+    """What stands in a repository: the core in `src/`, and the wings."""
+    wings = {
         name: path
         for package in sorted((root / "wings").glob("*/src/*"))
         if package.is_dir()
         for name, path in modules(package).items()
     }
-    return House(root, {name: path for name, path in found.items() if name not in inside}, {**inside, **beside})
+    return House(root, modules(root / "src" / PACKAGE), wings)
 
 
 def _second(module: str) -> str:
@@ -221,11 +218,11 @@ def questions(here: House, known: Sequence[Class]) -> list[Figure]:
     """Code that asks what it has before it."""
     transports = descendants(TRANSPORT, known)
     families = transports | {name for one in FAMILIES for name in descendants(one, known)}
-    others = {one.name for one in known if _room_of(one.path) not in RULES}
+    others = {one.name for one in known if _room_of(one.path) != RULES}
     of_rules = {one.name for one in known} - others  # a name that stands for two things tells nothing
     asked, parts = list[Offender](), list[Offender]()
     for module, path in here.files.items():
-        if _second(module) in RULES:
+        if _second(module) == RULES:
             continue
         for line, name, kinds in _asks(path):
             place = f"{path.relative_to(here.root)}:{line}"

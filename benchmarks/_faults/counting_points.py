@@ -21,14 +21,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from _faults.counting_job import Job, Kill
+from _faults.kill_points import KillPoints
 
 
-class Points:
+class Points(KillPoints):
     """The kills of a run, as one of its processes sees them.
 
     Args:
@@ -71,20 +71,6 @@ class Points:
     @property
     def _control(self) -> Path:
         return Path(self.job.directory) / "control.pid"
-
-    def around(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
-        """Make the beginning and the end of a function places."""
-        whole: Callable[..., Any] = getattr(owner, name)
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if before:
-                self.at(before)
-            found = whole(*args, **kwargs)
-            if after:
-                self.at(after)
-            return found
-
-        setattr(owner, name, function)
 
 
 def living(job: Job) -> list[int]:

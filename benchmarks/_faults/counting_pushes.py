@@ -28,7 +28,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from _faults.kill_points import KillPoints
 from paceline.rules.topology import Sharded
 from paceline.update.server import peer
 from paceline.update.server.durability import Durability
@@ -113,7 +113,7 @@ class Verdict:
     errors: list[str] = field(default_factory=list)
 
 
-class Deaths:
+class Deaths(KillPoints):
     """The deaths of one worker."""
 
     def __init__(self, rank: int, deaths: list[Death]) -> None:
@@ -125,20 +125,6 @@ class Deaths:
             self._left[point] -= 1
             if self._left[point] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
-        """Make the beginning and the end of a function places."""
-        whole: Callable[..., Any] = getattr(owner, name)
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if before:
-                self.at(before)
-            found = whole(*args, **kwargs)
-            if after:
-                self.at(after)
-            return found
-
-        setattr(owner, name, function)
 
     def place(self) -> None:
         """The places of the service."""

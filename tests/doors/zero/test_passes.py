@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.doors.zero.refusals import Refusal
 from paceline.run import mistakes
-from tests.doors.zero.worlds import passes, run_program, samples
+from tests.doors.zero.worlds import EVALUATION, passes, run_program, samples
 
 Found = list[dict[str, Any]]
 Start = Callable[..., Found]
@@ -56,11 +56,6 @@ for epoch in range(3):
     seen.append([])
     for k, x in loader:
         train(k, x)
-    model.eval()
-    seen.append([])
-    with torch.no_grad():
-        for k, x in held_out:
-            look(k, x)
 """
 
 
@@ -73,7 +68,9 @@ def test_a_loop_without_train_is_split_in_every_epoch(start: Start, kind: str, a
     """The model stays in evaluation mode from the first epoch on; loaders may be made anew for each."""
     if kind == "processes" and again:
         pytest.skip("the same with processes")
-    source = NO_TRAIN.format(loader=LOADERS[kind], again="loader = " + LOADERS[kind] if again else "pass")
+    source = (NO_TRAIN + EVALUATION).format(
+        loader=LOADERS[kind], again="loader = " + LOADERS[kind] if again else "pass"
+    )
     found = start(source)
     for epoch in range(3):
         trained(found, 2 * epoch, 24)

@@ -44,6 +44,15 @@ def look(k, x):
     return model(x)
 """
 
+EVALUATION = """
+    model.eval()
+    seen.append([])
+    with torch.no_grad():
+        for k, x in held_out:
+            look(k, x)
+"""
+"""Ends the body of a loop over epochs."""
+
 
 def run_program(
     folder: Path,
