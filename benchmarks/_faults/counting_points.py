@@ -104,7 +104,7 @@ def in_worker(points: Points) -> None:
     points.around(membership.ElasticMembership, "take_over", before="applied")
     points.around(saving, "write_rank", after="written")
     points.around(saving, "_finish", before="finish", after="finished")
-    points.around(store.Directory, "tidy", before="tidy")
+    points.around(store.DirectoryStore, "tidy", before="tidy")
     _commits(points)
 
 

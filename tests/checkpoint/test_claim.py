@@ -162,7 +162,7 @@ def test_a_store_that_refuses_is_found_before_the_training(monkeypatch: pytest.M
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
-class Store:
+class LeaseObject:
     """One object."""
 
     def __init__(self, **said: Any) -> None:
@@ -184,7 +184,7 @@ class Store:
 
 
 def test_a_lease_that_is_renewed_is_respected() -> None:
-    store = Store(run="other", host="elsewhere", pid=4711, since="noon")
+    store = LeaseObject(run="other", host="elsewhere", pid=4711, since="noon")
 
     def renewed() -> bytes:
         store.reads += 1
@@ -208,7 +208,7 @@ def test_a_lease_that_is_renewed_is_respected() -> None:
     ],
 )
 def test_a_lease_of_nobody_is_taken(said: dict[str, Any], at_once: bool) -> None:
-    store = Store(**said)
+    store = LeaseObject(**said)
     one = store.lease("mine")
     one.take()
     assert json.loads(store.data)["run"] == "mine" and (store.reads == 1) == at_once
@@ -218,7 +218,7 @@ def test_a_lease_of_nobody_is_taken(said: dict[str, Any], at_once: bool) -> None
 
 
 def test_of_two_that_came_at_once_the_newer_writer_stays() -> None:
-    store = Store()
+    store = LeaseObject()
     first, second = store.lease("first"), store.lease("second")
     first.take()
     store.data = b""  # the second has read before the first wrote

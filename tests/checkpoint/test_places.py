@@ -34,15 +34,15 @@ def taken(body: Body, path: Path, every: int = 1, workers: int = 2, rule: str = 
         optimizer = sgd(model.parameters())
         run = paceline.attach(model, optimizer, rule, **kept(path, every, keep=99))
         said: list[Any] = []
-        keeper = run._parts.checkpointer
-        assert keeper is not None
-        take = keeper._take
+        checkpointer = run._parts.checkpointer
+        assert checkpointer is not None
+        take = checkpointer._take
 
         def taking(*arguments: Any) -> None:
             said.append(f"taken {run.minibatches}")
             take(*arguments)
 
-        keeper._take = taking  # type: ignore[method-assign]
+        checkpointer._take = taking  # type: ignore[method-assign]
 
         def step() -> None:
             optimizer.zero_grad()

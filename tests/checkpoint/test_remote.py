@@ -10,8 +10,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from paceline.checkpoint.remote import Objects, Remote, local_path
-from paceline.checkpoint.store import Directory, store_for
+from paceline.checkpoint.remote import ObjectStoreTree, RemoteStore, local_path
+from paceline.checkpoint.store import DirectoryStore, store_for
 from paceline.errors import CheckpointError
 from tests.checkpoint.test_exact import kept
 from tests.helpers import Program, adam, same_bits, simulate, train
@@ -106,7 +106,7 @@ def test_what_a_store_refuses_is_a_warning(
     def refuse(self: Any, *arguments: Any, **more: Any) -> None:
         raise PermissionError("no, thank you")
 
-    monkeypatch.setattr(Remote, "_put_rank", refuse)
+    monkeypatch.setattr(RemoteStore, "_put_rank", refuse)
     train(RULE, 2, **CHOICES, settings=kept(memory, every=3))  # type: ignore[arg-type]
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 2 and all("no, thank you" in text and "training goes on" in text for text in said)
@@ -115,16 +115,16 @@ def test_what_a_store_refuses_is_a_warning(
 
 def test_objects(bucket: str) -> None:
     stopped(bucket, keep=2)
-    shelf = store_for(bucket)
-    assert isinstance(shelf, Remote) and isinstance(shelf._store, Objects) and shelf.numbers() == [6, 9]
+    remote = store_for(bucket)
+    assert isinstance(remote, RemoteStore) and isinstance(remote._tree, ObjectStoreTree) and remote.numbers() == [6, 9]
     outs = train(RULE, 2, **CHOICES, settings=kept(bucket, keep=2))  # type: ignore[arg-type]
-    assert len(outs[0].losses) == 12 - 9 and shelf.numbers() == [9, 12]
+    assert len(outs[0].losses) == 12 - 9 and remote.numbers() == [9, 12]
     assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
-    shelf._store.delete("step-000000012/manifest.json")
-    shelf._store.delete("step-000000012/nothing")
-    assert shelf.numbers() == [9]
+    remote._tree.delete("step-000000012/manifest.json")
+    remote._tree.delete("step-000000012/nothing")
+    assert remote.numbers() == [9]
 
 
 def test_what_is_local(tmp_path: Path) -> None:
     assert local_path(f"file://{tmp_path}/a") == tmp_path / "a" and local_path("s3://a/b") is None
-    assert isinstance(store_for(f"file://{tmp_path}/a"), Directory)
+    assert isinstance(store_for(f"file://{tmp_path}/a"), DirectoryStore)

@@ -30,9 +30,9 @@ from paceline.checkpoint.files import (
     sha256,
 )
 from paceline.checkpoint.find import CheckpointFinder
-from paceline.checkpoint.loading import Found
+from paceline.checkpoint.loading import FoundCheckpoint
 from paceline.checkpoint.saving import save
-from paceline.checkpoint.source import Moment
+from paceline.checkpoint.source import ExchangePosition
 from paceline.checkpoint.store import store_for
 
 __all__ = [
@@ -41,8 +41,8 @@ __all__ = [
     "MANIFEST",
     "AutoCheckpointer",
     "CheckpointFinder",
-    "Found",
-    "Moment",
+    "ExchangePosition",
+    "FoundCheckpoint",
     "all_well",
     "checked",
     "new_run",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.snapshot import Snapshot
-from paceline.checkpoint.source import Moment, Source
+from paceline.checkpoint.source import CheckpointSource, ExchangePosition
 from paceline.checkpoint.step_writer import CURE, StepReport, StepWriter, writes_model
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
@@ -55,7 +55,7 @@ class AutoCheckpointer:
         every: int,
         keep: int,
         transport: Transport,
-        source: Source,
+        source: CheckpointSource,
         note: Callable[..., None],
         run: str,
     ) -> None:
@@ -65,7 +65,7 @@ class AutoCheckpointer:
         self._snapshot = Snapshot()
         self._marks = self._base = 0  # steps that have fallen due, and exchanges before they are counted
         self._count_anew = self._place_seen = self._warned = False
-        self._due: Moment | None = None
+        self._due: ExchangePosition | None = None
         self._refusal = self._open_store()
 
     def _open_store(self) -> str:
@@ -102,16 +102,16 @@ class AutoCheckpointer:
         self._refusal = self._why_not(max(newer)) if newer else ""
         self._writer.damaged = sorted(damaged)
         if self._count_anew:
-            self._base = self._source.moment().count
-        self._marks, self._due = self._fallen_due(self._source.moment()), None
+            self._base = self._source.exchange_position().count
+        self._marks, self._due = self._fallen_due(self._source.exchange_position()), None
 
     def require_resume(self, why: str) -> None:
         """Nothing goes on before `resumed` was told, and exchanges are counted from there."""
         self._refusal, self._count_anew = self._refusal or why, True
 
-    def _fallen_due(self, moment: Moment) -> int:
+    def _fallen_due(self, position: ExchangePosition) -> int:
         """How many steps have fallen due."""
-        return (moment.count - self._base) // self._every
+        return (position.count - self._base) // self._every
 
     def stepped(self) -> None:
         """The optimizer made a step.
@@ -126,27 +126,27 @@ class AutoCheckpointer:
             writer.raise_lost()
         if writer.stopped:
             return
-        moment = self._source.moment()
-        marks = self._fallen_due(moment)
+        position = self._source.exchange_position()
+        marks = self._fallen_due(position)
         if marks > self._marks:
             if self._due is not None:
                 self._missed(self._due)
-            self._due = moment
+            self._due = position
         self._marks = marks
 
     def follow(self) -> None:
         """The optimizer made a step, and another worker keeps the steps of the run."""
-        self._marks, self._due, self._refusal = self._fallen_due(self._source.moment()), None, ""
+        self._marks, self._due, self._refusal = self._fallen_due(self._source.exchange_position()), None, ""
 
     def now(self) -> None:
         """Take one as things stand, because the run cannot go on; from any thread, while the training stands still."""
         if not self._writer.stopped and not self._refusal:
-            self._due, self._place_seen = self._source.moment(), True
+            self._due, self._place_seen = self._source.exchange_position(), True
             take = self.at_iteration_end()
             if take is not None:
                 take()
 
-    def _missed(self, due: Moment) -> None:
+    def _missed(self, due: ExchangePosition) -> None:
         """Another one falls due, and no place has come for the last."""
         if not self._warned:
             self._warned = True
@@ -172,23 +172,23 @@ class AutoCheckpointer:
             self._place_seen = True
         if self._due is None or self._writer.stopped:
             return None
-        if not last and self._source.moment().better_later:
+        if not last and self._source.exchange_position().better_later:
             return None
         began = time.perf_counter()
         report = self._report(self._due)
-        left = self._source.moment().left  # known by now: the state holds everything that has begun
+        left = self._source.exchange_position().left  # known by now: the state holds everything that has begun
         if left is not None and left <= self._due.sequence:
             self._writer.stopped, self._due = True, None
             return None
         stopped_s = time.perf_counter() - began
         return lambda: self._take(report, stopped_s)
 
-    def _report(self, due: Moment) -> StepReport:
+    def _report(self, due: ExchangePosition) -> StepReport:
         """What this worker has of the step, its tensors still where they are."""
         if not self._writer.free.is_set():
             return StepReport(due.count, self._source.about(), missing=BUSY)
         state, model = self._source.kept()
-        report = StepReport(self._source.moment().count, self._source.about())
+        report = StepReport(self._source.exchange_position().count, self._source.about())
         tensors: dict[str, Tensor] = {}
         try:
             report.content = Content(flatten(state, tensors, ""), tensors, {} if model is None else model)

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import MANIFEST
-from paceline.checkpoint.loading import Found, everywhere, load, look, newest, step_of
+from paceline.checkpoint.loading import FoundCheckpoint, everywhere, load, look, newest, step_of
 from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.steps import is_step
 from paceline.checkpoint.store import StepStore, store_for
@@ -43,7 +43,7 @@ class CheckpointFinder:
         for store in self._stores:
             store.close()
 
-    def found(self) -> Found:
+    def found(self) -> FoundCheckpoint:
         """What to go on from; without a manifest where the run's own place has no step.
 
         Raises:
@@ -61,11 +61,11 @@ class CheckpointFinder:
             return found
         return self._at(self._path)
 
-    def _at(self, place: str | Path) -> Found:
+    def _at(self, place: str | Path) -> FoundCheckpoint:
         path = local_path(place)
         return self._named(path) if path is not None else self._named_by_url(str(place))
 
-    def _named(self, path: Path) -> Found:
+    def _named(self, path: Path) -> FoundCheckpoint:
         """A checkpoint, or the newest of a directory of steps."""
         store = store_for(path)
         single = (path / MANIFEST).is_file() or path.with_name(path.name + ".old").is_dir() or is_step(path)
@@ -73,10 +73,10 @@ class CheckpointFinder:
         if not any(one[0] for one in told) and any(one[1] for one in told):
             return self._newest(store)
         manifest = look(path, self._transport)
-        same = manifest["size"] == self._transport.world.size
-        return Found(name=str(path), manifest=manifest, state=load(manifest, path, self._transport) if same else None)
+        state = load(manifest, path, self._transport) if manifest["size"] == self._transport.world.size else None
+        return FoundCheckpoint(name=str(path), manifest=manifest, state=state)
 
-    def _named_by_url(self, url: str) -> Found:
+    def _named_by_url(self, url: str) -> FoundCheckpoint:
         store = store_for(parent_and_number(url)[0] if is_step(url) else url)
         self._stores.append(store)
         if not is_step(url):
@@ -87,7 +87,7 @@ class CheckpointFinder:
         all_well(self._transport, problem, f"{shown(url)} cannot be resumed")
         return found
 
-    def _newest(self, store: StepStore) -> Found:
+    def _newest(self, store: StepStore) -> FoundCheckpoint:
         found = newest(store, self._transport)
         if found.damaged and not found.manifest:
             raise CheckpointError(
@@ -98,7 +98,7 @@ class CheckpointFinder:
             )
         return found
 
-    def own_steps(self, found: Found) -> tuple[int, list[int], list[int]]:
+    def own_steps(self, found: FoundCheckpoint) -> tuple[int, list[int], list[int]]:
         """Of the run's own place: the step that was found (-1 where it is another one), those newer ones that are
         damaged, and all that are there; every worker calls it."""
         assert self._own is not None

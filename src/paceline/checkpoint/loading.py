@@ -61,7 +61,7 @@ def _differ(world: World, other: list[int], where: str) -> str:
 
 
 @dataclass
-class Found:
+class FoundCheckpoint:
     """A step that is whole on all workers.
 
     Attributes:
@@ -79,7 +79,7 @@ class Found:
     damaged: dict[int, str] = field(default_factory=dict)
 
 
-def newest(store: StepStore, transport: Transport) -> Found:
+def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
     """The newest step that is whole for all workers; every worker calls it and gets the same one.
 
     Raises:
@@ -92,10 +92,10 @@ def newest(store: StepStore, transport: Transport) -> Found:
             found.damaged = damaged
             return found
         damaged[number] = said
-    return Found(damaged=damaged)
+    return FoundCheckpoint(damaged=damaged)
 
 
-def step_of(store: StepStore, number: int, transport: Transport) -> Found:
+def step_of(store: StepStore, number: int, transport: Transport) -> FoundCheckpoint:
     """One step; or the same error on every worker."""
     found, said = _try(store, number, transport)
     if said:
@@ -103,9 +103,9 @@ def step_of(store: StepStore, number: int, transport: Transport) -> Found:
     return found
 
 
-def _try(store: StepStore, number: int, transport: Transport) -> tuple[Found, str]:
+def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundCheckpoint, str]:
     """A step, and what workers say against it; nothing where it is whole for all."""
-    problem, about, found = "", "", Found(number, store.name(number))
+    problem, about, found = "", "", FoundCheckpoint(number, store.name(number))
     try:
         found.manifest, found.state = _read(store, number, transport.world)
         about = _digest(found.manifest)

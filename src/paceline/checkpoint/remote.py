@@ -43,7 +43,7 @@ def local_path(place: str | Path) -> Path | None:
     return place if isinstance(place, Path) else _path_of(place)
 
 
-class Store(Protocol):
+class FileTree(Protocol):
     """A tree of files; names are relative, with slashes."""
 
     def names(self, folder: str) -> list[str]:
@@ -59,7 +59,7 @@ class Store(Protocol):
         """Delete a file; nothing happens where there is none."""
 
 
-class Objects:
+class ObjectStoreTree:
     """An object store through obstore."""
 
     def __init__(self, url: str) -> None:
@@ -90,7 +90,7 @@ class Objects:
             self._obstore.delete(self._store, name)
 
 
-class Files:
+class FsspecTree:
     """A file system of fsspec."""
 
     def __init__(self, url: str) -> None:
@@ -122,18 +122,18 @@ class Files:
             self._files.rm_file(self._at(name))
 
 
-def store_for(url: str) -> Store:
+def open_tree(url: str) -> FileTree:
     """What opens a URL.
 
     Raises:
         UnsupportedError: nothing does.
     """
     if scheme_of(url) in OBSTORE_SCHEMES and importlib.util.find_spec("obstore") is not None:
-        return _opened(Objects, url)
-    return _opened(Files, url)
+        return _opened(ObjectStoreTree, url)
+    return _opened(FsspecTree, url)
 
 
-def _opened(kind: Callable[[str], Store], url: str) -> Store:
+def _opened(kind: Callable[[str], FileTree], url: str) -> FileTree:
     try:
         return kind(url)
     except ImportError as error:
@@ -148,7 +148,7 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {redacted(str(error).partition(chr(10))[0])[:300]}"
 
 
-class Remote:
+class RemoteStore:
     """Steps under a URL.
 
     Args:
@@ -156,7 +156,7 @@ class Remote:
     """
 
     def __init__(self, url: str) -> None:
-        self._store, self.shown = store_for(url), shown(url).rstrip("/")
+        self._tree, self.shown = open_tree(url), shown(url).rstrip("/")
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def name(self, number: int) -> str:
@@ -168,7 +168,7 @@ class Remote:
     def _steps(self) -> dict[int, list[str]]:
         """Number -> names of the files of a step, oldest first; nothing of what is not ours."""
         found: dict[int, list[str]] = {}
-        for name in self._try("listed", lambda: self._store.names("")):
+        for name in self._try("listed", lambda: self._tree.names("")):
             folder, _, file = name.rpartition("/")
             match = STEP.fullmatch(folder)
             if match and OURS.fullmatch(file):
@@ -192,7 +192,7 @@ class Remote:
         return folder
 
     def _get(self, number: int, name: str, folder: Path) -> None:
-        self._try("read", lambda: self._store.get(f"{step_name(number)}/{name}", folder / name))
+        self._try("read", lambda: self._tree.get(f"{step_name(number)}/{name}", folder / name))
 
     def write(
         self,
@@ -235,13 +235,13 @@ class Remote:
             if rank == 0:
                 sums |= write_model(Path(folder), content.model)
             for name in sums:
-                self._store.put(Path(folder) / name, f"{step_name(number)}/{name}")
+                self._tree.put(Path(folder) / name, f"{step_name(number)}/{name}")
             return sum((Path(folder) / name).stat().st_size for name in sums)
 
     def _put_text(self, text: str, name: str) -> None:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             write_text(Path(folder) / MANIFEST, text)
-            self._store.put(Path(folder) / MANIFEST, name)
+            self._tree.put(Path(folder) / MANIFEST, name)
 
     def tidy(self, keep: int) -> None:
         steps = self._steps()
@@ -252,7 +252,7 @@ class Remote:
 
     def _remove(self, number: int, names: Iterable[str]) -> None:
         for name in sorted(names, key=lambda name: name != MANIFEST):  # the manifest first: then it is no step
-            self._try("tidied", partial(self._store.delete, f"{step_name(number)}/{name}"))
+            self._try("tidied", partial(self._tree.delete, f"{step_name(number)}/{name}"))
 
     def set_aside(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -263,21 +263,21 @@ class Remote:
 
     def _lease(self) -> bytes:
         folder, _, _ = LEASE.rpartition("/")
-        if LEASE not in self._try("listed", lambda: self._store.names(folder)):
+        if LEASE not in self._try("listed", lambda: self._tree.names(folder)):
             return b""
         with tempfile.TemporaryDirectory(prefix="paceline-") as place:
             file = Path(place) / "lease"
-            self._try("read", lambda: self._store.get(LEASE, file))
+            self._try("read", lambda: self._tree.get(LEASE, file))
             return file.read_bytes()
 
     def _put_lease(self, data: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="paceline-") as place:
             file = Path(place) / "lease"
             file.write_bytes(data)
-            self._try("written", lambda: self._store.put(file, LEASE))
+            self._try("written", lambda: self._tree.put(file, LEASE))
 
     def _delete_lease(self) -> None:
-        self._try("tidied", lambda: self._store.delete(LEASE))
+        self._try("tidied", lambda: self._tree.delete(LEASE))
 
     def close(self) -> None:
         if self._temporary is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Moment:
+class ExchangePosition:
     """Where the exchanges of a run stand; the same on all workers between two exchanges.
 
     Attributes:
@@ -26,10 +26,10 @@ class Moment:
     better_later: bool = False
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """What is saved: the state of a run."""
 
-    def moment(self) -> Moment:
+    def exchange_position(self) -> ExchangePosition:
         """Where the exchanges stand."""
 
     def about(self) -> dict[str, Any]:

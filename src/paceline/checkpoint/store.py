@@ -68,7 +68,7 @@ class StepStore(Protocol):
         """Give back what was only needed to read steps."""
 
 
-class Directory:
+class DirectoryStore:
     """Steps in a directory.
 
     Args:
@@ -147,7 +147,7 @@ def store_for(place: str | Path) -> StepStore:
     Raises:
         UnsupportedError: nothing that is installed opens such a URL.
     """
-    from paceline.checkpoint.remote import Remote, local_path
+    from paceline.checkpoint.remote import RemoteStore, local_path
 
     path = local_path(place)
-    return Directory(path) if path is not None else Remote(str(place))
+    return DirectoryStore(path) if path is not None else RemoteStore(str(place))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline.checkpoint import Moment
+from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
@@ -114,9 +114,9 @@ class ElasticEngine:
         return None if self._closed else self.blocks
 
     @property
-    def moment(self) -> Moment:
+    def exchange_position(self) -> ExchangePosition:
         """Position in the exchanges."""
-        return Moment(self.membership.applied, self.membership.applied)
+        return ExchangePosition(self.membership.applied, self.membership.applied)
 
     @property
     def keeps_steps(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.checkpoint import CheckpointFinder, Found, reshard
+from paceline.checkpoint import CheckpointFinder, FoundCheckpoint, reshard
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.errors import CheckpointError
 from paceline.run import other_workers
@@ -33,7 +33,7 @@ def resume_run(parts: RunParts, path: str | Path | None) -> bool:
     return parts.elastic.joining.resume(once) if parts.elastic is not None else once()
 
 
-def _load(parts: RunParts, found: Found) -> None:
+def _load(parts: RunParts, found: FoundCheckpoint) -> None:
     """Load a checkpoint: bit for bit from as many workers, else resharded."""
     context, manifest, path = parts.context, found.manifest, found.name
     if manifest["rule"] != parts.state.rule_text:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline import flow
-from paceline.checkpoint import Moment, reshard
+from paceline.checkpoint import ExchangePosition, reshard
 from paceline.core import rng
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
@@ -22,7 +22,7 @@ from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 
 
 class RunState:
-    """The state of one worker; a :class:`paceline.checkpoint.source.Source`.
+    """The state of one worker; a :class:`paceline.checkpoint.source.CheckpointSource`.
 
     Args:
         context: what the parts of the run share.
@@ -78,10 +78,10 @@ class RunState:
 
     # -- capture ----------------------------------------------------------------------------------
 
-    def moment(self) -> Moment:
+    def exchange_position(self) -> ExchangePosition:
         """Position in the exchanges; a single worker counts those that it would have made."""
-        moment = self.engine.moment if self.engine is not None else None
-        return moment if moment is not None else Moment(self._context.progress.exchanges)
+        position = self.engine.exchange_position if self.engine is not None else None
+        return position if position is not None else ExchangePosition(self._context.progress.exchanges)
 
     def about(self) -> dict[str, Any]:
         """The manifest's fields besides checksums."""

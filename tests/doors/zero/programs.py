@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core import rng
-from paceline.doors.zero.virtual import Around
+from paceline.doors.zero.virtual import VirtualZeroLines
 from paceline.forecast.sim.simulate import run_script
 
 
@@ -29,7 +29,7 @@ def virtual(folder: Path, source: str, workers: int = 2, random_data: bool = Fal
     """Run the program on virtual workers; the rule is that of the environment."""
     script = folder / "train.py"
     script.write_text(textwrap.dedent(source))
-    with forgotten(), Around(script, folder / "logs", random_data) as zero_lines:
+    with forgotten(), VirtualZeroLines(script, folder / "logs", random_data) as zero_lines:
         run_script(script, workers, [], zero_lines.worker)
 
 

@@ -65,7 +65,7 @@ def run_program(
     script = folder / "train.py"
     script.write_text(HEAD + textwrap.dedent(source))
     monkeypatch.setenv("PACELINE_RULE", rule)
-    with virtual.Around(script, folder / "logs", random_data=False) as around:
+    with virtual.VirtualZeroLines(script, folder / "logs", random_data=False) as around:
         return list(run_script(script, workers, [], around.worker))
 
 

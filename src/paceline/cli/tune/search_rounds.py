@@ -28,7 +28,7 @@ from typing import Any
 import typer
 from rich.live import Live
 
-from paceline.checkpoint.store import Directory
+from paceline.checkpoint.store import DirectoryStore
 from paceline.cli.console import err, error_panel, near, out, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome, side_by_side
@@ -178,9 +178,9 @@ class Search:
 
     def _step(self, number: int, group: int) -> Path | None:
         """The checkpoint with which a group ended a round."""
-        shelf = Directory(self._place(number, group) / "checkpoint")
-        numbers = shelf.numbers()
-        return shelf.path(numbers[-1]) if numbers else None
+        store = DirectoryStore(self._place(number, group) / "checkpoint")
+        numbers = store.numbers()
+        return store.path(numbers[-1]) if numbers else None
 
     def _command(self, group: int, cluster: LaunchCluster) -> Command:
         """What a group's workers run in the present round."""

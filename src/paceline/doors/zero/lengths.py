@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.doors.zero.passes import History, LoaderPass, Passes, in_turn
+from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, in_turn
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.words import PACKAGE, TORCH, VIRTUAL, Words, asked_by_paceline
 
@@ -42,7 +42,7 @@ class Lengths:
         words: Words,
         where: Callable[[], str],
         passes: Passes,
-        history: History,
+        history: PassHistory,
         trains: Callable[[], bool],
     ) -> None:
         self._workers, self._words, self._where = workers, words, where

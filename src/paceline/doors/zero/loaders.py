@@ -23,13 +23,13 @@ from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.doors.zero import refusals
 from paceline.doors.zero.lengths import Lengths
 from paceline.doors.zero.models import GlobalView
-from paceline.doors.zero.passes import History, LoaderPass, Passes, at_random
+from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, at_random
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.schedules import Schedules
 from paceline.doors.zero.words import Words, asked_by_paceline
 from paceline.run.run import Run
 
-Around = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
+PassContext = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
 
 
 class Loaders:
@@ -49,11 +49,11 @@ class Loaders:
         words: Words,
         where: Callable[[], str],
         comes: Callable[[], GlobalView | None],
-        around: Around = lambda run, loader, where: contextlib.nullcontext(),
+        around: PassContext = lambda run, loader, where: contextlib.nullcontext(),
     ) -> None:
         self._around = around
         self._workers, self._words, self._where, self._comes = workers, words, where, comes
-        self._passes, self._history = Passes(), History()
+        self._passes, self._history = Passes(), PassHistory()
         self._view: GlobalView | None = None
         self._schedules = Schedules(workers, words, where)
         self._lengths = Lengths(workers, words, where, self._passes, self._history, self._is_training)

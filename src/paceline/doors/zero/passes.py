@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells training passes over a loader from evaluation: a pass with optimizer steps is training.
 
-When a pass begins, its use is guessed from earlier uses of the same line and loader (:class:`History`), from the
+When a pass begins, its use is guessed from earlier uses of the same line and loader (:class:`PassHistory`), from the
 model's mode and from whether gradients are on. The steps and backward passes in it then decide.
 """
 
@@ -167,7 +167,7 @@ class Passes:
         self.unmerged = self.unmerged or (one.split and one.steps > 0)
 
 
-class History:
+class PassHistory:
     """Earlier uses of lines and loaders.
 
     A loader that is rebuilt for each epoch is recognized by its dataset; if that is rebuilt, too, by the line.

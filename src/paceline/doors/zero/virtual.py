@@ -96,7 +96,7 @@ class OwnPatches(Patches):
             versions[self._rank] = before
 
 
-class Around:
+class VirtualZeroLines:
     """Contexts around the scripts of this process's virtual workers.
 
     Args:
@@ -109,7 +109,7 @@ class Around:
         self._script, self._logs, self._random_data = script, logs, random_data
         self._versions, self._began = Versions(), time.time()
 
-    def __enter__(self) -> Around:
+    def __enter__(self) -> VirtualZeroLines:
         return self
 
     def __exit__(self, *failure: object) -> None:

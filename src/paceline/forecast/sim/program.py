@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.communication import virtual
-from paceline.doors.zero import virtual as zero
 from paceline.doors.zero.program import told
+from paceline.doors.zero.virtual import VirtualZeroLines
 from paceline.forecast.sim.output import WorkerStream
 from paceline.forecast.sim.process_isolation import IsolatedProcess
 from paceline.forecast.sim.simulate import Around, run_script
@@ -104,7 +104,7 @@ def _zero_lines(script: Path, lines: str) -> Iterator[Around]:
         return
     log = os.environ.get("PACELINE_LOG")
     IsolatedProcess.says_rank = False  # of this process, which runs nothing else
-    with zero.Around(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
+    with VirtualZeroLines(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
         yield zero_lines.worker
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.checkpoint import Moment
+from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
 from paceline.data.ledger.assignment import Leases
@@ -69,7 +69,7 @@ class EngineProtocol(Protocol):
         """How many of this worker's minibatches, from the first, are in the global model."""
 
     @property
-    def moment(self) -> Moment | None:
+    def exchange_position(self) -> ExchangePosition | None:
         """Position in the exchanges; None under asynchronous rules, which have no common one."""
 
     @property

@@ -175,7 +175,7 @@ class Asynchronous:
         return self._pushed
 
     @property
-    def moment(self) -> None:
+    def exchange_position(self) -> None:
         """None: workers go on unevenly."""
 
     @property

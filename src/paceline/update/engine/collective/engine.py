@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline.checkpoint import Moment
+from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.data.ledger.assignment import Leases
 from paceline.rules.rule import Rule
@@ -88,14 +88,14 @@ class Engine:
         return self._progress.steps if blocks is None or self._progress.lockstep else blocks.blocks.steps_committed
 
     @property
-    def moment(self) -> Moment:
+    def exchange_position(self) -> ExchangePosition:
         """Position in the exchanges."""
         blocks, host, one = self.blocks, self._parts.host, self._parts.exchanger
         if blocks is None or self._progress.lockstep:
             one = one if self._progress.lockstep or host is None else host
-            return Moment(self._progress.exchanges, one.sequence, one.left)
+            return ExchangePosition(self._progress.exchanges, one.sequence, one.left)
         begun = self._parts.retuning.rule.schedule.warmup + blocks.schedule.begun
-        return Moment(begun, one.sequence, one.left, blocks.coming)
+        return ExchangePosition(begun, one.sequence, one.left, blocks.coming)
 
     @property
     def global_model(self) -> FragmentedModel | None:
