@@ -67,7 +67,7 @@ def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
         (STORY[6], "generation 3: 2 workers (0, 2): worker 1 was lost"),
         (STORY[7], "worker 2 is called to exchange 10"),
         (STORY[8], "the run waits: 1 of at least 2 workers are there"),
-        ({"kind": "left", "worker": 0, "host": "a"}, "worker 0 on a has come to its end"),
+        ({"kind": "left", "worker": 0, "host": "a"}, "worker 0 on a has finished"),
         ({"kind": "ended", "reason": "the run waited"}, "the run was given up: the run waited"),
         ({"kind": "refused", "peer": "x:1", "why": "no room"}, "refused x:1: no room"),
         ({"kind": "process ended", "place": 1, "code": 3}, "the process at place 1 ended: exit code 3"),

@@ -146,7 +146,7 @@ def test_errors_and_left_out_contributions_become_warnings(write_run: Write) -> 
     assert summarize(run).left_out == 1  # both workers' logs tell of the same one
     assert warnings(run) == [
         "Worker 1 on host-0: disk is full",
-        "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
+        "Rejected because not finite: 1 contribution(s) of worker 1.",
     ]
 
 
@@ -162,12 +162,12 @@ def test_why_somebody_was_left_out_is_told(write_run: Write) -> None:
     run = read_run(write_run(size=2, change=spoil))
     assert rejected_counts(run) == {1: 4}
     assert warnings(run) == [
-        "Left out of the mean because not finite: 1 contribution(s) of worker 1.",
-        "Left out of the mean because far larger than usual: 3 contribution(s) of worker 1.",
-        "Worker 1 was left out 4 times in a row and is probably broken: look at its memory and at its part of the "
-        "data, or take another host.",
+        "Rejected because not finite: 1 contribution(s) of worker 1.",
+        "Rejected because far larger than usual: 3 contribution(s) of worker 1.",
+        "Contributions of worker 1 were rejected 4 times in a row, so it is probably broken: check its memory and its "
+        "part of the data, or use another host.",
     ]
-    assert [row["left out"] for row in worker_rows(run)] == ["0", "4"]
+    assert [row["rejected"] for row in worker_rows(run)] == ["0", "4"]
 
 
 def test_delays_of_pushes_are_counted_over_all_workers(write_run: Write) -> None:
@@ -189,8 +189,8 @@ def test_the_lost_and_their_heirs_are_told_once(write_run: Write) -> None:
     assert [line.at_s for line in run.lost] == [18.5]  # of three that noticed, the first
     assert warnings(run) == [
         "Worker 2 was lost after 18.5 s: its connection was reset. "
-        "Worker 3 took over its slices, from version 812 (replica).",
-        "Refused because not finite: 2 push(es) of worker 1.",
+        "Worker 3 took over its shards, from version 812 (replica).",
+        "Rejected because not finite: 2 push(es) of worker 1.",
     ]
 
 
@@ -199,7 +199,7 @@ def test_an_heir_that_did_not_say_so_is_an_heir(write_run: Write) -> None:
         return [event for event in pushing(rank, events) if event["kind"] != "takeover"]
 
     run = read_run(write_run(size=4, change=silent))
-    assert warnings(run)[0].endswith("Worker 3 took over its slices.")
+    assert warnings(run)[0].endswith("Worker 3 took over its shards.")
     assert run.new_owners(2) == {3: None}
     assert run.new_owners(1) == {}
 

@@ -119,7 +119,7 @@ def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Pa
     cards = {name: value for value, name in itertools.pairwise(text[: text.index("Figures")])}
     assert cards["mean delay of a push"] == "1.78"
     assert cards["largest delay"] == "6"
-    assert cards["refused pushes"] == "2"
+    assert cards["pushes rejected"] == "2"
     assert cards["lost"] == "worker 2"
     assert cards["taken over by"] == "worker 3"
     assert any("its connection was reset" in line for line in text)

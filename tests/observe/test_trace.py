@@ -133,7 +133,7 @@ def test_clocks_that_differ_are_put_right(write_run: Write) -> None:
 
 def test_without_common_exchanges_the_clocks_are_left_alone(write_run: Write) -> None:
     clocks = align_clocks(read_runs(write_run(size=4)))
-    assert clocks.apart == ["host-1"] and "no exchange tells: host-1" in clocks.text
+    assert clocks.unaligned == ["host-1"] and "share no exchange: host-1" in clocks.text
 
 
 def test_lines_that_end_elsewhere_still_name_the_same_exchanges() -> None:

@@ -19,8 +19,8 @@ from rich.text import Text
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
 from paceline.cli.run.status import POLL_EVERY_S, describe
+from paceline.observe.reports.elastic_events import CONTROL_LOG
 from paceline.observe.reports.live import Follower, Live, LiveSnapshot
-from paceline.observe.reports.notices import CONTROL
 from paceline.observe.reports.read import LOG_NAME
 from paceline.observe.reports.summary import count_text, rate_text, seconds_text, value_text
 
@@ -108,7 +108,7 @@ def _touched(directory: Path) -> float:
     times = [0.0]
     with contextlib.suppress(OSError):  # it may be removed in between, or be no directory
         for file in directory.iterdir():
-            if LOG_NAME.fullmatch(file.name) or file.name in (CONTROL, OUTPUT):
+            if LOG_NAME.fullmatch(file.name) or file.name in (CONTROL_LOG, OUTPUT):
                 times.append(file.stat().st_mtime)
     return max(times)
 
@@ -142,7 +142,7 @@ def _in_lines(live: Live, console: Console) -> None:
     said_at = -LINE_EVERY_S
     while True:
         shot = live.poll()
-        for item in live.news.newest(50):
+        for item in live.notices.newest(50):
             if item.key not in told:
                 told.add(item.key)
                 console.print(f"{seconds_text(item.at_s)}: {item.text}", soft_wrap=True, markup=False)
@@ -160,7 +160,7 @@ def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -
     shot = live.poll()
     width, height = console.width, console.height if console.is_terminal else 10_000
     parts: list[RenderableType] = [*_head(live, shot, width), workers_table(live, shot, width, height - 10, clock())]
-    news = live.news.newest(NEWS)
+    news = live.notices.newest(NEWS)
     if news:
         below = Table.grid(padding=(0, 1))
         below.add_column(justify="right", style="dim", no_wrap=True)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The look of every figure: colours, fonts, units of an axis, legends that hide nothing.
 
-Colours are Okabe and Ito's, which the colour-blind tell apart. Ink and grid have colours of their
-own that appear nowhere else, so that the page can replace them and be read in the dark as well.
-matplotlib is imported here, when the first figure is drawn, and nowhere else.
+Colours are Okabe and Ito's, for colour-blind readers. Ink and grid have colours that appear nowhere else, so that the
+page can replace them in dark mode. matplotlib is imported here, when the first figure is drawn, and nowhere else.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ STYLE: Any = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """The house style, for as long as the `with` lasts; the user's own settings are untouched."""
+    """Set the style of all figures within the `with`; the user's own settings are untouched."""
     with needed("the report with its figures", "report"):
         from matplotlib import rc_context
     with rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands there, and the page has the name
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box; the page has the name
         yield
 
 
 def short(name: str) -> str:
-    """A name as it may stand in a figure."""
+    """A name, shortened for a figure."""
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
@@ -76,11 +75,11 @@ def colour(turn: int) -> str:
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    """A legend above everything, on one line or else in as many columns as its labels leave room for."""
+    """A legend above the axes, on one line or in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [short(label) for label in labels]
     if handles:
-        letters = [max(map(len, label.split("\n"))) + 6 for label in labels]  # with the sample before the label
+        letters = [max(map(len, label.split("\n"))) + 6 for label in labels]  # with the colour sample
         columns = max(1, min(len(labels), LEGEND_LETTERS // max(letters)))
         if sum(letters) <= LEGEND_LETTERS:
             columns = len(labels)
@@ -88,28 +87,28 @@ def legend_above(figure: Figure, axes: Axes) -> None:
 
 
 def short_counts(axes: Axes) -> None:
-    """Write 250,000 under the axis as 250k."""
+    """Write 250,000 on the x axis as 250k."""
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def whole_numbers(axes: Axes) -> None:
-    """No tick between two whole numbers under the axis."""
+    """Only whole numbers on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a span of time reads well, as seconds a unit and its name."""
+    """Seconds of a suitable unit, and its name."""
     if seconds < 300:
         return 1.0, "s"
     return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
 def byte_unit(most: float) -> tuple[float, str]:
-    """The unit in which a number of bytes reads well, as bytes a unit and its name."""
+    """Bytes of a suitable unit, and its name."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if most >= scale:
             return scale, unit

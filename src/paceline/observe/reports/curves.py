@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points to draw: what a run's logs say, as arrays of x and y.
+"""Points to draw: a run's logs as arrays of x and y.
 
-Samples are counted over all workers. A worker knows only its own count, so the count of the
-others at the moment of a value is interpolated between their own events. Time is that of the run,
-which begins with its first worker; a worker that joins later begins later, and with a count of 0.
+Samples are counted over all workers. A worker logs only its own count, so the counts of other workers at the time of a
+value are interpolated between their own events. The time of a run begins with its first worker; a worker that joins
+later begins later, with a count of 0.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from paceline.observe.reports.log import RunLog, WorkerLog
 
 Points = npt.NDArray[np.float64]
 
-DATA_POINTS = 60  # of the line of a worker's wait for data
-MANY_POINTS = 60  # a curve of more points than this is noise around a mean, not a row of measurements
+DATA_POINTS = 60  # of a curve of waiting for data
+MANY_POINTS = 60  # a curve with more points is drawn with its running mean
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Curve:
 
     @property
     def noisy(self) -> bool:
-        """Whether the curve wants a running mean rather than markers."""
+        """Whether to draw a running mean instead of markers."""
         return len(self.x) > MANY_POINTS
 
 
 def losses(run: RunLog) -> list[str]:
-    """Names of the values that are losses; all names where none says so."""
+    """Names with `loss` in them; all names where there are none."""
     names = run.value_names
     return [name for name in names if "loss" in name.lower()] or names
 
@@ -66,7 +66,7 @@ def by_samples(run: RunLog, name: str, counted: bool = True) -> Curve:
 
 
 def _reports(run: RunLog, name: str) -> tuple[list[Value], Points]:
-    """What all workers reported of a value, and when that was on the clock of the run."""
+    """All workers' reports of a value, and their times on the clock of the run."""
     found = [(value, worker.began_s + value.at_s) for worker in run.workers for value in worker.values]
     found = [(value, at_s) for value, at_s in found if value.name == name]
     return [value for value, _ in found], np.array([at_s for _, at_s in found])
@@ -81,10 +81,10 @@ def bytes_by_time(run: RunLog) -> Curve:
 
 
 def data_by_time(workers: Sequence[WorkerLog], name: str, end_s: float) -> Curve:
-    """Share of the time of some workers that they waited for data, in percent, over seconds since attach.
+    """Share of the time in which some workers waited for data, in percent, over seconds since attach.
 
-    Each point stands for an equal span of the time up to `end_s`, and x is the middle of it. The waits that a line of
-    the log sums up are spread evenly over the time since the line before.
+    Each point is the middle of an equal span of the time up to `end_s`. The wait in a line of the log is spread evenly
+    over the time since the line before.
     """
     logs = [[line for line in worker.exchanges if line.data_s is not None] for worker in workers]
     edges = np.linspace(0.0, end_s, max(1, min(DATA_POINTS, max(map(len, logs), default=0))) + 1)
@@ -99,12 +99,12 @@ def data_by_time(workers: Sequence[WorkerLog], name: str, end_s: float) -> Curve
 
 
 def _spread(edges: Points, at_s: Points, amounts: list[float]) -> Points:
-    """How much of the amounts, each of which came evenly since the one before, lies between two edges: [edges - 1]."""
+    """The amount in each bin of `edges`, if each of the amounts is spread evenly over the time since the one before."""
     return np.diff(np.interp(edges, at_s, np.cumsum([0.0, *amounts])))
 
 
 def delays_of_pushes(run: RunLog) -> Curve:
-    """Share of the pushes of all workers, in percent, over their delay from 0 to the largest."""
+    """Share of the pushes of all workers, in percent, by delay."""
     counts = run.delays
     x = np.arange(max(counts, default=-1) + 1)
     y = np.array([counts[int(delay)] for delay in x], dtype=np.float64)
@@ -114,8 +114,8 @@ def delays_of_pushes(run: RunLog) -> Curve:
 def smooth(curve: Curve, share: float = 0.04) -> Curve:
     """Running mean over a window of `share` of the points.
 
-    At the start the window stays centred, and so narrow, because a steep fall must not be bent; at
-    the end, where a curve is flat and its last value is read off, it keeps its reach backwards.
+    At the start the window is centred and narrow, which keeps a steep fall; at the end it still reaches backwards, so
+    that the last value is a mean.
     """
     finite = np.isfinite(curve.y)
     x, y = curve.x[finite], curve.y[finite]
@@ -129,7 +129,7 @@ def smooth(curve: Curve, share: float = 0.04) -> Curve:
 
 
 def thin(curve: Curve, most: int = 400) -> Curve:
-    """At most `most` points, each the mean of its neighbours; a short curve stays as it is."""
+    """At most `most` points, each a mean of neighbours; a short curve is unchanged."""
     if len(curve.x) <= most:
         return curve
     starts = np.arange(most) * len(curve.x) // most
@@ -140,7 +140,7 @@ def thin(curve: Curve, most: int = 400) -> Curve:
 
 
 def _progress(worker: WorkerLog, samples: bool) -> tuple[list[float], list[float]]:
-    """Moments of one worker's events and what it had done by then itself, samples or minibatches."""
+    """Times of one worker's events, and the samples or minibatches that it had done by then."""
     before = worker.inherited_samples if samples else worker.inherited
     seen: dict[float, float] = {worker.began_s: 0.0}
     lines: list[ExchangeEvent | Value] = [*worker.exchanges, *worker.values]
@@ -154,10 +154,10 @@ def _progress(worker: WorkerLog, samples: bool) -> tuple[list[float], list[float
 
 
 def _curve(name: str, unit: str, x: Points, values: list[Value], elastic: bool = False) -> Curve:
-    """Merge what all workers reported at the same own minibatch into one point, its mean.
+    """Merge reports of different workers at the same minibatch into their mean.
 
-    Workers that go in step report so. Where most reports have no partner the workers do not go in
-    step, and each report stays a point of its own. In an elastic run they do, however many there are at a time.
+    Where most reports have no partner, the workers are asynchronous, and each report stays a point. Workers of an
+    elastic run are always merged, since their number varies.
     """
     y = np.array([value.value for value in values])
     keys = np.array([value.total_minibatches for value in values])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One clock for the workers of an elastic run, who come one after another.
+"""One clock for the workers of an elastic run, which join one after another.
 
-Each log counts from its own beginning. What ties two logs together are exchanges at which both workers met, or else a
-generation of which both were members, or else the clocks of their hosts. The run begins with its first worker's log.
+Each log counts from its own beginning. Two logs are aligned by exchanges in which both workers took part, or else by a
+generation of which both were members, or else by the clocks of their hosts. The run begins with its first worker's log.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Marks = dict[tuple[int, int], float]
 
 
 def align_logs(run: RunLog) -> None:
-    """Set `began_s` of the workers of an elastic run, and the times of its events; other runs begin all at once."""
-    elastic = sorted((worker for worker in run.workers if worker.generations), key=_turn)
+    """Set `began_s` of the workers of an elastic run, and the times of its events; other workers begin together."""
+    elastic = sorted((worker for worker in run.workers if worker.generations), key=_joining_order)
     if not elastic:
         return
     known: Marks = {}
@@ -33,10 +33,10 @@ def align_logs(run: RunLog) -> None:
     for worker in elastic:
         worker.began_s -= start
     begun = {generation: at_s - start for (generation, exchange), at_s in known.items() if not exchange}
-    run.events = _placed(run.events, begun)
+    run.events = _shifted(run.events, begun)
 
 
-def _turn(worker: WorkerLog) -> tuple[int, float]:
+def _joining_order(worker: WorkerLog) -> tuple[int, float]:
     return worker.generations[0].number, float(worker.attach.get("unix_s", 0.0))
 
 
@@ -50,17 +50,12 @@ def _began(worker: WorkerLog, own: Marks, known: Mapping[tuple[int, int], float]
     if worker is first:
         return 0.0
     shared = own.keys() & known.keys()
-    told = [known[key] - own[key] for key in shared if key[1]] or [known[key] - own[key] for key in shared]
-    return median(told) if told else _by_host(worker) - _by_host(first)
+    offsets = [known[key] - own[key] for key in shared if key[1]] or [known[key] - own[key] for key in shared]
+    return median(offsets) if offsets else worker.log_start_unix_s - first.log_start_unix_s
 
 
-def _by_host(worker: WorkerLog) -> float:
-    """When a log began, by the clock of its host."""
-    return float(worker.attach.get("unix_s", 0.0)) - float(worker.attach.get("at_s", 0.0))
-
-
-def _placed(events: Iterable[ControlEvent], begun: Mapping[int, float]) -> list[ControlEvent]:
-    """The control plane's events on the clock of the workers."""
+def _shifted(events: Iterable[ControlEvent], begun: Mapping[int, float]) -> list[ControlEvent]:
+    """The control plane's events on the workers' clock."""
     events = list(events)
     ahead = [
         begun[number] - event.at_s

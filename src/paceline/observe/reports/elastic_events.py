@@ -1,33 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of an elastic run's control plane: who came, who was lost and why, and what the run waited for.
+"""The events of an elastic run's control plane: workers that joined or were lost, and why the run waited.
 
 The launcher appends them to `control.jsonl` in the log directory, one JSON object a line, with `kind` and `at_s`
-(seconds since the run began). A line that is cut off, or is no event, is passed over: this file tells a story, and the
-workers' own logs count.
+(seconds since the run began). A line that is cut off or is no event is skipped: this file explains the run, and totals
+come from the workers' own logs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.printable import deeply, visible
+from paceline.core.printable import visible
+from paceline.observe.reports.events import parse_lines
 
-NAME = "control.jsonl"
+CONTROL_LOG = "control.jsonl"
 
 
 @dataclass(frozen=True)
 class ControlEvent:
-    """Something that happened to the run as a whole.
+    """An event of the run as a whole.
 
     Attributes:
         at_s: seconds since the run began.
         kind: joined, lost, left, generation, paused, resumed, called, stuck, and others.
-        facts: all else.
+        facts: all other fields.
     """
 
     at_s: float
@@ -42,13 +43,13 @@ class ControlEvent:
 
 @dataclass
 class ElasticStatus:
-    """How the run stands, after some of its events.
+    """The state of the run after some of its events.
 
     Attributes:
         generation: its number, 0 before the first.
         members: of it.
         most: workers that may be members; None where that is not known.
-        joined, lost, left: workers so far; left are those that came to their end.
+        joined, lost, left: workers so far; left are those that finished.
         paused: why the run waits; "" where it does not.
     """
 
@@ -61,7 +62,7 @@ class ElasticStatus:
     paused: str = ""
 
     def add(self, event: ControlEvent) -> None:
-        """One more event."""
+        """Update the state; raises an error where a field is missing or invalid."""
         if event.kind == "began":
             self.most = int(event.facts["most"]) or None
         elif event.kind in ("joined", "lost", "left"):
@@ -83,105 +84,85 @@ class ElasticStatus:
 
 
 QUIET = frozenset({"began", "holds", "called", "finished", "process started"})
-"""Events that only help to find what is wrong with paceline itself."""
+"""Events that help only to debug paceline itself."""
 
 
 def is_news(kind: str, facts: Mapping[str, Any], before: ElasticStatus) -> bool:
-    """Whether an event is news for people, in a run that stood so before it."""
+    """Whether to show an event to people, given the state of the run before it."""
     if kind in QUIET or (kind == "process ended" and not facts.get("code")):
         return False
-    if kind in ("paused", "resumed"):  # that workers take their time to begin is no news, nor who comes after the end
+    if kind in ("paused", "resumed"):  # slow starts are no news, nor workers that come after the end
         return before.generation > 0 and not before.left
     return not (kind == "refused" and before.left)
 
 
 def news_events(events: Iterable[ControlEvent], debug: bool = False) -> list[ControlEvent]:
-    """What people want to hear of; with `debug` everything."""
-    elastic_status, told = ElasticStatus(), []
+    """The events to show to people; with `debug` all."""
+    status, shown = ElasticStatus(), []
     for event in events:
-        if debug or is_news(event.kind, event.facts, elastic_status):
-            told.append(event)
-        elastic_status.add(event)
-    return told
+        if debug or is_news(event.kind, event.facts, status):
+            shown.append(event)
+        status.add(event)
+    return shown
 
 
 def read_events(directory: Path) -> list[ControlEvent]:
-    """What stands in the log directory of an elastic run; nothing for other runs."""
-    path = directory / NAME
+    """All events in the log directory of an elastic run; none for other runs."""
+    path = directory / CONTROL_LOG
     try:
         data = path.read_bytes() if path.is_file() else b""
     except OSError:
         return []
-    return list(parse(data.split(b"\n")))
+    return list(valid_events(parse_lines(data.split(b"\n"))))
 
 
-def parse(lines: Iterable[bytes]) -> Iterable[ControlEvent]:
-    """The events on some lines; what is none is passed over."""
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            yield from events([deeply(json.loads(line))])
-
-
-def events(rows: Iterable[Any]) -> Iterable[ControlEvent]:
-    """The events that some JSON stands for; what is none is passed over."""
+def valid_events(rows: Iterable[Mapping[str, Any]]) -> Iterator[ControlEvent]:
+    """Control events from JSON; other rows are skipped."""
     for row in rows:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            said = dict(row)
-            event = ControlEvent(float(said.pop("at_s", 0.0)), str(said.pop("kind")), said)
-            ElasticStatus().add(event)  # what has no sense is found here
+            facts = dict(row)
+            event = ControlEvent(float(facts.pop("at_s", 0.0)), str(facts.pop("kind")), facts)
+            ElasticStatus().add(event)  # raises for invalid fields
             yield event
+
+
+TEXTS = {
+    "joined": "{who} has joined",
+    "lost": "{who} was lost: {reason}",
+    "left": "{who} has finished",
+    "back": "{who} is back after a restart of the launcher",
+    "generation": "generation {number}: {count} workers ({members}): {reason}",
+    "paused": "the run waits: {reason}",
+    "ended": "the run was given up: {reason}",
+    "resumed": "the run goes on",
+    "called": "{who} is called to exchange {exchange}",
+    "holds": "{who} holds the state of exchange {exchange}",
+    "process ended": "the process at place {place} ended: {code}",
+    "stuck": "exchange {exchange} waits for {waited_s} s: {activities}",
+    "refused": "refused {peer}: {reason}",
+    "record": "{path} cannot be written ({reason}): the run goes on, and a launcher that dies has no successor",
+}
+TEXTS["launcher record"] = TEXTS["record"]
 
 
 def event_text(kind: str, facts: Mapping[str, Any]) -> str:
     """One event in words."""
-    return visible(_event_text(kind, facts))
-
-
-def _event_text(kind: str, facts: Mapping[str, Any]) -> str:
-    who = f"worker {facts.get('worker', '?')}" + (f" on {facts['host']}" if facts.get("host") else "")
-    why = str(facts.get("why") or facts.get("reason") or "").rstrip(".")
-    if kind == "joined":
-        return f"{who} has joined"
-    if kind == "lost":
-        return f"{who} was lost: {why}"
-    if kind == "left":
-        return f"{who} has come to its end"
-    if kind == "back":
-        return f"{who} is back after a restart of the launcher"
+    if kind not in TEXTS:
+        rest = ", ".join(f"{name} {value}" for name, value in facts.items())
+        return visible(f"{kind}: {rest}" if rest else kind)
+    members, code = facts.get("members") or [], facts.get("code")
+    words: dict[str, Any] = {"peer": "an unknown peer"} | dict(facts)
+    words["who"] = f"worker {facts.get('worker', '?')}" + (f" on {facts['host']}" if facts.get("host") else "")
+    words["reason"] = str(facts.get("why") or facts.get("reason") or "").rstrip(".")
+    words["code"] = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
     if kind == "generation":
-        members = facts.get("members") or []
-        numbers = ", ".join(str(member[0]) for member in members)
-        return f"generation {facts.get('number')}: {len(members)} workers ({numbers}): {why}"
-    if kind == "paused":
-        return f"the run waits: {why}"
-    if kind == "ended":
-        return f"the run was given up: {why}"
-    if kind == "resumed":
-        return "the run goes on"
-    if kind == "called":
-        return f"{who} is called to exchange {facts.get('exchange')}"
-    if kind == "holds":
-        return f"{who} holds the state of exchange {facts.get('exchange')}"
-    if kind == "process ended":
-        return f"the process at place {facts.get('place')} ended: {_ended(facts.get('code'))}"
+        words |= {"count": len(members), "members": ", ".join(str(member[0]) for member in members)}
     if kind == "stuck":
-        return _stuck(facts)
-    if kind == "refused":
-        return f"refused {facts.get('peer', 'somebody')}: {why}"
-    if kind in ("record", "launcher record"):
-        return (
-            f"{facts.get('path')} cannot be written ({why}): the run goes on, and a launcher that dies has no successor"
-        )
-    rest = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return f"{kind}: {rest}" if rest else kind
+        words["activities"] = _activities(facts.get("workers") or [])
+    return visible(TEXTS[kind].format_map(defaultdict(lambda: None, words)))
 
 
-def _ended(code: Any) -> str:
-    return f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
-
-
-def _stuck(facts: Mapping[str, Any]) -> str:
-    """Who waits for whom."""
-    rows = [row for row in facts.get("workers") or [] if isinstance(row, Mapping)]
-    doing = "; ".join(f"worker {row.get('worker')}: {row.get('doing') or 'silent'}" for row in rows)
-    return f"exchange {facts.get('exchange')} waits for {facts.get('waited_s')} s: {doing}"
+def _activities(workers: Iterable[Any]) -> str:
+    """What each worker does meanwhile."""
+    rows = [row for row in workers if isinstance(row, Mapping)]
+    return "; ".join(f"worker {row.get('worker')}: {row.get('doing') or 'silent'}" for row in rows)

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a worker's log, as plain objects."""
+"""The events of a worker's log, as dataclasses, and how JSON becomes one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, fields
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from paceline.core.printable import deeply
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -12,8 +19,8 @@ class EpochEvent:
     """A worker began a pass over its share of the data."""
 
     at_s: float
-    epoch: int
-    batches: int | None  # minibatches of this worker in this pass
+    epoch: int = 0
+    batches: int | None = None  # minibatches of this worker in this pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,57 +28,50 @@ class ExchangeEvent:
     """One or several exchanges of a worker, and the work since the line before."""
 
     at_s: float
-    block: int
-    exchanges: int
-    minibatches: int
-    total_minibatches: int
-    samples: int | None
-    total_samples: int | None
-    compute_s: float
-    wait_s: float
-    exchange_s: float
-    bytes: int
-    left_out: tuple[int, ...]  # ranks whose contribution was not finite, or far larger than usual
-    warmup: bool
+    block: int = 0
+    exchanges: int = 1
+    minibatches: int = 0
+    total_minibatches: int = 0
+    samples: int | None = None
+    total_samples: int | None = None
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    exchange_s: float = 0.0
+    bytes: int = 0
+    left_out: tuple[int, ...] = ()  # ranks whose contribution was not finite, or far larger than usual
+    warmup: bool = False
     delays: dict[int, int] = field(default_factory=dict)  # delay of a push, in updates -> how many had it
     refused: int = 0  # pushes that were not finite
-    data_s: float | None = None  # waited for batches; None in logs that do not tell it from computing
+    data_s: float | None = None  # waiting for batches; None in logs that count it as computing
     met: int | None = None  # number of an exchange of the line, the same on all workers
-    met_s: float | None = None  # when the worker knew that all had come to it, in seconds as `at_s`
+    met_s: float | None = None  # when the worker knew that all had reached it, in seconds as `at_s`
     generation: int = 0  # of an elastic run; exchanges are counted anew in each
 
     @property
     def measured_s(self) -> float:
-        """Seconds that the line tells of."""
+        """Seconds that the line accounts for."""
         return self.compute_s + self.wait_s + self.exchange_s + (self.data_s or 0.0)
 
 
 @dataclass(frozen=True)
 class SourceReads:
-    """What the caches of a run, or one of them, did with the files of one source."""
+    """Reads of the files of one source through the caches of a run."""
 
-    hits: int = 0  # files that were there when they were opened
+    hits: int = 0  # files that were cached when they were opened
     misses: int = 0  # files that had to be waited for
-    bytes: int = 0  # that came from the source
-    waited_s: float = 0.0  # in opening files, in all processes of the loaders together
+    bytes: int = 0  # fetched from the source
+    waited_s: float = 0.0  # in opening files, in all loader processes together
     retries: int = 0
-    corrupt: int = 0  # downloads and files that were found damaged
+    corrupt: int = 0  # damaged downloads and files
 
     @property
     def hit_rate(self) -> float:
-        """Share of the files that were there when they were opened."""
+        """Share of the opened files that were cached."""
         opened = self.hits + self.misses
         return self.hits / opened if opened else 0.0
 
     def __add__(self, other: SourceReads) -> SourceReads:
-        return SourceReads(
-            self.hits + other.hits,
-            self.misses + other.misses,
-            self.bytes + other.bytes,
-            self.waited_s + other.waited_s,
-            self.retries + other.retries,
-            self.corrupt + other.corrupt,
-        )
+        return SourceReads(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -85,33 +85,33 @@ class Cached:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker left without a word."""
+    """A worker was lost."""
 
     at_s: float
     rank: int
-    why: str
-    taken_over: tuple[int, ...]  # ranks that own its slices from then on
+    why: str = ""
+    taken_over: tuple[int, ...] = ()  # ranks that own its shards from then on
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A worker's contribution was kept out of the mean."""
+    """A worker's contribution was rejected."""
 
     at_s: float
     rank: int
-    why: str
-    finite: bool  # whether it was only too large
-    in_a_row: int  # how often it had happened to that worker without a contribution that counted
+    why: str = ""
+    finite: bool = False  # finite, but too large
+    in_a_row: int = 1  # rejections of that worker since its last accepted contribution
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """The worker that wrote this owns the slices of another from then on."""
+    """The worker that wrote this owns the shards of another worker from then on."""
 
     at_s: float
     slice_of: int
-    version: int  # of the values from which it goes on, in updates
-    source: str  # "replica" or "last pulled values"
+    version: int = 0  # of the values from which it continues, in updates
+    source: str = "unknown"  # "replica" or "last pulled values"
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class Tuned:
     """Settings were changed, or a request to change them was refused."""
 
     at_s: float
-    by: int  # the rank that asked
-    block: int
-    total_minibatches: int
-    changes: dict[str, tuple[Any, Any]]  # name -> before, after
-    revert: bool
+    by: int = 0  # the rank that asked
+    block: int = 0
+    total_minibatches: int = 0
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> before, after
+    revert: bool = False
     refused: str = ""
-    why: str = ""  # what all workers have measured, where that changed it
+    why: str = ""  # the measurements of all workers, where they caused it
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,13 @@ class GenerationEvent:
     """A worker of an elastic run became a member of a generation."""
 
     at_s: float
-    number: int
-    size: int
+    number: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True)
 class OtherEvent:
-    """What else happened to a worker, such as an error, a checkpoint, or a pause."""
+    """Another event of a worker, such as an error, a checkpoint, or a pause."""
 
     at_s: float
     kind: str
@@ -152,6 +152,54 @@ class Value:
 
     at_s: float
     name: str
-    value: float
-    total_minibatches: int
-    total_samples: int | None
+    value: float  # the log writes nan and inf as text, which float() reads
+    total_minibatches: int = 0
+    total_samples: int | None = None
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "str": str,
+    "dict[int, int]": lambda counts: {int(key): int(count) for key, count in counts.items()},
+    "tuple[int, ...]": lambda numbers: tuple(int(number) for number in numbers),
+}
+
+
+@lru_cache
+def _converters(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    types = {one.name: str(one.type).removesuffix(" | None") for one in fields(kind)}
+    return {name: _CONVERTERS[text] for name, text in types.items() if text in _CONVERTERS}
+
+
+def from_json(kind: type[Kind], row: Mapping[str, Any], **given: Any) -> Kind:
+    """A dataclass of this module from JSON: unknown names are ignored, missing ones and null take the default.
+
+    Raises:
+        TypeError, ValueError, AttributeError: a field without a default is missing, or a value has another type.
+    """
+    found = {
+        name: convert(row[name])
+        for name, convert in _converters(kind).items()
+        if name not in given and row.get(name) is not None
+    }
+    return kind(**found, **given)
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """The event on one line; ValueError or RecursionError where there is none."""
+    event = json.loads(line)
+    if not isinstance(event, dict):
+        raise ValueError(f"expected an object, got {type(event).__name__}")
+    return event if line.isascii() and b"\\" not in line else dict(deeply(event))
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The events on some lines; other lines are skipped."""
+    for line in lines:
+        try:
+            event = parse_line(line)
+        except (ValueError, RecursionError):
+            continue
+        yield event

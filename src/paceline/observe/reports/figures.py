@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pictures of a report (needs the extra `paceline[report]`).
 
-Each function takes one run or several to compare, and returns a matplotlib figure, or None where
-the logs hold nothing to draw. One run is drawn in detail, a colour a value or a bar a worker;
-several are overlaid, a colour or a bar a run.
+Each function takes one run or several to compare, and returns a matplotlib figure, or None where the logs hold nothing
+to draw. One run is drawn in detail, a colour a value or a bar a worker; several are overlaid, a colour or a bar a run.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ if TYPE_CHECKING:
 Runs = Sequence[RunLog]
 COMPUTING, EXCHANGING, WAITING_FOR_DATA = ("computing", COMPUTE), ("exchanging", EXCHANGE), ("waiting for data", DATA)
 PARTS = (COMPUTING, WAITING_FOR_DATA, ("waiting for the slowest", WAIT), EXCHANGING)
-PARTS_OF_PUSHING = (COMPUTING, WAITING_FOR_DATA, ("waiting", WAIT), EXCHANGING)  # not only for the slowest
-LEAST_WAIT = 1.0  # percent of waiting for data, at any time, from which on it is drawn over time
-MOST_LINES = 8  # that are told apart by colour
+PARTS_OF_PUSHING = (COMPUTING, WAITING_FOR_DATA, ("waiting", WAIT), EXCHANGING)  # also for answers
+LEAST_WAIT = 1.0  # percent of waiting for data; below this at all times it is not drawn
+MOST_LINES = 8  # with colours of their own
 FIRST_FALL = 0.08  # of the run: its losses do not set the range of the y axis
 MOST_PANELS = 3
-MOST_BARS = 48  # of a histogram: narrower bars are hard to tell apart
-RARE = 0.5  # percent of the pushes that may lie outside of the histogram, where they would squeeze all others
+MOST_BARS = 48  # of a histogram
+RARE = 0.5  # percent of the pushes that may lie outside of the histogram
 
 
 def loss_by_samples(runs: Runs) -> Figure | None:
@@ -79,7 +78,7 @@ def loss_by_time(runs: Runs) -> Figure | None:
 
 
 def time_per_worker(runs: Runs) -> Figure | None:
-    """Time computing, waiting for data and for others, and exchanging: a bar a worker, or a run when comparing."""
+    """Time computing, waiting for data and for workers, and exchanging: a bar a worker, or a run when comparing."""
     rows = [row for run in runs for row in (_workers(run) if len(runs) == 1 else [_mean(run)])]
     longest = max((sum(times) for _, times in rows), default=0.0)
     if not longest:
@@ -105,14 +104,14 @@ def time_per_worker(runs: Runs) -> Figure | None:
 
 def data_over_time(runs: Runs) -> Figure | None:
     """Share of the time in which workers wait for data: a line a worker, or a run when comparing."""
-    lines = _waits_of_workers(runs[0]) if len(runs) == 1 else _waits_of_runs(runs)
+    lines = _data_waits(runs)
     if max((float(curve.y.max()) for _, curve in lines if len(curve.y)), default=0.0) < LEAST_WAIT:
         return None
     scale, unit = time_unit(max(run.wall_s for run in runs))
     with style():
         figure = new_figure(3.2)
         axes = figure.subplots()
-        if len(lines) > MOST_LINES:  # all pale, and over them the one that waits most
+        if len(lines) > MOST_LINES:  # all pale, and over them the longest wait
             for _, curve in lines:
                 axes.plot(curve.x / scale, curve.y, color=colour(0), linewidth=1.0, alpha=0.4)
             lines = [(1, max((curve for _, curve in lines), key=lambda curve: float(curve.y.sum())))]
@@ -128,15 +127,13 @@ def data_over_time(runs: Runs) -> Figure | None:
     return figure
 
 
-def _waits_of_workers(run: RunLog) -> list[tuple[int, Curve]]:
-    told = [worker for worker in run.workers if worker.logs_data_wait]
-    return [(turn, data_by_time([one], f"worker {one.rank}", run.wall_s)) for turn, one in enumerate(told)]
-
-
-def _waits_of_runs(runs: Runs) -> list[tuple[int, Curve]]:
-    """A line for each run that tells of it, with the turn that gives it its colour in all figures."""
-    told = [(turn, run) for turn, run in enumerate(runs) if run.logs_data_wait]
-    return [(turn, data_by_time(run.workers, run.label, run.wall_s)) for turn, run in told]
+def _data_waits(runs: Runs) -> list[tuple[int, Curve]]:
+    """A curve a worker, or a run when comparing, with the number of its colour."""
+    if len(runs) > 1:
+        logged = [(turn, run) for turn, run in enumerate(runs) if run.logs_data_wait]
+        return [(turn, data_by_time(run.workers, run.label, run.wall_s)) for turn, run in logged]
+    workers = [worker for worker in runs[0].workers if worker.logs_data_wait]
+    return [(turn, data_by_time([one], f"worker {one.rank}", runs[0].wall_s)) for turn, one in enumerate(workers)]
 
 
 def bytes_over_time(runs: Runs) -> Figure | None:
@@ -164,7 +161,7 @@ def bytes_over_time(runs: Runs) -> Figure | None:
 
 
 def delay_of_pushes(runs: Runs) -> Figure | None:
-    """How old the numbers of pushes were, over all workers, and their mean; a colour a run when comparing."""
+    """Staleness of the pushes of all workers, and its mean; a colour a run when comparing."""
     pushed = [(turn, run, delays_of_pushes(run)) for turn, run in enumerate(runs) if run.delays]
     if not pushed:
         return None
@@ -187,13 +184,13 @@ def delay_of_pushes(runs: Runs) -> Figure | None:
 
 
 def _end_of_bars(curve: Curve) -> int:
-    """Delays that are drawn, counted from 0: all, unless a few are far greater than the others."""
+    """Delays that are drawn, counted from 0: all, unless a few are far greater than the rest."""
     usual = int(np.searchsorted(np.cumsum(curve.y), 100 - RARE - 1e-9)) + 1
     return usual if len(curve.x) > 2 * usual else len(curve.x)
 
 
 def _draw_delays(axes: Axes, edges: Points, curve: Curve, shade: str, label: str) -> None:
-    """One run's bars and the mean: alone as separate bars, beside others as steps that shine through."""
+    """One run's bars and its mean; with a label, as transparent steps over those of other runs."""
     mean = float((curve.x * curve.y).sum()) / 100
     heights = np.histogram(curve.x, edges, weights=curve.y)[0]
     if not label:
@@ -238,7 +235,7 @@ def _draw_all(axes: Axes, curves: list[tuple[Curve, str]]) -> None:
 
 
 def _draw(axes: Axes, curve: Curve, shade: str, label: str) -> None:
-    """A noisy curve is a pale raw line under its running mean, a short one is a row of markers."""
+    """Draw a noisy curve pale under its running mean, a short one with markers."""
     if curve.noisy:
         raw, mean = thin(curve), thin(smooth(curve))
         axes.plot(raw.x, raw.y, color=shade, alpha=0.28, linewidth=0.9)
@@ -249,7 +246,7 @@ def _draw(axes: Axes, curve: Curve, shade: str, label: str) -> None:
 
 
 def _range_of_y(axes: Axes, curves: list[Curve]) -> None:
-    """Leave the first fall out of the range of y: it would flatten all that follows."""
+    """Set the range of y without the first fall, which would flatten the rest."""
     end = max((float(curve.x[-1]) for curve in curves if len(curve.x)), default=0.0)
     late = []
     for curve in curves:
@@ -261,14 +258,11 @@ def _range_of_y(axes: Axes, curves: list[Curve]) -> None:
         axes.set_ylim(min(late) - margin, max(late) + margin)
 
 
-Times = tuple[float, ...]
-"""Seconds of one worker in the order of `PARTS`."""
-
-
-def _workers(run: RunLog) -> list[tuple[str, Times]]:
+def _workers(run: RunLog) -> list[tuple[str, tuple[float, ...]]]:
+    """Label and seconds of each worker, in the order of `PARTS`."""
     return [(f"worker {w.rank}", (w.compute_s, w.data_s, w.wait_s, w.exchange_s)) for w in run.workers]
 
 
-def _mean(run: RunLog) -> tuple[str, Times]:
+def _mean(run: RunLog) -> tuple[str, tuple[float, ...]]:
     parts = [times for _, times in _workers(run)]
     return run.label, tuple(np.mean(np.array(parts), axis=0).tolist())

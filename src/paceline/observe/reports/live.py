@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's logs while they still grow: what a progress line shows.
+"""Follows the logs of a run that still trains, for progress lines.
 
-`Live(directory).poll()` reads what was appended since the last call and returns a `LiveSnapshot`. `Live.workers` has
-what is known of each worker, and `Live.news` what happened. Nothing is raised for what a half-written file holds: an
-incomplete line waits for its end, and a line that is no event is passed over, since the report will say so.
+`Live(directory).poll()` reads the lines that were appended since the last call and returns a `LiveSnapshot`.
+`Live.workers` has the state of each worker, and `Live.notices` the events. Damaged files raise no errors: an incomplete
+line is read when it is complete, and a line that is no event is skipped; the report counts it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 from paceline.observe.processes import is_gone
 from paceline.observe.reports import elastic_events
-from paceline.observe.reports.elastic_events import ElasticStatus
+from paceline.observe.reports.elastic_events import CONTROL_LOG, ElasticStatus
 from paceline.observe.reports.events import ExchangeEvent
 from paceline.observe.reports.log import WorkerLog
-from paceline.observe.reports.notices import CONTROL, JsonLinesTail, Notices, control_notice, worker_notice
-from paceline.observe.reports.read import LOG_NAME, take
+from paceline.observe.reports.notices import JsonLinesTail, Notices, control_notice, worker_notice
+from paceline.observe.reports.read import LOG_NAME, add_event
 from paceline.observe.reports.summary import Shares
 
-LAG_S = 2.0  # between what a worker has done and what its log says
-DEAD_S = 5.0  # that a log has not grown, before its process is looked for
+LAG_S = 2.0  # of a log behind its worker
+DEAD_S = 5.0  # without growth of a log before its process is checked
 POINTS = 512  # of a curve
-WINDOW_S = 10.0  # the rate is that of the last ten seconds of the log
+WINDOW_S = 10.0  # of the log, for rates and shares
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class LiveSnapshot:
     Attributes:
         size: workers of the run; 0 until the first has attached.
         minibatches: done so far, rank -> count.
-        minibatches_per_s: of all workers together, lately.
+        minibatches_per_s: recent rate of all workers together.
         epoch: the furthest pass over the data that a worker has begun.
-        epoch_done: share of that pass which is done, where its length is known.
-        epoch_left_s: seconds to the end of that pass for the slowest worker, at its rate lately.
+        epoch_done: finished share of that pass, where its length is known.
+        epoch_left_s: seconds to the end of that pass for the slowest worker, at its recent rate.
         loss: latest report of the value named `loss`, or of another loss where none is so named.
-        exchange_share: share of the measured time that went into waiting and exchanging.
-        data_share: share of it that went into waiting for data.
-        delay: mean delay of the pushes of all workers, in updates, lately; None where nothing is pushed.
-        lost: ranks of workers that left without a word.
-        standing: of an elastic run, who is there and what it waits for; None for other runs.
+        exchange_share: share of the measured time in waiting and exchanging.
+        data_share: share of the measured time in waiting for data.
+        delay: mean delay of recent pushes of all workers, in updates; None without pushes.
+        lost: ranks of lost workers.
+        elastic_status: state of an elastic run; None for other runs.
     """
 
     size: int = 0
@@ -75,45 +75,45 @@ class Live:
 
     Args:
         directory: of the logs.
-        debug: whether to tell every event of a control plane, also what is no news.
+        debug: whether to show every event of a control plane.
     """
 
     def __init__(self, directory: str | Path, debug: bool = False) -> None:
         self.directory = Path(directory)
-        self.news = Notices()
+        self.notices = Notices()
         self._number = 1
         self._followers: dict[int, Follower] = {}
-        self._control = _Control(self.directory / CONTROL, debug)
+        self._control = _Control(self.directory / CONTROL_LOG, debug)
 
     def poll(self) -> LiveSnapshot:
-        """Read what is new, and sum up."""
+        """Read new lines and sum up."""
         self._look_for_files()
         start_s = self._start_s()
         for follower in self._followers.values():
-            follower.read(self.news, start_s)
-        self._control.read(self.news, start_s)
-        found = _sum_up(self.workers, self._control.lost) if self._followers else LiveSnapshot()
-        return replace(found, elastic_status=self._control.elastic_status)
+            follower.read(self.notices, start_s)
+        self._control.read(self.notices, start_s)
+        snapshot = _sum_up(self.workers, self._control.lost) if self._followers else LiveSnapshot()
+        return replace(snapshot, elastic_status=self._control.elastic_status)
 
     def _start_s(self) -> float:
-        """When an elastic run began, by the clock of the host of its first worker; 0 for others, who begin together."""
-        told = [log.began_unix_s for log in self._followers.values() if log.began_unix_s]
-        return min(told, default=0.0) if self._control.elastic_status is not None else 0.0
+        """Start of an elastic run by the clock of its first worker's host; 0 for other runs."""
+        known = [log.began_unix_s for log in self._followers.values() if log.began_unix_s]
+        return min(known, default=0.0) if self._control.elastic_status is not None else 0.0
 
     @property
     def workers(self) -> list[Follower]:
-        """Those whose logs are there, in rank order, as of the last `poll`."""
+        """Workers with logs at the last `poll`, in rank order."""
         return [self._followers[rank] for rank in sorted(self._followers)]
 
     @property
     def over(self) -> bool:
-        """Whether every worker of the run has closed it, was lost, or is seen to be dead."""
+        """Whether every worker has closed the run, was lost, or is dead."""
         if self._control.finished:
             return True
         logs = self.workers
         lost = set().union(self._control.lost, *(log.lost for log in logs))
         ended = {log.rank for log in logs if log.closed or log.dead()} | lost
-        if self._control.elastic_status is not None:  # others may still come, unless nobody is left who was there
+        if self._control.elastic_status is not None:  # further workers may still join, unless all have ended
             return bool(logs) and all(log.rank in ended for log in logs) and self._control.silent
         return bool(logs) and len(ended) >= max(log.size for log in logs)
 
@@ -125,7 +125,7 @@ class Live:
             if not match or not path.is_file():
                 continue
             rank, number = int(match[1]), int(match[2] or 1)
-            if self._control.path.exists():  # workers come and go, each with a log of its own
+            if self._control.path.exists():  # each worker that joins has a log of its own
                 if rank not in self._followers or number > self._followers[rank].number:
                     self._followers[rank] = Follower(path, rank, number)
                 continue
@@ -136,12 +136,12 @@ class Live:
 
 
 class _Control:
-    """What the growing log of a control plane tells, where there is one.
+    """Follows the log of a control plane, where there is one.
 
     Attributes:
-        standing: of the run; None where there is no control plane.
+        elastic_status: of the run; None where there is no control plane.
         lost: workers that were lost.
-        finished: the run has come to its end, or was given up.
+        finished: the run has finished, or was given up.
     """
 
     def __init__(self, path: Path, debug: bool) -> None:
@@ -154,30 +154,30 @@ class _Control:
 
     @property
     def silent(self) -> bool:
-        """Whether it has said nothing for `DEAD_S`."""
+        """Whether its log has not grown for `DEAD_S`."""
         try:
             return time.time() - self.path.stat().st_mtime > DEAD_S
         except OSError:
             return True
 
-    def read(self, news: Notices, start_s: float) -> None:
-        """Take in what is new."""
+    def read(self, notices: Notices, start_s: float) -> None:
+        """Read new lines."""
         if not self.path.is_file():
             return
         self.elastic_status = self.elastic_status or ElasticStatus()
-        for event in elastic_events.events(self._growing.read()):
+        for event in elastic_events.valid_events(self._growing.read()):
             if event.kind == "began":
                 self._began_unix_s = float(event.facts.get("unix_s") or 0.0)
             if self._debug or elastic_events.is_news(event.kind, event.facts, self.elastic_status):
                 ahead_s = self._began_unix_s - start_s if self._began_unix_s and start_s else 0.0
-                news.add(control_notice(event, event.at_s + ahead_s))
+                notices.add(control_notice(event, event.at_s + ahead_s))
             self.lost |= {int(event.facts["worker"])} if event.kind == "lost" else set()
             self.finished = self.finished or event.kind in ("finished", "ended")
             self.elastic_status.add(event)
 
 
 class Follower:
-    """One worker's growing log. Keeps sums, not events: a long run must not fill the launcher."""
+    """Follows one worker's log. It keeps sums, not events: a long run must not fill the launcher's memory."""
 
     def __init__(self, path: Path, rank: int, number: int = 1) -> None:
         self.path, self.rank, self.number = path, rank, number
@@ -190,37 +190,37 @@ class Follower:
         self.epoch_batches: int | None = None
         self.epoch_start = 0
         self.losses: dict[str, tuple[float, float]] = {}  # name -> (at_s, value)
-        self.track: deque[tuple[float, int]] = deque()  # (at_s, minibatches), of the last window
-        self.pushes: deque[tuple[float, int, int]] = deque()  # (at_s, pushes, their delays), of the last window
+        self.track: deque[tuple[float, int]] = deque()  # (at_s, minibatches) in the last window
+        self.pushes: deque[tuple[float, int, int]] = deque()  # (at_s, pushes, sum of their delays) in the last window
         self.lost: set[int] = set()
         self.host, self.samples, self.closed = "?", 0, False
         self.failed, self.block, self.at_s = False, 0, 0.0
-        self.touched_s = 0.0  # when the log last grew, seconds of the wall clock
-        self.left_out: Counter[int] = Counter()  # rank -> contributions, of all workers
-        self.spent: deque[tuple[float, ExchangeEvent]] = deque()  # lines of the log, of the last window
+        self.touched_s = 0.0  # when the log last grew, wall clock
+        self.left_out: Counter[int] = Counter()  # rank -> rejected contributions
+        self.spent: deque[tuple[float, ExchangeEvent]] = deque()  # lines in the last window
         self.curve: list[float] = []  # the loss, thinned out
-        self.began_unix_s = self.ahead_s = 0.0  # when its log began; how much later than the run
+        self.began_unix_s = self.ahead_s = 0.0  # start of its log; seconds after the start of the run
         self.inherited = 0  # minibatches that its count began with
-        self._own = 0  # minibatches that the lines of exchanges tell of
+        self._own = 0  # minibatches by the lines of exchanges
         self._about: dict[str, Any] = {}  # its process
         self._every, self._seen = 1, 0
         self._growing = JsonLinesTail(path)
 
     def dead(self, clock: Callable[[], float] = time.time) -> bool:
-        """Whether its process has ended without a word, as far as that can be seen from here."""
+        """Whether its process ended without closing the run, as far as this host can tell."""
         return not self.closed and clock() - self.touched_s > DEAD_S and is_gone(self.host, self._about)
 
-    def read(self, news: Notices, start_s: float = 0.0) -> None:
-        """Take in what is new, in a run that began at `start_s` of the wall clock, where that is known."""
+    def read(self, notices: Notices, start_s: float = 0.0) -> None:
+        """Read new lines of a run that began at `start_s` of the wall clock, 0 where unknown."""
         with contextlib.suppress(OSError):
             self.touched_s = self.path.stat().st_mtime
         for line in self._growing.read():
             event = WorkerLog(path=self.path, rank=self.rank)
             try:
-                take(event, line)
+                add_event(event, line)
                 self._add(event)
                 self.ahead_s = self.began_unix_s - start_s if start_s and self.began_unix_s else 0.0
-                news.add(worker_notice(self.rank, line, _seconds(line) + self.ahead_s))
+                notices.add(worker_notice(self.rank, line, _seconds(line) + self.ahead_s))
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
 
@@ -253,7 +253,7 @@ class Follower:
             self._advance(value.at_s, value.total_minibatches)
 
     def _count(self, line: ExchangeEvent) -> None:
-        """Find out with which count it began: that of a checkpoint, or of the worker that gave it its state."""
+        """Find the count that it began with, from a checkpoint or from the worker that sent it the state."""
         self._own += line.minibatches
         more = line.total_minibatches - self._own - self.inherited if line.minibatches else 0
         if more:
@@ -263,8 +263,10 @@ class Follower:
             self.track.clear()
 
     def _start_of_next_epoch(self) -> int:
-        """Minibatches done when a pass begins. The last line may be a moment old; if no more than a
-        moment's work is missing to the end of the pass before, that pass was finished."""
+        """Minibatches done when a pass begins.
+
+        The log lags: where little is missing to the end of the pass before, that pass was finished.
+        """
         finished = self.epoch_start + (self.epoch_batches or 0)
         return finished if finished - self.minibatches <= LAG_S * self.rate else self.minibatches
 
@@ -275,7 +277,7 @@ class Follower:
             self.track.popleft()
 
     def _push(self, line: ExchangeEvent) -> None:
-        """Keep the delays of a line, and of those before it what lies in the window."""
+        """Keep the delays of the lines in the window."""
         if line.delays:
             delays = sum(delay * count for delay, count in line.delays.items())
             self.pushes.append((line.at_s, sum(line.delays.values()), delays))
@@ -283,7 +285,7 @@ class Follower:
             self.pushes.popleft()
 
     def _spend(self, line: ExchangeEvent) -> None:
-        """Keep where the time of the last window went."""
+        """Keep the lines in the window."""
         self.left_out.update(line.left_out)
         self.block = max(self.block, line.block)
         self.samples = max(self.samples, line.total_samples or 0)
@@ -292,7 +294,7 @@ class Follower:
             self.spent.popleft()
 
     def _draw(self, value: float) -> None:
-        """Keep every k-th value of the curve, so that it never grows long."""
+        """Keep every k-th value of the curve, so that its length is bounded."""
         self._seen += 1
         if self._seen % self._every == 0:
             self.curve.append(value)
@@ -301,7 +303,7 @@ class Follower:
 
     @property
     def shares(self) -> Shares:
-        """Where the time of the last window went."""
+        """Shares of the time in the last window."""
         lines = [line for _, line in self.spent]
         parts = (
             sum(line.compute_s for line in lines),
@@ -314,7 +316,7 @@ class Follower:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples a second over the window, as they go with minibatches; None where nobody counts them."""
+        """Samples a second over the window, estimated from minibatches; None where they are not counted."""
         return self.rate * self.samples / self.minibatches if self.samples and self.minibatches else None
 
     @property
@@ -327,7 +329,7 @@ class Follower:
 
     @property
     def epoch_done(self) -> float | None:
-        """Share of the worker's pass that is done."""
+        """Finished share of the worker's pass."""
         if not self.epoch_batches:
             return None
         done = (self.minibatches - self.epoch_start) / self.epoch_batches
@@ -348,9 +350,9 @@ def _seconds(event: dict[str, Any]) -> float:
         return 0.0
 
 
-def _sum_up(logs: list[Follower], gone: set[int]) -> LiveSnapshot:
+def _sum_up(logs: list[Follower], lost: set[int]) -> LiveSnapshot:
     busy = sum(log.busy_s for log in logs)
-    lost = set().union(gone, *(log.lost for log in logs))
+    lost = lost.union(*(log.lost for log in logs))
     at_work = [log for log in logs if log.rank not in lost]
     epochs = [log.epoch for log in logs if log.epoch is not None]
     epoch = max(epochs, default=None)

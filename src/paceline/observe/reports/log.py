@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's event logs say, as plain objects: `RunLog` holds one `WorkerLog` a worker.
+"""The event logs of a run as plain objects: `RunLog` holds one `WorkerLog` a worker.
 
-Totals are properties, computed from the events when asked. The reader is :mod:`.read`.
+Totals are properties, computed from the events on each access. The reader is :mod:`.read`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class WorkerLog:
     resumes: int = 0
     closed: dict[str, Any] | None = None
     truncated: int = 0  # a cut-off last line that was skipped
-    damaged: list[int] = field(default_factory=list)  # numbers of the other lines that are no events, the first of them
-    damaged_lines: int = 0  # how many these are
-    gaps: int = 0  # events that the writer had no room for
+    damaged: list[int] = field(default_factory=list)  # numbers of the first other lines that are no events
+    damaged_lines: int = 0  # number of all such lines
+    gaps: int = 0  # events that the writer dropped because its disk was full
     last_at_s: float = 0.0
 
     @property
@@ -62,43 +62,48 @@ class WorkerLog:
         return str(self.attach.get("host", "?"))
 
     @property
+    def log_start_unix_s(self) -> float:
+        """Start of the log by the wall clock of its host."""
+        return float(self.attach.get("unix_s", 0.0)) - float(self.attach.get("at_s", 0.0))
+
+    @property
     def _latest(self) -> list[ExchangeEvent | Value]:
         return [*self.exchanges[-1:], *self.values[-1:]]
 
     @property
     def inherited(self) -> int:
-        """Minibatches that its count began with: those of a checkpoint, or of the worker that gave it its state."""
+        """Minibatches that its count began with, from a checkpoint or from the worker that sent it the state."""
         last = self.exchanges[-1].total_minibatches if self.exchanges else 0
         return max(0, last - sum(line.minibatches for line in self.exchanges))
 
     @property
     def inherited_samples(self) -> int:
-        """The same of samples."""
+        """Samples that its count began with."""
         last = self.exchanges[-1].total_samples if self.exchanges else None
         return 0 if last is None else max(0, last - sum(line.samples or 0 for line in self.exchanges))
 
     @property
     def minibatches(self) -> int:
-        """Minibatches that this worker did itself, by the latest event that says so."""
+        """Minibatches that this worker did itself, by its latest event that counts them."""
         counts = [line.total_minibatches for line in self._latest]
         counts.append(int((self.closed or {}).get("minibatches") or 0))
         return max(0, max(counts) - self.inherited)
 
     @property
     def samples(self) -> int | None:
-        """Samples that this worker did itself, or None where nobody counted them."""
+        """Samples that this worker did itself, or None where they were not counted."""
         counts = [line.total_samples for line in self._latest]
         known = [count for count in counts if count is not None]
         return max(0, max(known) - self.inherited_samples) if known else None
 
     @property
     def ended_s(self) -> float:
-        """When it last said something, on the clock of the run."""
+        """Time of its last event, on the clock of the run."""
         return self.began_s + self.last_at_s
 
     @property
     def blocks(self) -> int:
-        """Exchanges this worker took part in."""
+        """Exchanges that this worker took part in."""
         return sum(line.exchanges for line in self.exchanges)
 
     @property
@@ -114,27 +119,27 @@ class WorkerLog:
 
     @property
     def wait_s(self) -> float:
-        """Seconds spent waiting for slower workers to arrive at an exchange."""
+        """Seconds spent waiting for slower workers at exchanges."""
         return sum(line.wait_s for line in self.exchanges)
 
     @property
     def exchange_s(self) -> float:
-        """Seconds spent on exchanges after everybody had arrived."""
+        """Seconds spent on exchanges after all workers had arrived."""
         return sum(line.exchange_s for line in self.exchanges)
 
     @property
     def data_s(self) -> float:
-        """Seconds spent waiting for batches; 0 where the log does not tell it from computing."""
+        """Seconds spent waiting for batches; 0 in logs that count it as computing."""
         return sum(line.data_s or 0.0 for line in self.exchanges)
 
     @property
     def logs_data_wait(self) -> bool:
-        """Whether the log tells waiting for batches from computing."""
+        """Whether the log separates waiting for batches from computing."""
         return any(line.data_s is not None for line in self.exchanges)
 
     @property
     def delays(self) -> Counter[int]:
-        """How many pushes of this worker had which delay, in updates; empty in a synchronous run."""
+        """Delay in updates -> pushes of this worker that had it; empty in a synchronous run."""
         return _added(line.delays for line in self.exchanges)
 
     @property
@@ -166,12 +171,12 @@ class RunLog:
 
     @property
     def elastic(self) -> bool:
-        """Whether workers could come and go."""
+        """Whether workers could join and leave."""
         return any(worker.generations for worker in self.workers)
 
     @property
     def numbers(self) -> list[int]:
-        """Of all workers that were ever there, in order."""
+        """Numbers of all workers that ever took part, in order."""
         if not self.elastic:
             return list(range(self.size))
         joined = {int(event.facts["worker"]) for event in self.events if event.kind == "joined"}
@@ -184,7 +189,7 @@ class RunLog:
 
     @property
     def transport(self) -> str:
-        """How the workers spoke to each other."""
+        """The transport between the workers."""
         return str(self._attached("transport", "unknown"))
 
     @property
@@ -200,7 +205,7 @@ class RunLog:
 
     @property
     def started_unix_s(self) -> float | None:
-        """When the first worker attached, as a wall clock tells it."""
+        """When the first worker attached, by the wall clock of its host."""
         known = [w.attach["unix_s"] for w in self.workers if "unix_s" in w.attach]
         return float(min(known)) if known else None
 
@@ -227,17 +232,17 @@ class RunLog:
 
     @property
     def delays(self) -> Counter[int]:
-        """How many pushes of all workers had which delay, in updates; empty in a synchronous run."""
+        """Delay in updates -> pushes of all workers that had it; empty in a synchronous run."""
         return _added(worker.delays for worker in self.workers)
 
     @property
     def logs_data_wait(self) -> bool:
-        """Whether any log tells waiting for batches from computing."""
+        """Whether any log separates waiting for batches from computing."""
         return any(worker.logs_data_wait for worker in self.workers)
 
     @property
     def sources(self) -> dict[str, SourceReads]:
-        """What the caches of all workers did, by source; a cache that several workers have counts once."""
+        """Reads through the caches of all workers, by source; a cache that several workers share counts once."""
         latest: dict[tuple[str, str], Cached] = {}
         for worker in self.workers:
             for name, line in worker.caches.items():
@@ -252,7 +257,7 @@ class RunLog:
 
     @property
     def lost(self) -> list[Lost]:
-        """Workers that left without a word, in rank order: what the first to notice each of them wrote."""
+        """Lost workers in rank order, each by the event of the first worker that noticed."""
         found: dict[int, Lost] = {}
         for line in sorted((line for w in self.workers for line in w.lost), key=lambda line: line.at_s):
             found.setdefault(line.rank, line)
@@ -264,27 +269,26 @@ class RunLog:
 
     @property
     def tuned(self) -> list[Tuned]:
-        """What was changed while the run went on, as the first worker tells it, and what was refused to any."""
-        told = next((worker.tuned for worker in self.workers if worker.tuned), [])
+        """Changes of settings during the run, as rank 0 logged them, and refused requests of all workers."""
+        logged = next((worker.tuned for worker in self.workers if worker.tuned), [])
         refused = [line for worker in self.workers for line in worker.tuned if line.refused]
-        return sorted([line for line in told if not line.refused] + refused, key=lambda line: line.at_s)
+        return sorted([line for line in logged if not line.refused] + refused, key=lambda line: line.at_s)
 
     def new_owners(self, rank: int) -> dict[int, Takeover | None]:
-        """Who owns the slices of a lost worker: rank -> what it said when it took them over, if it did."""
-        new_owners: dict[int, Takeover | None] = {}
+        """The new owners of a lost worker's shards: rank -> its takeover event, if it logged one."""
+        owners: dict[int, Takeover | None] = {}
         for line in (line for w in self.workers for line in w.lost if line.rank == rank):
-            new_owners |= dict.fromkeys(line.taken_over)
+            owners |= dict.fromkeys(line.taken_over)
         for worker in self.workers:
-            said = [line for line in worker.takeovers if line.slice_of == rank]
-            if said:
-                new_owners[worker.rank] = said[-1]
-        return dict(sorted(new_owners.items()))
+            taken = [line for line in worker.takeovers if line.slice_of == rank]
+            if taken:
+                owners[worker.rank] = taken[-1]
+        return dict(sorted(owners.items()))
 
     def last(self, name: str) -> float | None:
-        """Where a value ended: the mean over the workers of their last reports, without those that were lost before.
+        """Final value: the mean over the workers that were not lost, each the mean of its last twentieth of reports.
 
-        The last twentieth of a worker's reports counts, so that a loss reported at each minibatch
-        does not hang on the luck of one, and of a few reports the last one alone.
+        So a loss that is reported at each minibatch does not depend on the last one; of few reports the last counts.
         """
         final: list[float] = []
         gone = {line.rank for line in self.lost}
@@ -296,7 +300,7 @@ class RunLog:
 
 
 def _added(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """The sum of several counts, in the order of their keys."""
+    """The sum of several counts, sorted by key."""
     total: Counter[int] = Counter()
     for count in counts:
         total.update(count)

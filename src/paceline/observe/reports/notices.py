@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is worth a line of its own while a run goes on: events of workers and of the control plane, as sentences."""
+"""Notices of a running program: events of workers and of the control plane, as sentences."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.printable import deeply
 from paceline.observe.reports.elastic_events import ControlEvent
-
-CONTROL = "control.jsonl"
-"""The log of an elastic run's control plane, beside those of the workers."""
+from paceline.observe.reports.events import parse_lines
 
 _QUIET = frozenset({"attach", "exchange", "value", "epoch", "cache", "close"})
-_UNSAID = frozenset({"kind", "at_s", "rank", "text"})
+_HIDDEN = frozenset({"kind", "at_s", "rank", "text"})
 _KEPT = 512
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that happened.
+    """One event for people.
 
     Attributes:
         at_s: seconds since the first worker attached, as far as clocks agree.
-        key: the same for what several workers say of one happening.
+        key: the same in the reports of several workers on one event.
         text: a sentence without a full stop.
     """
 
@@ -35,7 +32,7 @@ class Notice:
 
 
 def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | None:
-    """What a line of a worker's log has to tell, if anything."""
+    """The notice of an event in a worker's log; None for events that are not shown."""
     kind = str(event.get("kind", ""))
     if not kind or kind in _QUIET:
         return None
@@ -48,9 +45,8 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
         text = f"worker {out} left out of exchange {exchange}: {event.get('why', '')}{again}"
         return Notice(at_s, f"left_out {out} {exchange}", text)
     if kind == "takeover":
-        return Notice(
-            at_s, f"takeover {event.get('slice_of')}", f"worker {rank} takes over from {event.get('slice_of')}"
-        )
+        lost = event.get("slice_of")
+        return Notice(at_s, f"takeover {lost}", f"worker {rank} takes over from {lost}")
     if kind in ("save", "resume"):
         done = "saved" if kind == "save" else "resumed from"
         return Notice(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
@@ -65,18 +61,18 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
 def _waiting(event: dict[str, Any], at_s: float) -> Notice:
     missing = [row for row in event.get("workers", []) if row.get("state") != "waits"]
     words = "; ".join(f"worker {row.get('rank')} {row.get('text', '')}" for row in missing)
-    return Notice(at_s, "waiting", f"the exchange failed: {words or 'nobody is missing'}")
+    return Notice(at_s, "waiting", f"the exchange failed: {words or 'no worker is missing'}")
 
 
 def control_notice(event: ControlEvent, at_s: float) -> Notice:
-    """What an event of the control plane has to tell."""
+    """The notice of an event of the control plane."""
     return Notice(at_s, f"control {event.kind} {at_s}", event.text)
 
 
 def _facts(event: dict[str, Any]) -> str:
-    """An event that is not known here, by its fields."""
-    said = (f"{name}={_short(value)}" for name, value in event.items() if name not in _UNSAID and value is not None)
-    return ", ".join(said)
+    """The fields of an event of unknown kind."""
+    shown = {name: value for name, value in event.items() if name not in _HIDDEN and value is not None}
+    return ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
 
 
 def _short(value: Any) -> str:
@@ -85,7 +81,7 @@ def _short(value: Any) -> str:
 
 
 class JsonLinesTail:
-    """Follows a growing file of JSON lines; what is no event is passed over."""
+    """Follows a growing file of JSON lines; lines that are no events are skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +89,7 @@ class JsonLinesTail:
         self._rest = b""
 
     def read(self) -> list[dict[str, Any]]:
-        """The events on lines that were completed since the last look."""
+        """The events on lines that were completed since the last call."""
         if not self.path.is_file():
             return []
         try:
@@ -101,28 +97,20 @@ class JsonLinesTail:
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
-            return []  # gone for the moment, or for good; a view is not worth an error
+            return []  # it was removed; a view should not fail
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [event for event in map(_event, lines) if event is not None]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = deeply(json.loads(line))
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
+        return list(parse_lines(lines))
 
 
 class Notices:
-    """The newest news of a run, each once."""
+    """The newest notices of a run, each event once."""
 
     def __init__(self) -> None:
         self._items: dict[str, Notice] = {}
 
     def add(self, item: Notice | None) -> None:
-        """Take one in; of several that tell of one happening the earliest stays."""
+        """Add a notice; of several on one event keep the earliest."""
         if item is None:
             return
         before = self._items.get(item.key)
@@ -132,5 +120,5 @@ class Notices:
             self._items = {one.key: one for one in self.newest(_KEPT)}
 
     def newest(self, count: int) -> list[Notice]:
-        """The last `count`, in the order in which they happened."""
+        """The last `count`, in order of time."""
         return sorted(self._items.values(), key=lambda one: one.at_s)[-count:] if count else []

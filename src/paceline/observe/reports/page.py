@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of the report's HTML page: nothing in it asks the network for anything, all text is
-escaped.
-"""
+"""Parts of the report's HTML page: it requests nothing from the network, and all text is escaped."""
 
 from __future__ import annotations
 
@@ -93,7 +91,7 @@ def cards(facts: Mapping[str, str]) -> str:
 
 
 def warning_box(texts: Sequence[str]) -> str:
-    """What the reader must know; nothing where there is nothing to know."""
+    """Warnings in a box; "" without warnings."""
     if not texts:
         return ""
     lines = "".join(f"<p>{escape(text)}</p>" for text in texts)
@@ -117,7 +115,7 @@ def table(rows: Sequence[Mapping[str, Any]], below: str = "") -> str:
 
 
 def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:
-    """A figure inside the page, with its title and what it answers."""
+    """A figure inside the page, with title and caption."""
     return (
         f'<figure role="img" aria-label="{escape(title)}"><figcaption><b>{escape(title)}</b>'
         f'<span>{escape(caption)}</span></figcaption><div class="wide">{inline_svg(drawing, number)}</div></figure>'
@@ -125,7 +123,7 @@ def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:
 
 
 def inline_svg(drawing: Figure, number: int) -> str:
-    """The figure as SVG that takes its ink from the page and shares no id with other figures."""
+    """The figure as SVG with the ink of the page, and ids that no other figure has."""
     sheet = StringIO()
     with style():
         drawing.savefig(sheet, format="svg", transparent=True, metadata={"Date": None})
@@ -133,19 +131,13 @@ def inline_svg(drawing: Figure, number: int) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>f{number}-", svg)
-    return _themed(svg)
-
-
-def _themed(svg: str) -> str:
-    """Colours that would be hard to see in the dark become the page's own."""
-    replaced = {INK: "currentColor", GRID: "var(--line)", COLOURS[0]: "var(--accent)"}
-    for colour, own in replaced.items():
-        svg = svg.replace(colour, own)
+    for colour, own in ((INK, "currentColor"), (GRID, "var(--line)"), (COLOURS[0], "var(--accent)")):
+        svg = svg.replace(colour, own)  # for dark mode
     return svg
 
 
 def save_png(drawing: Figure, path: Path, title: str) -> None:
-    """The figure as a picture of its own; the title goes into its metadata, not over its legend."""
+    """The figure as a PNG file; the title goes into its metadata."""
     with style():
         drawing.savefig(path, format="png", facecolor="white", metadata={"Title": title})
 
@@ -157,6 +149,6 @@ def _cell(tag: str, value: Any, text: bool) -> str:
 
 
 def _numeric(values: Iterable[Any]) -> bool:
-    """Whether every cell of a column begins with a digit, so that it is aligned to the right."""
+    """Whether every cell of a column begins with a digit, so that it is right-aligned."""
     shown = [str(value).lstrip("-+") for value in values if value not in (None, "", "n/a")]
     return all(not cell or cell[0].isdigit() for cell in shown)

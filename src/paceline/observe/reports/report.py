@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`write_report`: the logs of one run or of several, as one page a person enjoys reading.
+"""`write_report`: the logs of one run or of several, as one HTML page.
 
-The page is one file that needs no network; the figures lie beside it as PNG too, for a talk or a
-paper.
+The page is one file that needs no network; the figures are also written beside it as PNG.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ if TYPE_CHECKING:
 
 Draw = Callable[[Sequence[RunLog]], "Figure | None"]
 
-WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging is what follows."
+WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging follows."
 SOURCES = (
-    "A hit was there when it was opened, a miss had to be waited for. Waited is the time of opening, added up over the "
-    "processes of all loaders: while others still have batches, the device goes on. Corrupt files were fetched again."
+    "A hit was in the cache when it was opened, a miss had to be fetched. Waited is the time of opening, summed over "
+    "all loader processes: while other processes have batches, the device goes on. Corrupt files were fetched again."
 )
 EVENTS = (
-    "What the control plane and the launcher saw, in time since the first worker began. Workers are named by numbers "
-    "that are never used twice."
+    "Events of the control plane and the launcher, in time since the first worker began. The number of a worker is "
+    "never used twice."
 )
-WAITING_TO_GO_ON = (
-    "Asynchronous workers wait for an answer that is late and, under a bounded staleness, for the slowest worker."
+WAITING_OF_ASYNCHRONOUS = (
+    "Asynchronous workers wait for late answers and, under a bounded staleness, for the slowest worker."
 )
 
 FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
@@ -57,7 +56,7 @@ FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
     (
         "loss-by-time",
         "Loss by time",
-        "Does the run get there sooner? Seconds are those of this machine.",
+        "Does the run reach a loss sooner? Times are those of this machine.",
         figures.loss_by_time,
     ),
     (
@@ -69,17 +68,17 @@ FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
     (
         "data-over-time",
         "Waiting for data",
-        "Share of the time in which a worker had no batch to work on. A start that waits and a flat rest is a cache "
-        "that fills; a line that stays up is a source, or a loader, that is too slow.",
+        "Share of the time in which a worker had no batch. Waiting at the start only means that a cache fills; "
+        "waiting that goes on means that the source or the loader is too slow.",
         figures.data_over_time,
     ),
     ("bytes-over-time", "Bytes sent", "By all workers together.", figures.bytes_over_time),
     (
         "delay-of-pushes",
         "Delay of pushes",
-        "The delay of a push is the number of updates that the parameters went through between the version at which "
-        "its numbers were computed and the version to which they were applied; 0 is as fresh as with one worker "
-        f"alone. Up to {figures.RARE} % of the pushes, far older than the others, may lie to the right of the figure.",
+        "The delay of a push is the number of updates between the version of the parameters at which it was computed "
+        "and the version to which it was applied; 0 is as with one worker. "
+        f"Up to {figures.RARE} % of the pushes, with far greater delays, may lie to the right of the figure.",
         figures.delay_of_pushes,
     ),
 )
@@ -87,7 +86,7 @@ FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
 
 @dataclass(frozen=True)
 class ExtraTable:
-    """A table of the caller's own, shown above everything else."""
+    """The caller's own table, at the top of the page."""
 
     title: str
     rows: Sequence[Mapping[str, Any]]
@@ -107,9 +106,9 @@ def write_report(
     Args:
         directories: log directory of a run, or several to compare; a directory's name is its label.
         output: directory of the page, made where it does not exist; or the page itself, `*.html`.
-        title: of the page; by default it names the runs.
-        extra: a table of the caller's own for the top.
-        debug: whether to list every event of elastic runs, also what is no news.
+        title: of the page; by default the labels of the runs.
+        extra: the caller's own table for the top.
+        debug: whether to list every event of elastic runs.
     """
     return write_runs(load(directories), output, title=title, extra=extra, debug=debug)
 
@@ -122,7 +121,7 @@ def write_runs(
     extra: ExtraTable | None = None,
     debug: bool = False,
 ) -> Path:
-    """The same of runs that were read already."""
+    """As `write_report`, for runs that were read already."""
     html = Path(output)
     if html.suffix != ".html":
         html = html / "index.html"
@@ -147,7 +146,7 @@ def load(directories: str | Path | Sequence[str | Path]) -> list[RunLog]:
 
 
 def draw_all(runs: Sequence[RunLog]) -> list[tuple[str, str, str, Figure]]:
-    """Every figure that the logs have something for: file stem, title, caption, figure."""
+    """Every figure for which the logs have data: file stem, title, caption, figure."""
     drawn = []
     for stem, title, caption, draw in FIGURES:
         figure = draw(runs)
@@ -159,9 +158,9 @@ def draw_all(runs: Sequence[RunLog]) -> list[tuple[str, str, str, Figure]]:
 
 
 def _waiting(runs: Sequence[RunLog]) -> str:
-    """What workers wait for: under synchronous rules, under asynchronous ones, or both where they are compared."""
+    """The caption for waiting: of synchronous rules, of asynchronous rules, or both where they are compared."""
     pushed = [bool(run.delays) for run in runs]
-    return " ".join(([] if all(pushed) else [WAITING]) + ([WAITING_TO_GO_ON] if any(pushed) else []))
+    return " ".join(([] if all(pushed) else [WAITING]) + ([WAITING_OF_ASYNCHRONOUS] if any(pushed) else []))
 
 
 def _body(
@@ -184,33 +183,33 @@ def _body(
     parts += _sources(runs)
     for run in runs:
         rows = tuned_rows(run)
-        parts += [page.heading(f"Tuned while {run.label} went on"), page.table(rows)] if rows else []
+        parts += [page.heading(f"Changes of settings in {run.label}"), page.table(rows)] if rows else []
     parts.append(page.heading("Figures") if drawn else "")
     for number, (_, title, caption, figure) in enumerate(drawn):
         parts.append(page.figure_block(figure, title, caption, number))
     for run in runs:
-        parts += [page.heading(_workers_title(run, runs)), page.table(worker_rows(run))]
-        parts += _events(run, len(runs) > 1, debug)
+        of_run = f" of {run.label}" if len(runs) > 1 else ""
+        parts += [page.heading(f"Workers{of_run}"), page.table(worker_rows(run))]
+        parts += _events(run, f"Events{of_run}", debug)
     parts.append(_footer(runs))
     return parts
 
 
 def _pushes(runs: list[RunLog]) -> list[str]:
-    """A table of its own for what only some runs have: beside the other columns it would be out of sight."""
+    """A separate table, since only some runs have these columns."""
     shown = {run.label: asynchronous_facts(summarize(run)) for run in runs}
     rows = [{"run": label, **facts} for label, facts in shown.items() if facts]
     return [page.heading("Pushes and lost workers"), page.table(rows)] if rows else []
 
 
-def _events(run: RunLog, named: bool, debug: bool) -> list[str]:
-    """A table of who came and went, in elastic runs."""
+def _events(run: RunLog, title: str, debug: bool) -> list[str]:
+    """A table of the events of an elastic run."""
     rows = event_rows(run, debug=debug)
-    title = f"Events of {run.label}" if named else "Events"
     return [page.heading(title), page.table(rows, EVENTS)] if rows else []
 
 
 def _sources(runs: list[RunLog]) -> list[str]:
-    """A table of what came from where, in runs that had a cache."""
+    """A table of the reads of each source, in runs with a cache."""
     rows = [
         ({"run": run.label} if len(runs) > 1 else {}) | {"source": name} | source_facts(counts)
         for run in runs
@@ -222,8 +221,8 @@ def _sources(runs: list[RunLog]) -> list[str]:
 def _one_run(run: RunLog) -> list[str]:
     numbers = summarize(run)
     last = {f"last {name}": value_text(value) for name, value in numbers.values.items()}
-    told = "" if waits_long_for_data(run) else data_wait_sentence(run)  # where it is much it stands among the warnings
-    return [page.warning_box(warnings(run)), page.cards(last | facts(numbers)), page.note(told)]
+    data_wait = "" if waits_long_for_data(run) else data_wait_sentence(run)  # otherwise it is among the warnings
+    return [page.warning_box(warnings(run)), page.cards(last | facts(numbers)), page.note(data_wait)]
 
 
 def _title(runs: list[RunLog]) -> str:
@@ -243,10 +242,6 @@ def _lead(runs: list[RunLog]) -> str:
         count = f"at most {count} at a time, {len(run.numbers)} in all,"
     text = f"{count} on {hosts},{parameters} {run.transport}"
     return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>'
-
-
-def _workers_title(run: RunLog, runs: list[RunLog]) -> str:
-    return "Workers" if len(runs) == 1 else f"Workers of {run.label}"
 
 
 def _footer(runs: list[RunLog]) -> str:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker's log as trace events.
 
-A process of the trace is a worker; its threads are what the worker did: compute, data, wait, exchange, and faults. A
-line of a log tells how long each took since the line before, not in which order: within a line they stand as data,
-compute, wait, exchange, which is the order of a block. Exchanges that follow each other within a quarter of a second
-share a line.
+A process of the trace is a worker; its threads are its activities: compute, data, wait, exchange, and faults. A line of
+a log has the duration of each since the line before, not their order: the trace draws data, compute, wait, exchange, as
+in a block. Exchanges that follow each other within a quarter of a second share a line.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ TraceEvent = dict[str, Any]
 THREADS = ("compute", "data", "wait", "exchange", "faults")
 ORDER = ("data", "compute", "wait", "exchange")
 NEXT_S = 0.1
-"""Reported values that follow each other faster are left out."""
+"""Values that are reported faster are thinned out."""
 
 Window = tuple[float, float, float]
-"""When the run began, and from when to when it is drawn; seconds of the common clock."""
+"""Start of the run, and start and end of the drawn part; seconds of the common clock."""
 
 
 def _thread(run: RunLog, name: str) -> int:
-    """Number of a thread; a second run of one program has threads of its own."""
+    """Number of a thread; a second run of one program has its own threads."""
     return 1 + THREADS.index(name) + (run.number - 1) * len(THREADS)
 
 
 def names(run: RunLog, worker: WorkerLog) -> Iterator[TraceEvent]:
-    """What the viewer shows a worker and its threads as."""
+    """The labels of a worker and its threads."""
 
-    def told(what: str, thread: int = 0, **facts: Any) -> TraceEvent:
+    def label(what: str, thread: int = 0, **facts: Any) -> TraceEvent:
         return {"ph": "M", "name": what, "pid": worker.rank, "tid": thread, "ts": 0, "args": facts}
 
-    yield told("process_name", name=f"worker {worker.rank} on {worker.host}")
-    yield told("process_sort_index", sort_index=worker.rank)
+    yield label("process_name", name=f"worker {worker.rank} on {worker.host}")
+    yield label("process_sort_index", sort_index=worker.rank)
     for name in THREADS:
         thread = _thread(run, name)
-        yield told("thread_name", thread, name=name if run.number == 1 else f"{name} ({run.number})")
-        yield told("thread_sort_index", thread, sort_index=thread)
+        yield label("thread_name", thread, name=name if run.number == 1 else f"{name} ({run.number})")
+        yield label("thread_sort_index", thread, sort_index=thread)
 
 
 def spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folded: int) -> Iterator[TraceEvent]:
-    """The lines of a log, each as a span in every thread that it has time for; whole microseconds, none before 0."""
+    """Each line of a log as a span in every thread that it has time for; whole microseconds, none before 0."""
     before = max(0, round(1e6 * (clocks.common(worker, 0.0) - window[0])))
     for first in range(0, len(worker.exchanges), folded):
         lines = worker.exchanges[first : first + folded]
@@ -56,23 +55,15 @@ def spans(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window, folded
         parts = {name: sum(_part(line, name) for line in lines) for name in ORDER}
         total = sum(parts.values())
         start = max(before, end - round(1e6 * total))
-        scale = (end - start) / total if total > 0 else 0.0  # below a million where clocks were put right
+        scale = (end - start) / total if total > 0 else 0.0  # below a million where clocks were corrected
         place, done = start, 0.0
         for name in ORDER:
             done += parts[name]
             stop = start + round(scale * done)
             if stop > place:
                 about = {"seconds": round(parts[name], 6), **_facts(lines)}
-                where = {"pid": worker.rank, "tid": _thread(run, name)}
-                yield {
-                    "ph": "X",
-                    "name": name,
-                    "cat": "worker",
-                    "ts": place,
-                    "dur": stop - place,
-                    **where,
-                    "args": about,
-                }
+                where = {"pid": worker.rank, "tid": _thread(run, name), "ts": place, "dur": stop - place}
+                yield {"ph": "X", "name": name, "cat": "worker", **where, "args": about}
             place = max(place, stop)
         before = max(before, end)
 
@@ -93,7 +84,7 @@ def _facts(lines: Sequence[ExchangeEvent]) -> TraceEvent:
 
 
 def moments(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window) -> Iterator[TraceEvent]:
-    """What happened at a moment, and the values that were reported."""
+    """Faults and other instants, and the reported values."""
 
     def at(at_s: float) -> TraceEvent:
         return {"ts": max(0, round(1e6 * (clocks.common(worker, at_s) - window[0]))), "pid": worker.rank}
@@ -101,10 +92,10 @@ def moments(run: RunLog, worker: WorkerLog, clocks: Clocks, window: Window) -> I
     for at_s, name, text in _faults(worker):
         about = {"ph": "i", "s": "p", "tid": _thread(run, "faults"), "cat": "fault", "args": {"what": text}}
         yield {"name": name, **about, **at(at_s)}
-    told: dict[str, float] = {}
+    drawn_s: dict[str, float] = {}
     for value in worker.values:
-        if math.isfinite(value.value) and value.at_s - told.get(value.name, -math.inf) >= NEXT_S:
-            told[value.name] = value.at_s
+        if math.isfinite(value.value) and value.at_s - drawn_s.get(value.name, -math.inf) >= NEXT_S:
+            drawn_s[value.name] = value.at_s
             yield {"name": value.name, "ph": "C", "tid": 0, "args": {"value": value.value}, **at(value.at_s)}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a run, ready to print: totals, shares of time, and what to worry about."""
+"""The numbers of a run, ready to print: totals, shares of time, and warnings."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dataclasses import dataclass, field
 
 from paceline.observe.reports.log import RunLog, WorkerLog
 
-UNKNOWN = "n/a"  # shown for what nobody counted
+UNKNOWN = "n/a"
 BROKEN = 3
-"""A worker that is left out so many times in a row is probably broken."""
+"""Rejections in a row after which a worker is probably broken."""
 MUCH_WAIT = 0.05
-"""From this share of the time on, waiting for data is worth a cure."""
+"""Share of the time from which on waiting for data gives a warning."""
 LITTLE_WAIT, UNEVEN = 0.01, 1.5
-"""One worker is named that waits for data so much of its time, and so many times as long as the mean."""
+"""A worker is named whose share of waiting for data is at least this, and this many times the mean."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Where measured time went; the four add up to 1, or are 0 where nothing was measured."""
+    """Shares of the measured time; they add up to 1, or are 0 where nothing was measured."""
 
     compute: float
     wait: float
     exchange: float
-    data: float = 0.0  # in logs that do not tell it from computing, 0
+    data: float = 0.0  # 0 in logs that count it as computing
 
 
 @dataclass(frozen=True)
 class Delays:
-    """How old the numbers of asynchronous pushes were, in updates that came in between."""
+    """Staleness of asynchronous pushes, in updates."""
 
     pushes: int
     mean: float
@@ -40,7 +40,7 @@ class Delays:
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in numbers, over all workers unless a name says otherwise."""
+    """One run in numbers, over all workers unless the name says otherwise."""
 
     workers: int
     minibatches: int
@@ -56,9 +56,9 @@ class Summary:
     values: dict[str, float]  # name -> last value
     delays: Delays | None = None  # None where nothing was pushed, as in every synchronous run
     refused: int = 0  # pushes that were not finite
-    lost: dict[int, list[int]] = field(default_factory=dict)  # worker that left without a word -> who took over
-    logs_data_wait: bool = False  # whether waiting for data was told from computing
-    in_all: int = 0  # workers that were ever there; `workers` are the most at any time
+    lost: dict[int, list[int]] = field(default_factory=dict)  # lost worker -> new owners of its shards
+    logs_data_wait: bool = False  # whether the log separates waiting for data from computing
+    in_all: int = 0  # workers that ever took part; `workers` are the most at any time
 
 
 def summarize(run: RunLog) -> Summary:
@@ -74,13 +74,13 @@ def summarize(run: RunLog) -> Summary:
         minibatches=minibatches,
         samples=samples,
         wall_s=run.wall_s,
-        minibatches_per_s=_over(minibatches, run.wall_s),
-        samples_per_s=None if samples is None else _over(samples, run.wall_s),
+        minibatches_per_s=_ratio(minibatches, run.wall_s),
+        samples_per_s=None if samples is None else _ratio(samples, run.wall_s),
         shares=shares(run.workers),
         blocks=max((worker.blocks for worker in run.workers), default=0),
-        bytes_per_worker=_over(sent, len(run.workers)),
-        bytes_per_block=_over(sent, blocks),
-        left_out=left_out(run),
+        bytes_per_worker=_ratio(sent, len(run.workers)),
+        bytes_per_block=_ratio(sent, blocks),
+        left_out=rejected_counts(run).total(),
         values={name: value for name, value in last.items() if value is not None},
         delays=delays(run.delays),
         refused=sum(worker.refused for worker in run.workers),
@@ -99,61 +99,53 @@ def delays(counts: Counter[int]) -> Delays | None:
 
 
 def shares(workers: list[WorkerLog]) -> Shares:
-    """How the measured time of some workers divides."""
-    compute = sum(worker.compute_s for worker in workers)
-    wait = sum(worker.wait_s for worker in workers)
-    exchange = sum(worker.exchange_s for worker in workers)
-    data = sum(worker.data_s for worker in workers)
-    measured = compute + wait + exchange + data
-    return Shares(*(_over(part, measured) for part in (compute, wait, exchange, data)))
+    """Shares of the measured time of some workers."""
+    names = ("compute_s", "wait_s", "exchange_s", "data_s")
+    parts = [sum(getattr(worker, name) for worker in workers) for name in names]
+    return Shares(*(_ratio(part, sum(parts)) for part in parts))
 
 
 def data_wait_sentence(run: RunLog) -> str:
-    """How much of their time the workers waited for data, and what to do where it is much; empty where unknown."""
+    """The workers' share of waiting for data, with advice where it is large; empty where unknown."""
     if not run.logs_data_wait:
         return ""
     part = shares(run.workers).data
     each = {worker.rank: shares([worker]).data for worker in run.workers}
     most = max(each, key=each.__getitem__)
-    told = f"Workers waited {share_text(part)} of the time for data"
+    text = f"Workers waited {share_text(part)} of the time for data"
     if each[most] >= max(UNEVEN * part, LITTLE_WAIT):
-        told += f" (worker {most}: {share_text(each[most])})"
+        text += f" (worker {most}: {share_text(each[most])})"
     if max(part, each[most]) < MUCH_WAIT:
-        return f"{told}."
+        return f"{text}."
     return (
-        f"{told}: give the loader more processes (num_workers), and ask `paceline data plan` what the storage and the "
-        "network can bring."
+        f"{text}: give the loader more processes (num_workers), and run `paceline data plan` to see what the storage "
+        "and the network can deliver."
     )
 
 
 def waits_long_for_data(run: RunLog) -> bool:
-    """Whether the wait for data, of all workers or of one, is worth doing something about."""
+    """Whether all workers, or one of them, wait for data enough for a warning."""
     return any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
 
 
-def left_out(run: RunLog) -> int:
-    """Contributions left out of the mean."""
-    return rejected_counts(run).total()
-
-
 def rejected_counts(run: RunLog, finite: bool | None = None) -> Counter[int]:
-    """How many contributions of which worker were left out; with `finite`, of those that were finite, or were not.
+    """Rejected contributions by worker; with `finite` only the finite ones, or only the others.
 
-    Every worker's log names all of them, so the log that names most counts.
+    Every worker's log has all of them, so the log with most is used.
     """
-    told = [(Counter(r for line in w.exchanges for r in line.left_out), w) for w in run.workers]
-    counts, teller = max(told, key=lambda pair: pair[0].total(), default=(Counter[int](), None))
-    if finite is None or teller is None:
+    logged = [(Counter(r for line in w.exchanges for r in line.left_out), w) for w in run.workers]
+    counts, worker = max(logged, key=lambda pair: pair[0].total(), default=(Counter[int](), None))
+    if finite is None or worker is None:
         return counts
-    large = Counter(line.rank for line in teller.left_out if line.finite)
+    large = Counter(line.rank for line in worker.left_out if line.finite)
     return large if finite else counts - large
 
 
 def warnings(run: RunLog) -> list[str]:
-    """What a reader of the report must know before trusting its numbers."""
+    """What a reader of the report has to know about its numbers."""
     found = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
     if run.missing:
-        found.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their share.")
+        found.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut:
         found.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
@@ -162,61 +154,61 @@ def warnings(run: RunLog) -> list[str]:
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still:
         found.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
-    found += _left_out(run)
+    found += _rejected(run)
     refusing = [worker.rank for worker in run.workers if worker.refused]
     if refusing:
         count = sum(worker.refused for worker in run.workers)
-        found.append(f"Refused because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
+        found.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
     if waits_long_for_data(run):
         found.append(data_wait_sentence(run))
     return found + _disagreement(run) + _crowding(run)
 
 
 def _unread(run: RunLog) -> list[str]:
-    """A sentence on each log that has lines which are no events, or lacks some that found no room."""
+    """A sentence on each log with lines that are no events, or with dropped events."""
     found = []
     for worker in run.workers:
         if worker.damaged:
             where = ", ".join(str(number) for number in worker.damaged)
             more = ", ..." if worker.damaged_lines > len(worker.damaged) else ""
             found.append(
-                f"{worker.damaged_lines} line(s) in the log of worker {worker.rank} are no events and were passed over "
+                f"{worker.damaged_lines} line(s) in the log of worker {worker.rank} are no events and were skipped "
                 f"({worker.path.name}, line {where}{more}): its totals may be too low."
             )
         if worker.gaps:
             found.append(
-                f"The log of worker {worker.rank} lacks {worker.gaps} events, for which its disk had no room: what is "
-                "added up from its lines is too low."
+                f"The log of worker {worker.rank} lacks {worker.gaps} events, because its disk was full: sums over its "
+                "lines are too low."
             )
     return found
 
 
 def _losses(run: RunLog) -> list[str]:
-    """A sentence on each worker that left without a word, and one on each that took over from it."""
+    """A sentence on each lost worker, and one on each new owner of its shards."""
     found = []
     for line in run.lost:
-        told = f"Worker {line.rank} was lost after {seconds_text(line.at_s)}: {line.why.rstrip('.')}."
-        for heir, said in run.new_owners(line.rank).items():
-            start = f", from version {said.version} ({said.source})" if said else ""
-            told += f" Worker {heir} took over its slices{start}."
-        found.append(told)
+        text = f"Worker {line.rank} was lost after {seconds_text(line.at_s)}: {line.why.rstrip('.')}."
+        for owner, event in run.new_owners(line.rank).items():
+            start = f", from version {event.version} ({event.source})" if event else ""
+            text += f" Worker {owner} took over its shards{start}."
+        found.append(text)
     return found
 
 
-def _left_out(run: RunLog) -> list[str]:
-    """A sentence on each reason to leave somebody out, and one on each worker that is probably broken."""
+def _rejected(run: RunLog) -> list[str]:
+    """A sentence on each reason for a rejection, and one on each worker that is probably broken."""
     found = []
     for finite, why in ((False, "not finite"), (True, "far larger than usual")):
         counts = rejected_counts(run, finite)
         if counts:
             who = ranks_text(sorted(counts), 8)
-            found.append(f"Left out of the mean because {why}: {counts.total()} contribution(s) of {who}.")
+            found.append(f"Rejected because {why}: {counts.total()} contribution(s) of {who}.")
     lines = [line for worker in run.workers for line in worker.left_out]
     for rank in sorted({line.rank for line in lines if line.in_a_row >= BROKEN}):
         times = max(line.in_a_row for line in lines if line.rank == rank)
         found.append(
-            f"Worker {rank} was left out {times} times in a row and is probably broken: look at its memory and at its "
-            "part of the data, or take another host."
+            f"Contributions of worker {rank} were rejected {times} times in a row, so it is probably broken: check its "
+            "memory and its part of the data, or use another host."
         )
     return found
 
@@ -227,7 +219,7 @@ def _disagreement(run: RunLog) -> list[str]:
 
 
 def _crowding(run: RunLog) -> list[str]:
-    """Hosts with more workers than cores: their times are not those of a real cluster."""
+    """A sentence on each host with more workers than cores."""
     found = []
     for host in run.hosts:
         here = [worker for worker in run.workers if worker.host == host]
@@ -240,7 +232,7 @@ def _crowding(run: RunLog) -> list[str]:
     return found
 
 
-def _over(part: float, whole: float) -> float:
+def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
@@ -256,7 +248,7 @@ def delay_text(mean: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """`1.24 GB`: three digits and a decimal unit, as network people count."""
+    """`1.24 GB`: three digits and a decimal unit."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5 or unit == "TB":
             break
@@ -274,7 +266,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def count_text(count: float | None) -> str:
-    """`65,536`, or `n/a` for what nobody counted."""
+    """`65,536`, or `n/a` where it is unknown."""
     return UNKNOWN if count is None else f"{count:,.0f}"
 
 

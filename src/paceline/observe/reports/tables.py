@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a report: rows of names and texts, ready to show on a page or in a terminal."""
+"""The tables of a report: rows of names and texts, for a page or a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.observe.reports.summary import (
 
 
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
-    """A row a run: what to compare first; with `pushes` also what only asynchronous runs have."""
+    """A row a run; with `pushes` also the columns of asynchronous runs."""
     rows = []
     logs_data_wait = any(run.logs_data_wait for run in runs)
     for run in runs:
@@ -48,7 +48,7 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
 
 
 def facts(numbers: Summary) -> dict[str, str]:
-    """A run's numbers by name, ready to show."""
+    """A run's numbers by name."""
     count = {"workers": count_text(numbers.workers)}
     if numbers.in_all != numbers.workers:
         count = {"workers at most": count_text(numbers.workers), "workers in all": count_text(numbers.in_all)}
@@ -65,7 +65,7 @@ def facts(numbers: Summary) -> dict[str, str]:
         "exchanges": count_text(numbers.blocks),
         "sent per worker": bytes_text(numbers.bytes_per_worker),
         "sent per exchange": bytes_text(numbers.bytes_per_block),
-        "left out": count_text(numbers.left_out),
+        "contributions rejected": count_text(numbers.left_out),
     }
     if numbers.samples is None:
         del shown["samples"], shown["samples per second"]
@@ -75,18 +75,18 @@ def facts(numbers: Summary) -> dict[str, str]:
 
 
 def asynchronous_facts(numbers: Summary) -> dict[str, str]:
-    """What only runs have that push, or that lost a worker and went on; of others, nothing."""
+    """Numbers of runs with pushes or lost workers; of others none."""
     shown = {}
     if numbers.delays is not None:
         shown["mean delay of a push"] = delay_text(numbers.delays.mean)
         shown["largest delay"] = count_text(numbers.delays.largest)
     if numbers.delays is not None or numbers.refused:
-        shown["refused pushes"] = count_text(numbers.refused)
+        shown["pushes rejected"] = count_text(numbers.refused)
     if numbers.lost:
-        new_owners = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
+        owners = sorted({rank for ranks in numbers.lost.values() for rank in ranks})
         shown["lost"] = ranks_text(numbers.lost)
         if numbers.delays is not None:
-            shown["taken over by"] = ranks_text(new_owners) if new_owners else "nobody"
+            shown["taken over by"] = ranks_text(owners) if owners else "no worker"
     return shown
 
 
@@ -97,7 +97,7 @@ def workers_text(numbers: Summary) -> str:
 
 
 def tuned_rows(run: RunLog) -> list[dict[str, str]]:
-    """A row for each change of settings while the run went on, and for each request that was refused."""
+    """A row for each change of settings during the run, and for each refused request."""
     return [
         {
             "minibatch": UNKNOWN if line.refused else count_text(line.total_minibatches),
@@ -116,7 +116,7 @@ def _changes_text(line: Tuned) -> str:
 
 
 def source_facts(counts: SourceReads) -> dict[str, str]:
-    """What the caches did with the files of a source, ready to show."""
+    """Reads of a source through the caches, by name."""
     return {
         "hits": count_text(counts.hits),
         "misses": count_text(counts.misses),
@@ -129,18 +129,18 @@ def source_facts(counts: SourceReads) -> dict[str, str]:
 
 
 def event_rows(run: RunLog, most: int = 200, debug: bool = False) -> list[dict[str, str]]:
-    """A row an event of an elastic run; of a long story the last ones."""
-    told = news_events(run.events, debug)
-    return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in told[-most:]]
+    """A row an event of an elastic run, the last `most`."""
+    events = news_events(run.events, debug)[-most:]
+    return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in events]
 
 
 def worker_rows(run: RunLog) -> list[dict[str, str]]:
     """A row a worker."""
-    gone, out = {line.rank for line in run.lost}, rejected_counts(run)
+    lost, rejected = {line.rank for line in run.lost}, rejected_counts(run)
     rows = []
     for worker in run.workers:
         part, pushed = shares([worker]), delays(worker.delays)
-        end = "lost" if worker.rank in gone else "closed" if worker.closed else "not closed"
+        end = "lost" if worker.rank in lost else "closed" if worker.closed else "not closed"
         row = {
             "worker": str(worker.rank),
             "host": worker.host,
@@ -160,7 +160,7 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
             del row["waiting for data"]
         if run.delays:
             row["mean delay"] = delay_text(pushed.mean) if pushed else UNKNOWN
-        if out:
-            row["left out"] = count_text(out[worker.rank])
+        if rejected:
+            row["rejected"] = count_text(rejected[worker.rank])
         rows.append(row | {"end": end})
     return rows

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`write_trace`: the logs of all workers as one timeline, in the trace event format that Perfetto opens.
 
-What stands in it is made in :mod:`.spans`.
+:mod:`.spans` makes the events.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paceline.observe.reports.read import read_runs
 from paceline.observe.reports.spans import TraceEvent, Window, moments, names, spans
 
 MOST = 400_000
-"""Lines of logs that are drawn one by one; of longer logs several are drawn as one."""
+"""Lines of logs that are drawn one by one; in longer logs a span is several lines."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was written.
+    """A trace that was written.
 
     Attributes:
         path: the file.
@@ -55,8 +55,8 @@ def write_trace(
     Args:
         directory: the run's log directory.
         output: the file; a name that ends with `.gz` is compressed.
-        since_s: what was before is left out, seconds from the beginning of the run.
-        until_s: what came later is left out, seconds from there.
+        since_s: start of the drawn part, seconds from the start of the run.
+        until_s: end of the drawn part, seconds from the start of the run.
         most: lines of the logs that are drawn one by one.
 
     Raises:
@@ -64,7 +64,7 @@ def write_trace(
     """
     runs, path = read_runs(directory), Path(output)
     for run in runs:
-        run.workers = [worker for worker in run.workers if worker.attach]  # else nobody knows when it began
+        run.workers = [worker for worker in run.workers if worker.attach]  # without it the start is unknown
     clocks = align_clocks(runs)
     workers = [worker for run in runs for worker in run.workers]
     begun = min((clocks.common(worker, 0.0) for worker in workers), default=0.0)
@@ -77,7 +77,7 @@ def write_trace(
 
 
 def _write(file: TextIO, events: Iterable[TraceEvent], about: TraceEvent) -> int:
-    """One event a line; the number of spans."""
+    """Write one event a line; returns the number of spans."""
     count, between = 0, "\n"
     file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
     for event in events:
