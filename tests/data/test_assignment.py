@@ -7,10 +7,10 @@ from collections import deque
 
 import pytest
 
-from paceline.data.ledger.assignment import Assignment, EvenAssignment, LeasedAssignment, Portion, cut_up
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.assignment import Assignment, EvenAssignment, LeasedAssignment, Portion, cut_up
 from paceline.data.sampling.split import Rounds, Stripes
 
 

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.ledger.assignment import LeasedAssignment
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, Speeds
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sharing.position import Position
+from paceline.data.sampling.assignment import LeasedAssignment
+from paceline.data.sampling.position import Position
 
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=600)
 

@@ -20,11 +20,11 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
-from paceline.data.ledger.assignment import Portion
 from paceline.data.ledger.epoch_ledger import MOST
+from paceline.data.sampling.assignment import Portion
 from paceline.data.sampling.order import Drawn, InShards, Sequential, Shuffled
+from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
-from paceline.data.sharing.position import Position
 from paceline.errors import UnsupportedError
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed
 

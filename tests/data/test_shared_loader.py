@@ -23,7 +23,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import paceline
-from paceline.data.sharing.batches import samples_in
+from paceline.data.sampling.batches import samples_in
 from tests.helpers import simulate
 
 Batches = list[list[int]]

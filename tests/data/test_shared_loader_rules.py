@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Sampler
 import paceline
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.position import Position
 from paceline.data.sampling.shard_progress import ShardProgress
-from paceline.data.sharing.position import Position
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.forecast.sim import Clock
 from tests.data.test_shared_loader import SAMPLERS, Batches, Numbers, Stream

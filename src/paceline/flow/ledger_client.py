@@ -20,7 +20,7 @@ LOOK_EVERY_S = 0.2
 
 
 class ControlLedgerClient:
-    """The client of the ledger; see :class:`paceline.data.ledger.assignment.Leases`.
+    """The client of the ledger; see :class:`paceline.data.sampling.assignment.Leases`.
 
     Args:
         control: the client of the control plane.

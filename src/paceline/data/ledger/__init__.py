@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples of an epoch were given to whom and are done: every sample once."""
+"""Which samples of an epoch are free, leased or done, so that each sample is trained on once."""

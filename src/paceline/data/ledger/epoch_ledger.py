@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ledger is made of: questions, the book of an epoch, and how fast workers are."""
+"""Parts of the ledger: lease requests, the state of one epoch, and the speeds of workers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Mark = tuple[int, int, int, int]
 """(loader, epoch, begin, end): places begin .. end (excl.) of a loader's epoch."""
 
 ENDLESS = 1 << 62
-"""The number of places where nobody knows it yet."""
+"""Number of places of an epoch whose length is unknown."""
 MOST = 16
-"""Units of a lease, at most."""
+"""The most units of a lease."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A worker asks for work.
+    """A worker's lease request.
 
     Attributes:
-        loader: which of the shared loaders, as all workers number them.
-        epoch: that it is in.
-        total: places in an epoch; `ENDLESS` where that is not known.
-        unit: leases are cut at multiples of it (samples of a batch, or of a shard).
-        most: units of a lease, at most.
-        dry: whether it has nothing left to do, and will wait for the answer.
+        loader: number of the shared loader.
+        epoch: the worker's epoch.
+        total: places in an epoch; `ENDLESS` if unknown.
+        unit: places of a batch or shard; leases are cut at its multiples.
+        most: the most units of a lease.
+        dry: whether the worker is idle until it gets a lease.
     """
 
     loader: int
@@ -43,10 +43,10 @@ class EpochLedger:
 
     Attributes:
         total: places.
-        free: of nobody.
-        leased: worker -> its places.
-        dry: workers that wait for more.
-        left: whether somebody left this epoch early, as the user's program wanted it.
+        free: places that are neither leased nor done.
+        leased: worker -> its leased places.
+        dry: workers that wait for a lease.
+        left: whether a worker's program left this epoch early.
     """
 
     total: int
@@ -57,18 +57,17 @@ class EpochLedger:
 
     @property
     def settled(self) -> bool:
-        """Whether everything is done."""
         return not self.free and not any(self.leased.values())
 
     def shorten(self, total: int) -> None:
-        """It has only so many places."""
+        """The epoch turned out to have only `total` places."""
         for held in [self.free, *self.leased.values()]:
             held.remove(total, self.total)
         self.total = total
 
     @property
     def done(self) -> Ranges:
-        """What is in the global model."""
+        """The places whose work is in the global model."""
         found = Ranges([(0, self.total)]).without(self.free)
         for held in self.leased.values():
             found = found.without(held)
@@ -76,29 +75,27 @@ class EpochLedger:
 
 
 class Speeds:
-    """How fast workers go through a loader, from what they marked."""
+    """How fast workers go through a loader, measured from their marks."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], tuple[float, int]] = {}  # (loader, worker) -> since when, places
 
     def begin(self, loader: int, worker: int, now: float) -> None:
-        """`worker` has its first lease."""
+        """Start measuring `worker`, at its first lease."""
         self._seen.setdefault((loader, worker), (now, 0))
 
     def marked(self, loader: int, worker: int, places: int) -> None:
-        """`worker` has done so many places."""
         if (loader, worker) in self._seen:
             began, before = self._seen[loader, worker]
             self._seen[loader, worker] = began, before + places
 
     def lost(self, worker: int) -> None:
-        """`worker` is gone."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1] != worker}
 
     def share(self, loader: int, worker: int, now: float) -> float | None:
-        """The part of all workers' speed that is this worker's, 0 to 1; None as long as nothing of it was seen.
+        """This worker's share of the summed speed, 0 to 1; None before its first mark.
 
-        Of whom nothing was seen is taken to be as fast as the others on average.
+        Other workers without a mark count with the mean speed.
         """
         rates = {rank: self._rate(one, rank, now) for one, rank in self._seen if one == loader}
         own, known = rates.get(worker), [rate for rate in rates.values() if rate is not None]
@@ -108,9 +105,9 @@ class Speeds:
         return own / sum(mean if rate is None else rate for rate in rates.values())
 
     def fair_units(self, worker: int, question: Question, units: int, now: float) -> int:
-        """Half of what this worker's share of the speed is of `units`, in 1 .. `most`."""
+        """Half of this worker's speed share of `units`, clamped to 1 .. `most`."""
         share = self.share(question.loader, worker, now)
-        if share is None:  # it may be slow, and others would wait for it
+        if share is None:  # it may be a straggler
             return 1
         return max(1, min(question.most, int(units * share / 2)))
 
@@ -119,9 +116,8 @@ class Speeds:
         return places / (now - began) if places and now > began else None
 
     def state(self) -> list[list[float]]:
-        """For a checkpoint."""
         return [[*key, *seen] for key, seen in self._seen.items()]
 
     def load(self, state: list[list[float]], passed: float) -> None:
-        """Put back what `state` gave; the clock shows `passed` seconds more than it did then."""
+        """Restore `state`, by a clock that is `passed` seconds ahead of the one then."""
         self._seen = {(int(one), int(rank)): (began + passed, int(n)) for one, rank, began, n in state}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epochs of all loaders: under way, over, or expected to be finished."""
+"""The epochs of all loaders: active, closed, or expected to be completed after a resume."""
 
 from __future__ import annotations
 
@@ -11,60 +11,56 @@ from paceline.data.ledger.ranges import Ranges
 
 
 class Epochs:
-    """The books of the epochs that are under way; keys are (loader, epoch)."""
+    """The ledgers of the active epochs; keys are (loader, epoch)."""
 
     def __init__(self) -> None:
         self._ledgers: dict[tuple[int, int], EpochLedger] = {}
-        self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) that have no book are over
+        self._closed: dict[int, int] = {}  # loader -> epochs up to it (incl.) are over, unless active or expected
         self._expected: dict[tuple[int, int], Ranges] = {}
 
     def __bool__(self) -> bool:
         return bool(self._ledgers or self._closed or self._expected)
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], EpochLedger]]:
-        """Keys and books, in the order in which they were begun."""
+        """Keys and ledgers, in the order in which the epochs began."""
         return iter(list(self._ledgers.items()))
 
     def __contains__(self, key: tuple[int, int]) -> bool:
         return key in self._ledgers
 
     def ledgers(self) -> list[EpochLedger]:
-        """All books."""
         return list(self._ledgers.values())
 
     def get(self, loader: int, epoch: int) -> EpochLedger | None:
-        """The book of an epoch that is under way."""
         return self._ledgers.get((loader, epoch))
 
     def is_over(self, loader: int, epoch: int) -> bool:
-        """Whether an epoch that has no book is over."""
+        """Whether an epoch that is not active is over."""
         return epoch <= self.closed(loader) and (loader, epoch) not in self._expected
 
     def begin(self, key: tuple[int, int], total: int) -> EpochLedger:
-        """A new book."""
         rest = self._expected.pop(key, Ranges([(0, total)]))
         ledger = self._ledgers[key] = EpochLedger(total, Ranges(rest.within(0, total)))
         return ledger
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places are to be done; without any it is over."""
+        """When this epoch begins, only these places remain; if there are none, it is over."""
         if rest:
             self._expected[loader, epoch] = rest.copy()
         else:
             self._closed[loader] = max(self.closed(loader), epoch)
 
     def closed(self, loader: int) -> int:
-        """The last epoch that is over, and so are all before it that are not unfinished; -1 where none is."""
+        """The last epoch that is over, as are all before it that are not `unfinished`; -1 if none is."""
         return self._closed.get(loader, -1)
 
     def close_settled(self, loader: int) -> None:
-        """Close the epochs of which everything is done."""
         for key, ledger in sorted(self._ledgers.items()):
             if key[0] == loader and ledger.settled:
                 self._close(key)
 
     def close_left(self, loader: int, slowest: int) -> None:
-        """Close epochs before `slowest` that were left early, once nobody is in them any more."""
+        """Close epochs before `slowest` that were left early and of which nothing is leased."""
         for key, ledger in sorted(self._ledgers.items()):
             if key[0] == loader and key[1] < slowest and ledger.left and not any(ledger.leased.values()):
                 self._close(key)
@@ -74,9 +70,9 @@ class Epochs:
         self._closed[key[0]] = max(self.closed(key[0]), key[1])
 
     def unfinished(self, loader: int) -> dict[int, Ranges]:
-        """epoch -> the places that are not done, of epochs that have begun or are expected; without those left early.
+        """epoch -> its remaining places, for active and expected epochs that were not left early.
 
-        An epoch that is over, and comes after one that is not, has none.
+        An epoch that is over, and comes after one that is not, maps to no places.
         """
         found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
         for (one, epoch), ledger in self._ledgers.items():
@@ -87,13 +83,13 @@ class Epochs:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Grows with what is done: epochs that are over, and places of those that are not."""
+        """(epochs that are over, places done in active ones): grows with the work done."""
         return sum(1 + epoch for epoch in self._closed.values()), sum(
             ledger.done.total for ledger in self._ledgers.values()
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint or a replica holds; JSON's terms."""
+        """State for a checkpoint or replica, as JSON values."""
         rows = [
             {
                 "key": list(key),
@@ -110,7 +106,6 @@ class Epochs:
         return {"books": rows, "closed": closed, "expected": expected}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
         self._ledgers = {
             (row["key"][0], row["key"][1]): EpochLedger(
                 row["total"],

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: which places of an epoch are free, which are leased to whom, and whose work is in the global model.
+"""The ledger: which places of an epoch are free, which are leased to which worker, and which are done.
 
-An epoch of n samples is the places 0 .. n of its order. A place is free; or leased to a worker, who will train on it;
-or done, when what was made of it has been applied to the global model - not when a batch was handed out. Every place
-is in exactly one of the three::
+An epoch of n samples is the places 0 .. n of its order. A place is free; or leased to a worker, which will train on it;
+or done: its update has been applied to the global model (handing out the batch is not enough). Every place is in
+exactly one of the three::
 
     free --ask--> leased --done--> done
       ^             |
-      +----lost-----+          what a lost worker held is free again
+      +----lost-----+          a lost worker's leases are free again
 
-so that every sample of an epoch is consumed exactly once, however unevenly workers go on, leave and come. All of it is
-a few ranges: as leases are taken from the front, what is done is nearly a prefix.
+So every sample of an epoch is consumed exactly once, whatever the workers' speeds, and whichever join and leave. Leases
+are taken from the front, so that what is done is nearly a prefix, and a few ranges describe it.
 
-A lease is sized by the speed that was seen: a worker gets half of what its share of all workers' speed would be of the
-rest, between one unit and `most` of them (one, until something was seen of it), so that leases become small towards the
-end of an epoch and all come to it at nearly the same time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers,
-1987: guided self-scheduling).
+A lease is sized by measured speed: a worker gets half of its speed share of what remains, between one unit and `most`
+(one, before its first mark). So leases shrink towards the end of an epoch, and all workers reach it at nearly the same
+time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers, 1987: guided self-scheduling).
 
-Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.update.server`); marks reach it inside the
-pushes that they are about, so that a push and its mark are applied together or not at all.
+Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.update.server`). A mark travels inside the push
+that it belongs to, so that both are applied, or neither.
 """
 
 from __future__ import annotations
@@ -35,30 +34,28 @@ from paceline.errors import MismatchError
 
 
 class Ledger:
-    """The books of all shared loaders.
+    """The epochs of all shared loaders.
 
     Attributes:
-        lock: for those who share it between threads; nothing here takes it.
-        repeated: places that were marked though they were done already, or somebody else's.
+        lock: for callers that share the ledger between threads; nothing here takes it.
+        repeated: places that were marked though they were done, or leased to another worker.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._epochs = Epochs()
-        self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> the epoch in which it asked last
+        self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> epoch of its last request
         self._waiting: set[int] = set()
         self._history = History()
         self._speeds = Speeds()
         self.repeated = 0
 
-    # -- what workers say -------------------------------------------------------------------------
+    # -- requests and marks -----------------------------------------------------------------------
 
     def ask(self, worker: int, question: Question, now: float = 0.0) -> Mark | None:
-        """Lease places to `worker`.
+        """Lease places to `worker`; of an earlier epoch, if a lost worker left some there.
 
-        Returns:
-            The lease, as a mark; of an earlier epoch where a lost worker left some. None where nothing is free now:
-            then :meth:`over` says whether more may come.
+        None if nothing is free now; :meth:`over` then says whether more may come.
         """
         self._at[question.loader, worker] = question.epoch
         slowest = min(epoch for (one, _), epoch in self._at.items() if one == question.loader)
@@ -74,38 +71,37 @@ class Ledger:
         return None
 
     def over(self, loader: int, epoch: int) -> bool:
-        """Whether the epoch holds nothing for anybody any more."""
+        """Whether no place of the epoch is free or may become free."""
         ledger = self._epochs.get(loader, epoch)
         if ledger is None:
             return self._epochs.is_over(loader, epoch)
         return not ledger.free and not self.holders(loader, epoch)
 
     def waits(self, worker: int, now: bool) -> None:
-        """Whether `worker` waits for the others, as at a checkpoint: what it holds is not to be waited for."""
+        """Whether `worker` waits at a barrier, such as a checkpoint; then no worker waits for its places."""
         if now:
             self._waiting.add(worker)
         else:
             self._waiting.discard(worker)
 
     def holders(self, loader: int, epoch: int) -> list[int]:
-        """Workers that are at work on places of the epoch, and may yet be lost with them."""
+        """Workers that are training on places of the epoch, and may still be lost."""
         ledger = self._epochs.get(loader, epoch)
         if ledger is None:
             return []
         return [rank for rank, held in ledger.leased.items() if held and rank not in ledger.dry | self._waiting]
 
     def settled(self, loader: int, epoch: int) -> bool:
-        """Whether all of the epoch is done: unlike :meth:`over`, work that was not applied yet counts as missing."""
+        """Whether all of the epoch is done, that is, applied; unlike in :meth:`over`, leases count as missing."""
         ledger = self._epochs.get(loader, epoch)
         return ledger.settled if ledger is not None else self._epochs.is_over(loader, epoch)
 
     def extent(self, loader: int, epoch: int) -> tuple[int, int] | None:
-        """The places of an epoch, and the end of the last that is done; None where it is not under way."""
+        """(places of an epoch, end of the last one that is done); None if it is not active."""
         ledger = self._epochs.get(loader, epoch)
         return None if ledger is None else (ledger.total, max((end for _, end in ledger.done), default=0))
 
     def held(self, worker: int) -> list[Mark]:
-        """The places that are leased to `worker`."""
         return [
             (loader, epoch, begin, end)
             for (loader, epoch), ledger in self._epochs
@@ -113,7 +109,7 @@ class Ledger:
         ]
 
     def done(self, worker: int, marks: Iterable[Sequence[int]]) -> int:
-        """What `worker` made of these places has been applied to the global model; how many were not so before."""
+        """`worker`'s updates from these places were applied to the global model; returns how many places are new."""
         count = 0
         for loader, epoch, begin, end in marks:
             ledger = self._epochs.get(loader, epoch)
@@ -121,7 +117,7 @@ class Ledger:
                 self.repeated += end - begin
                 continue
             found = ledger.leased[worker].remove(begin, end) if worker in ledger.leased else 0
-            if found < end - begin:  # its lease went back to the pile meanwhile
+            if found < end - begin:  # its lease was freed meanwhile
                 found += ledger.free.remove(begin, end)
             self.repeated += end - begin - found
             count += found
@@ -131,7 +127,7 @@ class Ledger:
         return count
 
     def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
-        """`worker` will not train on these places of its leases."""
+        """`worker` returns these places of its leases."""
         for loader, epoch, begin, end in marks:
             ledger = self._epochs.get(loader, epoch)
             if ledger is not None and worker in ledger.leased:
@@ -140,7 +136,7 @@ class Ledger:
                     ledger.free.add(low, high)
 
     def leave_early(self, worker: int, loader: int, epoch: int, marks: Iterable[Sequence[int]]) -> None:
-        """`worker` ends its pass before the epoch does, because its program wants so."""
+        """`worker`'s program ends its pass before the epoch is over."""
         self.give_back(worker, marks)
         ledger = self._epochs.get(loader, epoch)
         if ledger is not None:
@@ -156,14 +152,14 @@ class Ledger:
             self._epochs.close_settled(loader)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places are to be done: the others were, by workers of an earlier run.
+        """When this epoch begins, only these places remain: an earlier run did the rest.
 
-        Where there are none, it is over, and so are all before it of which nothing is expected.
+        If there are none, it is over, as are all epochs before it of which nothing is expected.
         """
         self._epochs.expect(loader, epoch, rest)
 
     def lost(self, worker: int) -> None:
-        """A worker is gone: what it held and did not mark is free again."""
+        """`worker` is lost: what it leased and did not mark is free again."""
         for ledger in self._epochs.ledgers():
             for begin, end in ledger.leased.pop(worker, Ranges()):
                 ledger.free.add(begin, end)
@@ -173,10 +169,9 @@ class Ledger:
         self._at = {key: epoch for key, epoch in self._at.items() if key[1] != worker}
 
     def holds(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
-        """What `worker` holds is exactly this: a new keeper hears it from those who live.
+        """Set `worker`'s leases: live workers report theirs to a new keeper.
 
-        An epoch that has begun since the keeper's copy was made is opened; how long it is will be told by the next
-        question.
+        An epoch that began after the keeper's replica was made is opened; the next request tells its length.
         """
         self.lost(worker)
         for loader, epoch, begin, end in marks:
@@ -192,14 +187,14 @@ class Ledger:
     # -- replicas ---------------------------------------------------------------------------------
 
     def news(self, reader: int) -> Any:
-        """What `reader` does not know of what is done, for :meth:`learn`; JSON's terms, None where it is nothing."""
+        """The changes that `reader` lacks, as JSON values for its :meth:`learn`; None if there are none."""
         missing = self._history.missing(reader)
         if missing is None:
             return {"whole": self.state()} if self._epochs else None
         return missing or None
 
     def learn(self, news: Any) -> None:
-        """Be as the keeper's ledger was; who holds what does not matter."""
+        """Apply the keeper's `news`; leases are not followed."""
         if isinstance(news, dict):
             self.load(news["whole"])
             self.forget_leases()
@@ -215,16 +210,14 @@ class Ledger:
             self._epochs.close_settled(loader)
 
     def catch_up(self, state: dict[str, Any]) -> None:
-        """Be as `state` says, unless what is known here is newer; both are copies of one ledger."""
+        """Load `state`, another replica of this ledger, unless this one is newer."""
         other = Ledger()
         other.load(state)
         if other._epochs.progress >= self._epochs.progress:
             self.load(state)
 
-    # -- within -----------------------------------------------------------------------------------
-
     def _open(self, question: Question) -> EpochLedger | None:
-        """The book of an epoch; None where the epoch is over."""
+        """The ledger of an epoch, begun if necessary; None if the epoch is over."""
         key = (question.loader, question.epoch)
         for (loader, epoch), begun in self._epochs:
             if loader == question.loader and epoch <= question.epoch and begun.total == ENDLESS:
@@ -255,18 +248,15 @@ class Ledger:
     # -- checkpoints and replicas -----------------------------------------------------------------
 
     def unfinished(self, loader: int) -> dict[int, Ranges]:
-        """epoch -> the places that are not done, of epochs that have begun or are expected; without those left early.
-
-        An epoch that is over, and lies behind one that is not, has none.
-        """
+        """As :meth:`Epochs.unfinished`."""
         return self._epochs.unfinished(loader)
 
     def closed(self, loader: int) -> int:
-        """The last epoch that is over, and so are all before it that are not unfinished; -1 where none is."""
+        """As :meth:`Epochs.closed`."""
         return self._epochs.closed(loader)
 
     def state(self, now: float = 0.0) -> dict[str, Any]:
-        """What a checkpoint or a replica holds; JSON's terms."""
+        """State for a checkpoint or replica, as JSON values."""
         places = [[loader, rank, epoch] for (loader, rank), epoch in self._at.items()]
         epochs = self._epochs.state()
         return {
@@ -279,13 +269,13 @@ class Ledger:
         }
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
-        """Put back what `state` gave; `now` is the time of another clock, perhaps."""
+        """Restore `state`; `now` may come from another clock."""
         self._history.forget_readers()
         self._epochs.load(state)
         self._at = {(loader, rank): epoch for loader, rank, epoch in state["at"]}
         self._speeds.load(state["speeds"], now - state["now"])
 
     def forget_leases(self) -> None:
-        """Everything that is not done is free: so a new keeper begins, before the living say what they hold."""
+        """Free all that is not done: a new keeper starts so, before live workers report their leases."""
         for worker in sorted({rank for ledger in self._epochs.ledgers() for rank in ledger.leased}):
             self.lost(worker)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of whole numbers as ranges: what is free, leased or done of an epoch is a few of them, however long it is."""
+"""Sets of whole numbers as ranges: a few ranges describe an epoch of any length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Ranges:
     """A set of whole numbers, kept as disjoint ranges in order, no two of which touch.
 
     Args:
-        ranges: what is in it at first; they may overlap.
+        ranges: its first content; they may overlap.
     """
 
     def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
@@ -41,11 +41,10 @@ class Ranges:
 
     @property
     def total(self) -> int:
-        """How many numbers are in it."""
         return sum(self._ends) - sum(self._begins)
 
     def add(self, begin: int, end: int) -> int:
-        """Put begin .. end (excl.) in; how many of them were not in it before."""
+        """Add begin .. end (excl.); returns how many of them are new."""
         if begin >= end:
             return 0
         first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
@@ -56,7 +55,7 @@ class Ranges:
         return end - begin - before
 
     def remove(self, begin: int, end: int) -> int:
-        """Take begin .. end (excl.) out; how many of them were in it."""
+        """Remove begin .. end (excl.); returns how many of them were in it."""
         if begin >= end:
             return 0
         first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
@@ -70,7 +69,7 @@ class Ranges:
         return before - sum(high - low for low, high in kept)
 
     def take(self, most: int) -> Range | None:
-        """Take up to `most` numbers (at least 1) from the front out, all of one range."""
+        """Remove and return up to `most` numbers (at least 1) of the first range."""
         if not self._begins:
             return None
         begin, end = self._begins[0], min(self._ends[0], self._begins[0] + most)
@@ -78,8 +77,8 @@ class Ranges:
         return begin, end
 
     def cut(self, begin: int, end: int) -> list[Range]:
-        """The numbers `begin` .. `end` (excl.) of those in it, counted from the first: as ranges."""
-        if len(self._begins) == 1:  # an epoch from its start: every batch comes here
+        """Its `begin`-th to `end`-th (excl.) numbers, as ranges."""
+        if len(self._begins) == 1:  # the usual case: an epoch from its start
             low, high = self._begins[0] + max(begin, 0), min(self._begins[0] + end, self._ends[0])
             return [(low, high)] if low < high else []
         found, passed = [], 0
@@ -93,19 +92,18 @@ class Ranges:
         return found
 
     def within(self, begin: int, end: int) -> list[Range]:
-        """What of begin .. end (excl.) is in it."""
+        """Its intersection with begin .. end (excl.)."""
         both = [(max(low, begin), min(high, end)) for low, high in self]
         return [(low, high) for low, high in both if low < high]
 
     def without(self, other: Iterable[Range]) -> Ranges:
-        """A copy that has nothing of `other`."""
+        """A copy without `other`."""
         found = self.copy()
         for begin, end in other:
             found.remove(begin, end)
         return found
 
     def copy(self) -> Ranges:
-        """The same numbers."""
         found = Ranges()
         found._begins, found._ends = list(self._begins), list(self._ends)
         return found

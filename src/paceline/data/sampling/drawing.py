@@ -17,7 +17,7 @@ from paceline.core import rng
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.order import Drawn, Order
-from paceline.data.sharing.position import set_states
+from paceline.data.sampling.position import set_states
 
 HELD = 1 << 20
 """Samples of an order that are held at once, at least."""

@@ -16,12 +16,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
 from paceline.core.world import World
-from paceline.data.ledger.assignment import Portion, cut_up
 from paceline.data.ledger.epoch_ledger import MOST
+from paceline.data.sampling.assignment import Portion, cut_up
 from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
 from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import InShards, Order, Sequential, Shuffled
-from paceline.data.sharing.position import Cut, Position, set_states
+from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.errors import UnsupportedError
 
 

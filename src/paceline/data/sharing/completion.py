@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from paceline.core.world import World
-from paceline.data.ledger.assignment import Portion
+from paceline.data.sampling.assignment import Portion
+from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sampling.split import Rounds, Split, split_of
-from paceline.data.sharing.position import Position
 
 
 def can_complete(plan: SamplingPlan, position: Position, workers: int) -> bool:

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core import rng
-from paceline.data.ledger.assignment import (
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.assignment import (
     Assignment,
     EvenAssignment,
     LeasedAssignment,
-    Leases,
     Portion,
     StreamedAssignment,
 )
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
-from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
 from paceline.data.sampling.shard_progress import UNIT
 from paceline.data.sampling.split import split_of
-from paceline.data.sharing.batches import piece_of_rest, samples_in
 from paceline.data.sharing.completion import rest_of_pass
 from paceline.data.sharing.lists import ListPlan
-from paceline.data.sharing.position import Cut, Position, set_states
 from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
 from paceline.data.streams.dataset import ShardStream

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.world import World
-from paceline.data.ledger.assignment import Portion
 from paceline.data.ledger.epoch_ledger import MOST
+from paceline.data.sampling.assignment import Portion
+from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.position import Cut
 from paceline.data.sampling.split import split_of
-from paceline.data.sharing.batches import piece_of_rest, samples_in
-from paceline.data.sharing.position import Cut
 from paceline.errors import UnsupportedError
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from paceline.core.world import World
-from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.position import Position
 from paceline.data.sharing.numbering import NumberedData
-from paceline.data.sharing.position import Position
 from paceline.data.sharing.shared_loader import SharedLoader
 
 Load = Callable[[Position], None]

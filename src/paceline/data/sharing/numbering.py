@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from paceline.data.sharing.position import Position
+from paceline.data.sampling.position import Position
 
 OURS = 3
 """References to data that only a registry holds: its own, and two of the function that counts."""

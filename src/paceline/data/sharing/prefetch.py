@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.data.ledger.assignment import Assignment, Portion
 from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling.assignment import Assignment, Portion
 from paceline.data.sampling.order import InShards
 from paceline.data.sampling.sampler import SamplingPlan
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.data.sharing.position import Position
+from paceline.data.sampling.position import Position
 
 
 class RunData(Protocol):

@@ -13,13 +13,14 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.ledger.assignment import Leases, Portion
 from paceline.data.ledger.epoch_ledger import ENDLESS
+from paceline.data.ledger.leases import Leases
+from paceline.data.sampling.assignment import Portion
+from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sampling.split import split_of
 from paceline.data.sharing.completion import can_complete
 from paceline.data.sharing.iteration import Iteration
-from paceline.data.sharing.position import Position
 from paceline.data.sharing.run_data import RunData
 from paceline.errors import UnsupportedError
 

@@ -20,10 +20,10 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.ledger.assignment import Assignment, Portion
 from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.assignment import Assignment, Portion
+from paceline.data.sampling.batches import samples_in
 from paceline.data.sampling.shard_progress import UNIT, ShardProgress, pieces, round_robin
-from paceline.data.sharing.batches import samples_in
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.workers.loader import PassSampler, inner_settings
 

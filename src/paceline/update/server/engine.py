@@ -12,8 +12,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.leases import Leases
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
 from paceline.update.engine.common_start import begin_together

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.leases import Leases
 from paceline.update.server.shard import LEDGER_SHARD, REFUSED
 from paceline.update.server.shard_updates import GroupSettings
 from paceline.update.server.timers import Once

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.virtual.scheduler import Cluster
-from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ledger import Ledger
 from paceline.errors import PeerLostError
 from paceline.rules.traffic import FRAME_BYTES

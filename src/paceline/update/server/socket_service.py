@@ -18,8 +18,8 @@ from typing import Any
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
-from paceline.data.ledger.assignment import Leases
 from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.leases import Leases
 from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
 from paceline.update.server.context import Reports, ServiceContext

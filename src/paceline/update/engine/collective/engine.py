@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.data.ledger.assignment import Leases
+from paceline.data.ledger.leases import Leases
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks

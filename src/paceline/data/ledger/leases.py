@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker asks of the ledger and tells it, over whatever transport."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.ranges import Ranges
+
+
+class Leases(Protocol):
+    """A worker's connection to the ledger."""
+
+    def ask(self, question: Question) -> Mark | None:
+        """A lease, or None; with `dry`, None means that the epoch is over for all workers."""
+
+    def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
+        """This worker ends its pass before the epoch is over, and returns these places of its leases."""
+
+    def ends(self, loader: int, epoch: int, total: int) -> None:
+        """The loader turned out to have only `total` places in this epoch."""
+
+    def learn(self, news: Any) -> None:
+        """Take over the ledger's progress as of the parameters that this worker now loads."""
+
+    def done(self, marks: list[Mark]) -> None:
+        """This worker used these places without a push, and has nothing left to push."""
+
+    def waits(self, now: bool) -> None:
+        """Whether this worker waits at a barrier, such as a checkpoint; then no worker waits for its places."""
+
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        """When this epoch begins, only these places remain."""
+
+    def state(self) -> dict[str, Any] | None:
+        """The ledger's checkpoint state; None on workers that do not keep the ledger."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state`."""
